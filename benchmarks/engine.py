@@ -465,13 +465,14 @@ def some_queries(
     objective: Objective, images: Tensor, texts: Tensor, targets: Targets, num_queries: int
 ) -> None:
     """Value and gradient of some queries per direction against all candidates."""
+    from visavis.core.encoded import Vectors
     from visavis.core.process_group import ProcessGroup
     from visavis.losses.pair_loss.blocks import run_row_blocks
     from visavis.losses.pair_loss.scores import RecomputedCosines
 
     rows = slice(0, num_queries)
     with torch.no_grad():
-        scores = RecomputedCosines(images, texts, None, ([True], [True]))
+        scores = RecomputedCosines(Vectors(images), Vectors(texts), None, ([True], [True]))
         block_rows = PairLoss(objective).plan(len(images), len(texts), targets=targets).block_rows
         one_process = ProcessGroup(images.device, distributed_group=False)
         run_row_blocks(

@@ -22,7 +22,7 @@ from visavis.core.blocking import (
     measure_score_cost,
     score_in_blocks,
 )
-from visavis.core.encoded import Encoded
+from visavis.core.encoded import Encoded, Vectors, as_encoded
 from visavis.core.errors import SpecError, VisavisError
 from visavis.core.memory_budget import budget_bytes, parse_memory
 
@@ -116,7 +116,8 @@ def allocated_at_most(score, visual, text, *, training: bool) -> int:
 @pytest.mark.parametrize("training", [False, True])
 def test_measured_cost_predicts_peak_of_whole_matrix(name, training):
     score, visual, text = SCORES[name]()
-    expected = measure_score_cost(score, visual, text, training=training).total_bytes(
+    sides = as_encoded(visual), as_encoded(text)
+    expected = measure_score_cost(score, *sides, training=training).total_bytes(
         len(visual), len(text)
     )
     assert 0.98 <= expected / allocated_at_most(score, visual, text, training=training) <= 1.3
@@ -143,7 +144,7 @@ def test_measured_cost_of_item_dependent_score_is_upper_bound():
         return torch.stack([(row - text).pow(2).sum(-1) for row in visual])
 
     visual, text = torch.randn(40, 16), torch.randn(50, 16)
-    assert measure_score_cost(by_rows, visual, text, training=True).total_bytes(
+    assert measure_score_cost(by_rows, Vectors(visual), Vectors(text), training=True).total_bytes(
         40, 50
     ) >= allocated_at_most(by_rows, visual, text, training=True)
 
@@ -165,7 +166,7 @@ class OfAnotherScore(Declared):
 
 
 def test_declared_cost_comes_from_class_of_score():
-    visual, text = torch.randn(5, 8), torch.randn(6, 8)
+    visual, text = Vectors(torch.randn(5, 8)), Vectors(torch.randn(6, 8))
     for score in (Declared().score, Declared(), OfAnotherScore().forward):
         assert block_cost_of(score, visual, text, training=False) == BlockCost(80.0)
         assert block_cost_of(score, visual, text, training=True) == BlockCost(1000.0)
@@ -219,7 +220,9 @@ def test_score_in_blocks_scores_every_pair_once(rows, columns, shape):
         return visual @ text.T
 
     visual, text = torch.randn(rows, 4), torch.randn(columns, 4)
-    torch.testing.assert_close(score_in_blocks(score, visual, text, shape), visual @ text.T)
+    torch.testing.assert_close(
+        score_in_blocks(score, Vectors(visual), Vectors(text), shape), visual @ text.T
+    )
     assert sum(height * width for height, width in sizes) == rows * columns
     if rows and columns:
         assert all(height <= shape[0] and width <= shape[1] for height, width in sizes)

@@ -82,13 +82,13 @@ def test_join_member_encodings_keeps_batches():
     ]
     text = join_member_encodings(kept)
     assert isinstance(text, EncodedBatches)
-    assert max(part.shape[1] for part in text[1:2].merged().tensors) == 3
+    assert max(part.shape[1] for part in text[1:2].score_input().tensors) == 3
     average, visual = (
         ScoreEnsemble(matchers),
         join_member_encodings([member.encode_visual(images) for member in matchers]),
     )
     torch.testing.assert_close(
-        average.score(visual, text.merged()),
-        average.score(visual, join_member_encodings([items.merged() for items in kept])),
+        average.score(visual, text.score_input()),
+        average.score(visual, join_member_encodings([items.score_input() for items in kept])),
     )
     assert not isinstance(join_member_encodings([kept[0], kept[1][order]]), EncodedBatches)

@@ -8,9 +8,10 @@ Example:
     >>> cost = ScoreCost(inference_bytes=8.0, training_bytes=24.0).to_block_cost(training=False)
     >>> block_shape(1000, 5000, cost, 2_000_000)
     (50, 5000)
+    >>> from visavis.core.encoded import Vectors
     >>> def cosine(visual, text):
     ...     return torch.nn.functional.normalize(visual, dim=-1) @ torch.nn.functional.normalize(text, dim=-1).T
-    >>> measure_score_cost(cosine, torch.ones(9, 64), torch.ones(9, 64), training=False).pair_bytes
+    >>> measure_score_cost(cosine, Vectors(torch.ones(9, 64)), Vectors(torch.ones(9, 64)), training=False).pair_bytes
     4.0
 """
 
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from visavis.core.encoded import Items, all_tensors, map_tensors
+from visavis.core.encoded import Encoded
 from visavis.core.errors import ShapeError, VisavisError, format_value
 from visavis.core.memory_budget import format_bytes
 from visavis.core.spec import PositiveFloat, validate_fields
@@ -127,7 +128,7 @@ class ScoreCost:
         return BlockCost(self.training_bytes if training else self.inference_bytes)
 
 
-def declared_cost(score: Score, visual: Items, text: Items) -> ScoreCost | None:
+def declared_cost(score: Score, visual: Encoded, text: Encoded) -> ScoreCost | None:
     """Return the cost that a score function declares for these items.
 
     The cost comes from ``score_cost(visual, text)`` of the callable, or of the object that
@@ -157,7 +158,11 @@ def declared_cost(score: Score, visual: Items, text: Items) -> ScoreCost | None:
         [rank for rank, kind in enumerate(type(owner).__mro__) if method in vars(kind)]
         for method in ("score_cost", name)
     )
-    return None if declaring and scoring and scoring[0] < declaring[0] else score_cost(visual, text)
+    return (
+        None
+        if declaring and scoring and scoring[0] < declaring[0]
+        else score_cost(visual.score_input(), text.score_input())
+    )
 
 
 def block_shape(
@@ -244,7 +249,7 @@ def chunk_slices(length: int, chunk_size: int) -> list[slice]:
     return [slice(start, min(start + chunk_size, length)) for start in range(0, length, chunk_size)]
 
 
-def checked_scores(score: Score, visual: Items, text: Items) -> Tensor:
+def checked_scores(score: Score, visual: Encoded, text: Encoded) -> Tensor:
     """Compute ``score(visual, text)`` and check the result.
 
     Args:
@@ -259,11 +264,8 @@ def checked_scores(score: Score, visual: Items, text: Items) -> Tensor:
         ShapeError: If the result is not a tensor ``[V, T]``, or if items of different dimensions
             cannot be scored.
     """
-    visual, text = (
-        items if isinstance(items, Tensor) else items.merged() for items in (visual, text)
-    )
     try:
-        scores = score(visual, text)
+        scores = score(visual.score_input(), text.score_input())
     except RuntimeError as error:
         if _vector_dim(visual) == _vector_dim(text):
             raise
@@ -281,13 +283,13 @@ def checked_scores(score: Score, visual: Items, text: Items) -> Tensor:
     return scores
 
 
-def _vector_dim(items: Items) -> int | None:
+def _vector_dim(items: Encoded) -> int | None:
     """Return the last dimension of items that are one tensor."""
-    vectors = items if isinstance(items, Tensor) else items.vectors
+    vectors = items.vectors
     return vectors.shape[-1] if isinstance(vectors, Tensor) and vectors.dim() else None
 
 
-def score_in_blocks(score: Score, visual: Items, text: Items, shape: tuple[int, int]) -> Tensor:
+def score_in_blocks(score: Score, visual: Encoded, text: Encoded, shape: tuple[int, int]) -> Tensor:
     """Compute a score matrix block by block, without a gradient.
 
     Args:
@@ -315,7 +317,12 @@ def score_in_blocks(score: Score, visual: Items, text: Items, shape: tuple[int, 
 
 
 def block_cost_of(
-    score: Score, visual: Items, text: Items, *, training: bool, declared: ScoreCost | None = None
+    score: Score,
+    visual: Encoded,
+    text: Encoded,
+    *,
+    training: bool,
+    declared: ScoreCost | None = None,
 ) -> BlockCost:
     """Return the cost of blocks of a score: declared by the caller, declared by the score function,
     or measured.
@@ -338,7 +345,9 @@ def block_cost_of(
     )
 
 
-def measure_score_cost(score: Score, visual: Items, text: Items, *, training: bool) -> BlockCost:
+def measure_score_cost(
+    score: Score, visual: Encoded, text: Encoded, *, training: bool
+) -> BlockCost:
     """Measure the peak memory of blocks of a score, without the items themselves.
 
     This takes milliseconds. It changes neither random numbers nor buffers of the module that
@@ -433,25 +442,24 @@ def graph_leaves(tensor: Tensor) -> list[Tensor]:
     return leaves
 
 
-def _resize(items: Items, count: int) -> Items:
+def _resize(items: Encoded, count: int) -> Encoded:
     """Return the given number of items, repeated if there are fewer."""
     return items[:count] if len(items) >= count else items[torch.arange(count) % len(items)]
 
 
-def detached_leaves(items: Items) -> Items:
+def detached_leaves(items: Encoded) -> Encoded:
     """Detach items. With gradients enabled, they are leaves of a new graph.
 
     Args:
-        items: A tensor or Encoded items.
+        items: The items.
 
     Returns:
         The leaves.
     """
-    return map_tensors(
+    return items.map(
         lambda part: part.detach().requires_grad_(
             part.is_floating_point() and torch.is_grad_enabled()
-        ),
-        items,
+        )
     )
 
 
@@ -496,9 +504,9 @@ class _LiveBytes(TorchDispatchMode):
 
 
 @contextmanager
-def _preserve_state(score: Score, items: Items) -> Iterator[None]:
+def _preserve_state(score: Score, items: Encoded) -> Iterator[None]:
     """Restore random numbers, buffers (of a batch norm) and the cast cache of autocast afterwards."""
-    first = all_tensors(items)[0]
+    first = items.tensors[0]
     owner = getattr(score, "__self__", score)
     buffers = list(owner.buffers()) if isinstance(owner, nn.Module) else []
     before = [buffer.clone() for buffer in buffers]

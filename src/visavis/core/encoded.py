@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -56,8 +56,8 @@ class Encoded:
     def __len__(self) -> int:
         return len(self.tensors[0])
 
-    def __getitem__(self, rows: slice | Tensor) -> Encoded:
-        return self.map(lambda part: part[rows])
+    def __getitem__(self, rows: slice | Tensor) -> Self:
+        return self.map(lambda part: part[rows])  # type: ignore[return-value]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -67,6 +67,11 @@ class Encoded:
             for part in tree_leaves((self.vectors, self.mask, self.weights))
             if part is not None
         ]
+
+    @property
+    def float_tensors(self) -> list[Tensor]:
+        """The tensors that can have a gradient."""
+        return [part for part in self.tensors if part.is_floating_point()]
 
     def named_part(self, name: str) -> Encoded:
         """Select one named part.
@@ -90,11 +95,11 @@ class Encoded:
         """
         return self[:count]
 
-    def merged(self) -> Encoded:
-        """Join the items of all blocks.
+    def score_input(self) -> Encoded | Tensor:
+        """Return what a score function receives.
 
         Returns:
-            The same items with each part as one tensor.
+            The same items with each part as one tensor, or the tensor that the items were given as.
         """
         return self
 
@@ -144,6 +149,36 @@ class Encoded:
         )
 
 
+class Vectors(Encoded):
+    """Items that were given as one tensor. A score function receives the tensor.
+
+    Args:
+        vectors: The tensor, ``[N, ...]``.
+    """
+
+    vectors: Tensor
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensor."""
+        return [self.vectors]
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Vectors:
+        """Apply a function to the tensor.
+
+        Args:
+            function: Maps a tensor to a tensor.
+
+        Returns:
+            The new items.
+        """
+        return Vectors(function(self.vectors))
+
+    def score_input(self) -> Tensor:
+        """Return the tensor."""
+        return self.vectors
+
+
 @dataclass(frozen=True)
 class AttentionWeights:
     """Attention of the words of one text over the regions of one image.
@@ -172,32 +207,19 @@ def seconds_part(name: str) -> str:
 
 
 Items = Tensor | Encoded
-"""Items of one side: one tensor of vectors, or encoded items."""
+"""Items of one side as a caller gives them: one tensor of vectors, or encoded items."""
 
 
-def all_tensors(items: Items) -> list[Tensor]:
-    """List every tensor of the items, masks included, in a fixed order.
+def as_encoded(items: Items) -> Encoded:
+    """Wrap a tensor, so that all further code reads one type of items.
 
     Args:
         items: A tensor or Encoded items.
 
     Returns:
-        The tensors.
+        The items.
     """
-    return [items] if isinstance(items, Tensor) else items.tensors
-
-
-def map_tensors(function: Callable[[Tensor], Tensor], items: Items) -> Items:
-    """Apply a function to every tensor of the items.
-
-    Args:
-        function: Maps a tensor to a tensor.
-        items: A tensor or Encoded items.
-
-    Returns:
-        The new items.
-    """
-    return function(items) if isinstance(items, Tensor) else items.map(function)
+    return Vectors(items) if isinstance(items, Tensor) else items
 
 
 def concatenate(blocks: Iterable[Encoded]) -> Encoded:
@@ -214,6 +236,11 @@ def concatenate(blocks: Iterable[Encoded]) -> Encoded:
         >>> concatenate([a, b]).mask.sum(-1).tolist()
         [1, 3]
     """
+    blocks = list(blocks)
+    # A tensor has no padding: its other axes must be equal.
+    tensors = [block.vectors for block in blocks if isinstance(block, Vectors)]
+    if len(tensors) == len(blocks):
+        return Vectors(torch.cat(tensors))
 
     def join(*parts: Any) -> Any:
         if parts[0] is None:
@@ -253,8 +280,8 @@ class EncodedBatches(Encoded):
 
     The captions of Flickr30K's validation and test splits have 12 words on average and up to 70.
     Padded to the longest, five sixths would be padding. A selection ``items[rows]`` copies nothing.
-    ``vectors``, ``mask`` and ``weights`` are joined at each access, ``merged()`` joins all of them
-    at once.
+    ``vectors``, ``mask`` and ``weights`` are joined at each access, ``score_input()`` joins all of
+    them at once.
 
     Args:
         blocks: The blocks.
@@ -319,7 +346,7 @@ class EncodedBatches(Encoded):
     def __repr__(self) -> str:
         return f"EncodedBatches of {len(self):,} items"
 
-    def merged(self) -> Encoded:
+    def score_input(self) -> Encoded:
         """Return the same items with each part as one tensor."""
         return Encoded(*self._join(lambda block: (block.vectors, block.mask, block.weights)))
 
@@ -332,7 +359,7 @@ class EncodedBatches(Encoded):
         Returns:
             The new items, as one block.
         """
-        return self.merged().map(function)
+        return self.score_input().map(function)
 
     def named_part(self, name: str) -> Encoded:
         """Select one named part.

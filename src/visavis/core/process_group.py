@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed.distributed_c10d import Store, _get_default_store
 
-from visavis.core.encoded import Encoded, Items, all_tensors, concatenate, map_tensors
+from visavis.core.encoded import Encoded, concatenate
 from visavis.core.errors import VisavisError, warn
 
 T = TypeVar("T")
-SomeItems = TypeVar("SomeItems", bound=Items)
 POLL_INTERVAL_S = 0.1
 """Time between two checks whether the first rank, which works alone for any time, is done or has
 failed.
@@ -275,7 +274,7 @@ class ProcessGroup:
             gathered += self._by_rank(local)[: num_batches - start]
         return gathered
 
-    def all_gather_items(self, items: Items) -> tuple[Items, slice]:
+    def all_gather_items(self, items: Encoded) -> tuple[Encoded, slice]:
         """Gather the items of all ranks.
 
         Args:
@@ -289,16 +288,14 @@ class ProcessGroup:
         by_rank = self._by_rank(items)
         start = sum(len(other) for other in by_rank[: self.rank])
         local_rows = slice(start, start + len(items))
-        return (
-            torch.cat(by_rank) if isinstance(items, Tensor) else concatenate(by_rank)  # type: ignore[arg-type]
-        ), local_rows
+        return concatenate(by_rank), local_rows
 
-    def _by_rank(self, items: SomeItems) -> list[SomeItems]:
+    def _by_rank(self, items: Encoded) -> list[Encoded]:
         """The items of each rank."""
-        by_part = [self.all_gather(part) for part in all_tensors(items)]
-        # `map_tensors` visits the tensors in the order of `all_tensors`.
+        by_part = [self.all_gather(part) for part in items.tensors]
+        # ``map`` visits the tensors in the order of ``tensors``.
         parts_by_rank = [iter([part[rank] for part in by_part]) for rank in range(self.world_size)]
-        return [map_tensors(lambda _, parts=parts: next(parts), items) for parts in parts_by_rank]  # type: ignore[misc]
+        return [items.map(lambda _, parts=parts: next(parts)) for parts in parts_by_rank]  # type: ignore[misc]
 
 
 ONE_PROCESS = ProcessGroup(torch.device("cpu"), distributed_group=False)

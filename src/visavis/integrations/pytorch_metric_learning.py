@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
+from visavis.core.encoded import Vectors
 from visavis.core.errors import ShapeError, VisavisError, format_value
 from visavis.core.process_group import select_process_group
 from visavis.losses.objectives import Objective
@@ -212,8 +213,8 @@ class CrossBatchMemory(nn.Module):
                 f"{embeddings.dtype}"
             ),
         )
-        gathered: tuple[Any, slice] = group.all_gather_items(embeddings.detach())
-        all_items, local_slice = gathered
+        gathered, local_slice = group.all_gather_items(Vectors(embeddings.detach()))
+        all_items: Any = gathered.vectors
         if group.world_size == 1:
             return embeddings, labels
         scaled = group.scale_for_ddp_mean(embeddings)

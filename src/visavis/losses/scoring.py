@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from visavis.core.blocking import (
     measure_score_cost,
     score_in_blocks,
 )
-from visavis.core.encoded import Direction, Encoded, Items, all_tensors
+from visavis.core.encoded import Direction, Encoded, Items, as_encoded
 from visavis.core.memory_budget import MemoryLimit, budget_bytes
 
 MAX_QUERY_ROWS = 256
@@ -40,7 +40,6 @@ MAX_QUERY_ROWS = 256
 RERANK_BYTES_PER_PAIR = 64.0
 """Bytes per pair while two stages are merged: scores of both stages, flags and indices, in float64.
 """
-ItemsT = TypeVar("ItemsT", Tensor, Encoded)
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,12 @@ class TwoStageScore(DeviceScore):
 
     @torch.inference_mode()
     def rerank_scores(
-        self, scores: Tensor, visual: Items, text: Items, direction: Direction, memory_bytes: int
+        self,
+        scores: Tensor,
+        visual: Encoded,
+        text: Encoded,
+        direction: Direction,
+        memory_bytes: int,
     ) -> Tensor:
         """Merge both stages into scores that rank as the two stages do.
 
@@ -120,14 +124,14 @@ class TwoStageScore(DeviceScore):
         return (scores + shift).masked_scatter(reranked, second_stage)
 
     def _score_pairs(
-        self, visual: Items, text: Items, pairs: tuple[Tensor, Tensor], memory_bytes: int
+        self, visual: Encoded, text: Encoded, pairs: tuple[Tensor, Tensor], memory_bytes: int
     ) -> Tensor:
         """Return the second-stage score of visual item i with text j for each pair (i, j), ``[P]``."""
         rows, columns = pairs
         if not len(rows):
             return torch.zeros(0)
         score = DeviceScore(self.second_stage_scores, self.device)
-        samples = (largest_items(items, 2).to(self.device) for items in (visual, text))
+        samples = (items.largest_items(2).to(self.device) for items in (visual, text))
         measured = measure_score_cost(
             _score_all_pairs(self.second_stage_scores), *samples, training=False
         )
@@ -146,7 +150,7 @@ class TwoStageScore(DeviceScore):
 def _score_all_pairs(score_pairs: Score) -> Score:
     """Turn a score of item i with item i into a score of all pairs, so that it can be measured."""
 
-    def score(visual: Items, text: Items) -> Tensor:
+    def score(visual: Encoded, text: Encoded) -> Tensor:
         rows, columns = torch.cartesian_prod(
             torch.arange(len(visual)), torch.arange(len(text))
         ).unbind(1)
@@ -172,11 +176,11 @@ def score_matrix(score: Score, visual: Items, text: Items, memory: MemoryLimit =
     Raises:
         VisavisError: If one pair does not fit into memory.
     """
+    sides: tuple[Encoded, Encoded] = (as_encoded(visual), as_encoded(text))
     if isinstance(score, TwoStageScore):
-        visual, text = score.first_stage_items(visual), score.first_stage_items(text)
-    return score_in_blocks(
-        score, visual, text, _block_shape(score, visual, text, _block_budget(score, visual, memory))
-    )
+        sides = score.first_stage_items(sides[0]), score.first_stage_items(sides[1])
+    memory_bytes = _block_budget(score, sides[0], memory)
+    return score_in_blocks(score, *sides, _block_shape(score, *sides, memory_bytes))
 
 
 @torch.no_grad()
@@ -208,6 +212,7 @@ def score_query_rows(
     Raises:
         VisavisError: If one pair does not fit into memory.
     """
+    visual, text = as_encoded(visual), as_encoded(text)
     stages = score if isinstance(score, TwoStageScore) else None
     first_visual, first_text = visual, text
     if stages is not None:
@@ -308,6 +313,7 @@ def tile_shape(
     Raises:
         VisavisError: If one pair does not fit into memory.
     """
+    visual, text = as_encoded(visual), as_encoded(text)
     memory_bytes = _block_budget(score, visual, memory)
     return _block_shape(
         score,
@@ -319,7 +325,7 @@ def tile_shape(
     )
 
 
-def inference_block_cost(score: Score, visual: Items, text: Items) -> BlockCost:
+def inference_block_cost(score: Score, visual: Encoded, text: Encoded) -> BlockCost:
     """Return the cost of a block without a gradient: the cost of the score, and one copy of its
     items.
 
@@ -334,7 +340,7 @@ def inference_block_cost(score: Score, visual: Items, text: Items) -> BlockCost:
     if not (len(visual) and len(text)):
         return BlockCost(0.0)
     samples = [
-        largest_items(items, 2 * number)
+        items.largest_items(2 * number)
         for items, number in zip((visual, text), PROBE_SHAPE, strict=True)
     ]
     if isinstance(score, DeviceScore):
@@ -346,7 +352,7 @@ def inference_block_cost(score: Score, visual: Items, text: Items) -> BlockCost:
     return cost + BlockCost(0.0, item_bytes(visual), item_bytes(text))
 
 
-def item_bytes(items: Items) -> int:
+def item_bytes(items: Encoded) -> int:
     """Return the size of the largest item in bytes.
 
     Args:
@@ -355,27 +361,13 @@ def item_bytes(items: Items) -> int:
     Returns:
         Bytes, 0 without items.
     """
-    return (
-        sum(part[0].numel() * part.element_size() for part in all_tensors(largest_items(items, 1)))
-        if len(items)
-        else 0
-    )
+    if not len(items):
+        return 0
+    largest = items.largest_items(1).tensors
+    return sum(part[0].numel() * part.element_size() for part in largest)
 
 
-def largest_items(items: Items, count: int) -> Items:
-    """Return the items that take the most memory.
-
-    Args:
-        items: Visual items or texts.
-        count: Maximum number of items.
-
-    Returns:
-        At most ``count`` items.
-    """
-    return items[:count] if isinstance(items, Tensor) else items.largest_items(count)
-
-
-def select_items(items: ItemsT, rows: Tensor | slice) -> ItemsT:
+def select_items(items: Encoded, rows: Tensor | slice) -> Encoded:
     """Select items. Consecutive positions give a view, others a copy.
 
     Args:
@@ -394,8 +386,8 @@ def select_items(items: ItemsT, rows: Tensor | slice) -> ItemsT:
 
 def _block_shape(
     score: Score,
-    visual: Items,
-    text: Items,
+    visual: Encoded,
+    text: Encoded,
     memory_bytes: int,
     *,
     caller_bytes_per_pair: float = 0.0,
@@ -415,8 +407,8 @@ def _block_shape(
     return block_shape(*size, cost, memory_bytes, max_shape=max_shape)
 
 
-def _block_budget(score: Score, items: Items, memory: MemoryLimit) -> int:
+def _block_budget(score: Score, items: Encoded, memory: MemoryLimit) -> int:
     if isinstance(score, DeviceScore):
         return budget_bytes(memory, score.device)
-    device = next((tensor.device for tensor in all_tensors(items[:1])), torch.device("cpu"))
+    device = next((tensor.device for tensor in items[:1].tensors), torch.device("cpu"))
     return budget_bytes(memory, device)

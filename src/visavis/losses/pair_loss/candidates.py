@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from visavis.core.encoded import Encoded, Items, all_tensors, concatenate, map_tensors
+from visavis.core.encoded import Encoded, Items, Vectors, as_encoded, concatenate
 from visavis.core.errors import ShapeError, SpecError, format_value
 from visavis.core.memory_budget import return_freed_memory
 from visavis.core.process_group import ProcessGroup
@@ -28,26 +28,12 @@ from visavis.losses.targets import (
     to_id_tensor,
 )
 
-SomeItems = TypeVar("SomeItems", Tensor, Encoded, Items)
-
-
-def float_tensors(items: Items) -> list[Tensor]:
-    """List the tensors that can have a gradient.
-
-    Args:
-        items: A tensor or Encoded items.
-
-    Returns:
-        The floating-point tensors.
-    """
-    return [part for part in all_tensors(items) if part.is_floating_point()]
-
 
 def embedding_matrix(items: Items) -> Tensor:
     """Return the embeddings of items that have one vector each.
 
     Args:
-        items: A tensor or Encoded items.
+        items: The items.
 
     Returns:
         Embeddings of shape ``[N, D]``.
@@ -55,7 +41,7 @@ def embedding_matrix(items: Items) -> Tensor:
     Raises:
         ShapeError: If the items are not one floating-point vector each.
     """
-    rows = items.vectors if isinstance(items, Encoded) else items
+    rows = as_encoded(items).vectors
     if not isinstance(rows, Tensor) or rows.dim() != 2 or not rows.is_floating_point():
         raise ShapeError(
             "cosine scores: expected one floating-point vector per item, [N, D]. Pass "
@@ -64,7 +50,7 @@ def embedding_matrix(items: Items) -> Tensor:
     return rows
 
 
-def concatenate_items(items: Items, extra_items: Items, name: str) -> Items:
+def concatenate_items(items: Encoded, extra_items: Encoded, name: str) -> Encoded:
     """Append extra items to the items of a batch.
 
     Args:
@@ -78,18 +64,15 @@ def concatenate_items(items: Items, extra_items: Items, name: str) -> Items:
     Raises:
         ShapeError: If the two differ in kind or dimension.
     """
-    if isinstance(items, Encoded) and isinstance(extra_items, Encoded):
-        return concatenate([items, extra_items])
-    if (
-        isinstance(items, Encoded)
-        or isinstance(extra_items, Encoded)
-        or items.shape[1:] != extra_items.shape[1:]
+    are_tensors = [isinstance(each, Vectors) for each in (items, extra_items)]
+    if are_tensors[0] != are_tensors[1] or (
+        are_tensors[0] and items.vectors.shape[1:] != extra_items.vectors.shape[1:]  # type: ignore[union-attr]
     ):
         raise ShapeError(
             f"{name}: expected the kind and dimension of the batch, both tensors [N, D] or both "
             "Encoded."
         )
-    return torch.cat([items, extra_items])
+    return concatenate([items, extra_items])
 
 
 def validate_matryoshka_dims(dims: Sequence[int]) -> tuple[int, ...]:
@@ -123,7 +106,7 @@ def validate_matryoshka_dims(dims: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(set(values)))
 
 
-def smaller_dims(dims: Sequence[int], items: Items) -> tuple[int, ...]:
+def smaller_dims(dims: Sequence[int], items: Encoded) -> tuple[int, ...]:
     """Select the Matryoshka dimensions below the dimension of the embeddings.
 
     Args:
@@ -147,7 +130,7 @@ def smaller_dims(dims: Sequence[int], items: Items) -> tuple[int, ...]:
     return tuple(dim for dim in dims if dim < embedding_dim)
 
 
-def truncate_embeddings(items: SomeItems, embedding_dim: int) -> SomeItems:
+def truncate_embeddings(items: Encoded, embedding_dim: int) -> Encoded:
     """Keep the leading dimensions of the embeddings.
 
     Args:
@@ -156,19 +139,10 @@ def truncate_embeddings(items: SomeItems, embedding_dim: int) -> SomeItems:
 
     Returns:
         The truncated items, or the items themselves if they have this dimension.
-
-    Example:
-        >>> import torch
-        >>> truncate_embeddings(torch.eye(3), 1).tolist()
-        [[1.0], [0.0], [0.0]]
     """
     rows = embedding_matrix(items)
-    if rows.shape[1] == embedding_dim:
-        return items
     return (
-        rows[:, :embedding_dim]
-        if isinstance(items, Tensor)
-        else replace(items, vectors=rows[:, :embedding_dim])
+        items if rows.shape[1] == embedding_dim else replace(items, vectors=rows[:, :embedding_dim])
     )
 
 
@@ -195,14 +169,14 @@ def encode_in_chunks(encode: Callable[[Any], Items], chunks: Iterable[Any]) -> I
     encoded = [checkpoint(encode, chunk, use_reentrant=False) for chunk in chunks]
     if not encoded:
         raise ShapeError("chunks: expected at least one, got none. A chunk may hold no items.")
-    return concatenate(encoded) if isinstance(encoded[0], Encoded) else torch.cat(encoded)
+    return concatenate([as_encoded(chunk) for chunk in encoded]).score_input()
 
 
 def describe_batch(
     objective: Objective,
     dataset: str | None,
-    images: Items,
-    texts: Items,
+    images: Encoded,
+    texts: Encoded,
     targets: Targets,
     targets_source: str,
 ) -> str:
@@ -231,12 +205,10 @@ def describe_batch(
     return f"{objective!r}{'' if dataset is None else f' of {dataset}'} on {kinds}, {targets_source}{annotations}"
 
 
-def _describe_kind(items: Items) -> str:
-    if isinstance(items, Tensor) and items.dim() == 2:
-        return f"embeddings of {items.shape[1]} dimensions and {items.dtype}"
-    return ", ".join(
-        f"tensors of {part.dim()} axes and {part.dtype}" for part in all_tensors(items)
-    )
+def _describe_kind(items: Encoded) -> str:
+    if isinstance(items, Vectors) and items.vectors.dim() == 2:
+        return f"embeddings of {items.vectors.shape[1]} dimensions and {items.vectors.dtype}"
+    return ", ".join(f"tensors of {part.dim()} axes and {part.dtype}" for part in items.tensors)
 
 
 def has_no_negatives(targets: Targets) -> bool:
@@ -265,8 +237,8 @@ class ExtraCandidates(NamedTuple):
     """
 
     name: str
-    local_items: Items
-    all_items: Items
+    local_items: Encoded
+    all_items: Encoded
     all_ids: Tensor
     local_rows: slice | None
 
@@ -286,7 +258,11 @@ class ExtraCandidates(NamedTuple):
 
 
 def gather_extra_candidates(
-    name: str, local_items: Items | None, ids: Ids | None, batch_items: Items, group: ProcessGroup
+    name: str,
+    local_items: Encoded | None,
+    ids: Ids | None,
+    batch_items: Encoded,
+    group: ProcessGroup,
 ) -> ExtraCandidates | None:
     """Gather the extra candidates of one side over all ranks.
 
@@ -318,8 +294,8 @@ def gather_extra_candidates(
         raise ShapeError(
             f"{name}: expected one id per item, got {len(local_items)} items and {count}."
         )
-    detached = map_tensors(Tensor.detach, local_items)
-    if all(group.is_equal_on_all_ranks(tensor) for tensor in (local_ids, *all_tensors(detached))):
+    detached = local_items.map(Tensor.detach)
+    if all(group.is_equal_on_all_ranks(tensor) for tensor in (local_ids, *detached.tensors)):
         return ExtraCandidates(name, local_items, detached, local_ids, None)
     all_items, local_rows = group.all_gather_items(detached)
     return ExtraCandidates(
@@ -337,10 +313,10 @@ class CandidatePool:
     """
 
     def __init__(
-        self, items: Items, extra_candidates: ExtraCandidates | None, group: ProcessGroup
+        self, items: Encoded, extra_candidates: ExtraCandidates | None, group: ProcessGroup
     ) -> None:
-        self.local_tensors, self.extra_candidates = float_tensors(items), extra_candidates
-        all_items, self.query_rows = group.all_gather_items(map_tensors(Tensor.detach, items))
+        self.local_tensors, self.extra_candidates = items.float_tensors, extra_candidates
+        all_items, self.query_rows = group.all_gather_items(items.map(Tensor.detach))
         self.num_batch_items = len(all_items)
         self.items = all_items
         parts = [self.local_tensors]
@@ -348,7 +324,7 @@ class CandidatePool:
             self.items = concatenate_items(
                 all_items, extra_candidates.all_items, extra_candidates.name
             )
-            parts.append(float_tensors(extra_candidates.local_items))
+            parts.append(extra_candidates.local_items.float_tensors)
         self.needs_grad = [
             torch.is_grad_enabled() and group.any_rank(any(part.requires_grad for part in tensors))
             for tensors in zip(*parts, strict=True)
@@ -369,7 +345,7 @@ class CandidatePool:
         """
         extra = self.extra_candidates
         extra_tensors = (
-            [None] * len(self.local_tensors) if extra is None else float_tensors(extra.local_items)
+            [None] * len(self.local_tensors) if extra is None else extra.local_items.float_tensors
         )
         # Not strict: cosine scores have a gradient of the embeddings only.
         for tensor, extra_tensor, total in zip(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from visavis.core.blocking import Score, ScoreCost, checked_scores
-from visavis.core.encoded import Encoded, Items, all_tensors
+from visavis.core.encoded import Encoded, Items, as_encoded
 from visavis.core.errors import ShapeError, SpecError, format_value, log_debug, warn
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.process_group import ProcessGroup, select_process_group
@@ -42,7 +42,6 @@ from visavis.losses.pair_loss.blocks import (
     attach_gradients,
     run_row_blocks,
     run_shared_blocks,
-    run_tiles,
 )
 from visavis.losses.pair_loss.candidates import (
     CandidatePool,
@@ -69,6 +68,7 @@ from visavis.losses.pair_loss.scores import (
     cosine,
     trainable,
 )
+from visavis.losses.pair_loss.tiles import run_tiles
 from visavis.losses.targets import Ids, Targets, annotations_needing_grad
 
 EncodeFunction = Callable[[Any], Items]
@@ -83,8 +83,8 @@ class _Comparison(NamedTuple):
     scale and bias, and ranks.
     """
 
-    images: Items
-    texts: Items
+    images: Encoded
+    texts: Encoded
     extra_images: ExtraCandidates | None
     extra_texts: ExtraCandidates | None
     targets: tuple[Targets, Targets]
@@ -236,8 +236,10 @@ class PairLoss(nn.Module):
             ShapeError: If the arguments do not match.
             SpecError: If scale or bias is invalid.
         """
-        _validate_items(
-            images=images, texts=texts, extra_images=extra_images, extra_texts=extra_texts
+        images, texts = _as_items("images", images), _as_items("texts", texts)
+        extra_images, extra_texts = (
+            None if extra is None else _as_items(name, extra)
+            for name, extra in (("extra_images", extra_images), ("extra_texts", extra_texts))
         )
         scale_and_bias = resolve_scale_and_bias((self.scale, self.bias), (scale, bias))
         self._validate_half_precision(images, scale_and_bias.scale)
@@ -362,8 +364,11 @@ class PairLoss(nn.Module):
             >>> print(PairLoss(TripletHN()).plan(65536, 65536))
             tiles of 1024 x 1024 scores for both directions. About 264.0 MiB next to items and gradients.
         """
+        samples = None
+        if images is not None and texts is not None:
+            samples = _as_items("images", images), _as_items("texts", texts)
         return self.planner.plan_sizes(
-            (num_images, num_texts), embedding_dim, targets, images, texts, torch.device(device)
+            (num_images, num_texts), embedding_dim, targets, samples, torch.device(device)
         )
 
     def extra_repr(self) -> str:
@@ -376,8 +381,8 @@ class PairLoss(nn.Module):
 
     def _resolve_targets(
         self,
-        images: Items,
-        texts: Items,
+        images: Encoded,
+        texts: Encoded,
         image_ids: Ids | None,
         text_ids: Ids | None,
         targets: Targets | None,
@@ -400,13 +405,13 @@ class PairLoss(nn.Module):
                     "embeddings. Leave out one of them."
                 )
             source += f" at dimensions {self.matryoshka_dims}"
-        return targets.to(all_tensors(images)[0].device), source
+        return targets.to(images.tensors[0].device), source
 
-    def _validate_half_precision(self, images: Items, scale: OptionalScalar) -> None:
+    def _validate_half_precision(self, images: Encoded, scale: OptionalScalar) -> None:
         """Refuse a scale that float16 scores cannot hold. Cosines are in float32, except under
         autocast.
         """
-        tensors = all_tensors(images)
+        tensors = images.tensors
         device = tensors[0].device.type
         is_autocast = (
             torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
@@ -466,7 +471,7 @@ class PairLoss(nn.Module):
             self.objective.terms(*image_to_text), self.objective.terms(*text_to_image)
         )
 
-    def _scores(self, images: Items, texts: Items, scale_and_bias: ScaleAndBias) -> Tensor:
+    def _scores(self, images: Encoded, texts: Encoded, scale_and_bias: ScaleAndBias) -> Tensor:
         return _apply(scale_and_bias, checked_scores(self.score, images, texts))
 
     def _blockwise_loss(self, comparison: _Comparison, plan: ExecutionPlan) -> Tensor:
@@ -570,23 +575,21 @@ def _apply(scale_and_bias: ScaleAndBias, scores: Tensor) -> Tensor:
     return scores if scale_and_bias.bias is None else promote_half(scores) + scale_and_bias.bias
 
 
-def _validate_items(**items_by_name: Items | None) -> None:
-    for name, items in items_by_name.items():
-        if (
-            items is not None
-            and not isinstance(items, Encoded)
-            and not (isinstance(items, Tensor) and items.dim())
-        ):
-            raise ShapeError(
-                f"{name}: expected a tensor [N, D] or Encoded items, got {type(items).__name__}."
-            )
-        # Items without values would be copied to the device of the others, with whatever its memory
-        # holds.
-        if items is not None and any(part.is_meta for part in all_tensors(items)):
-            raise ShapeError(
-                f"{name}: expected tensors with values, got one on the device meta. Load the "
-                "weights of the model first."
-            )
+def _as_items(name: str, items: Items) -> Encoded:
+    """Wrap a tensor. All further code reads one type of items."""
+    if not (isinstance(items, Encoded) or (isinstance(items, Tensor) and items.dim())):
+        raise ShapeError(
+            f"{name}: expected a tensor [N, D] or Encoded items, got {type(items).__name__}."
+        )
+    encoded = as_encoded(items)
+    # Items without values would be copied to the device of the others, with whatever its memory
+    # holds.
+    if any(part.is_meta for part in encoded.tensors):
+        raise ShapeError(
+            f"{name}: expected tensors with values, got one on the device meta. Load the "
+            "weights of the model first."
+        )
+    return encoded
 
 
 def _local_gradients(

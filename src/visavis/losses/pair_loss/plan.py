@@ -24,13 +24,12 @@ from visavis.core.blocking import (
     block_shape,
     chunk_slices,
 )
-from visavis.core.encoded import Items, all_tensors
+from visavis.core.encoded import Encoded
 from visavis.core.errors import SpecError, VisavisError
 from visavis.core.memory_budget import MemoryLimit, budget_bytes, format_bytes, parse_memory
 from visavis.losses.objectives.base import Objective, PairwiseObjective, validate_targets
 from visavis.losses.objectives.pairs import NegativeLogSumExp, NegativeSummary
-from visavis.losses.pair_loss.blocks import max_cached_band
-from visavis.losses.pair_loss.candidates import float_tensors
+from visavis.losses.pair_loss.tiles import max_cached_band
 from visavis.losses.targets import (
     ANNOTATION_NAMES,
     Factors,
@@ -491,8 +490,8 @@ class Planner:
 
     def plan_batch(
         self,
-        images: Items,
-        texts: Items,
+        images: Encoded,
+        texts: Encoded,
         targets: tuple[Targets, Targets],
         *,
         has_extra_candidates: bool,
@@ -522,41 +521,20 @@ class Planner:
             torch.is_grad_enabled(),
             torch.is_autocast_enabled(targets[0].query_ids.device.type),
         )
-        if key not in self.plans:
-            # Batches of ever new lengths must not fill the memory.
-            if len(self.plans) >= MAX_CACHED_PLANS:
-                self.plans.clear()
-            self.plans[key] = self._plan_batch(
-                images,
-                texts,
-                targets,
-                has_extra_candidates=has_extra_candidates,
-                world_size=world_size,
-                training=training,
-            )
-        return self.plans[key]
-
-    def _plan_batch(
-        self,
-        images: Items,
-        texts: Items,
-        targets: tuple[Targets, Targets],
-        *,
-        has_extra_candidates: bool,
-        world_size: int,
-        training: bool,
-    ) -> ExecutionPlan:
+        if key in self.plans:
+            return self.plans[key]
         needs_grad, device = torch.is_grad_enabled(), targets[0].query_ids.device
-        num_candidates, num_items = (
-            sum(each.shape[1] for each in targets),
-            max(len(images) + len(texts), 1),
-        )
+        # Candidates of other ranks are items, too.
+        num_candidates = sum(each.shape[1] for each in targets)
+        num_items = max(len(images) + len(texts), 1)
         item_bytes = (_float_bytes(images) + _float_bytes(texts)) * num_candidates // num_items
         score_cost = None
         if self.score is not None:
             score_cost = self._measure_cost(
                 self.score, images, texts, needs_grad=needs_grad, training=training
             )
+        # Scores of half precision are promoted to float32.
+        sizes = [part.dtype.itemsize for part in (*images.float_tensors, *texts.float_tensors)]
         inputs = PlanInputs(
             self.objective,
             targets,
@@ -564,29 +542,24 @@ class Planner:
             device,
             self._memory_bytes(device, item_bytes),
             score_cost=score_cost,
-            element_bytes=max(
-                [
-                    4,
-                    *(
-                        part.dtype.itemsize
-                        for part in (*float_tensors(images), *float_tensors(texts))
-                    ),
-                ]
-            ),
+            element_bytes=max([4, *sizes]),
             has_extra_candidates=has_extra_candidates,
             world_size=world_size,
             block_rows=self.block_rows,
             needs_grad=needs_grad,
         )
-        return choose_plan(inputs)
+        # Batches of ever new lengths must not fill the memory.
+        if len(self.plans) >= MAX_CACHED_PLANS:
+            self.plans.clear()
+        self.plans[key] = choose_plan(inputs)
+        return self.plans[key]
 
     def plan_sizes(
         self,
         num_items: tuple[int, int],
         embedding_dim: int,
         targets: Targets | None,
-        images: Items | None,
-        texts: Items | None,
+        samples: tuple[Encoded, Encoded] | None,
         device: torch.device,
     ) -> ExecutionPlan:
         """Make the plan of a batch that does not exist yet.
@@ -596,8 +569,7 @@ class Planner:
             embedding_dim: Dimension of the embeddings, for cosines.
             targets: Targets of the image-to-text direction. None: captions spread evenly over
                 images.
-            images: A few images, to measure the cost of a score function.
-            texts: A few texts.
+            samples: A few images and texts, to measure the cost of a score function.
             device: Device of the batch.
 
         Returns:
@@ -612,11 +584,11 @@ class Planner:
             targets = Targets(query_ids=torch.arange(num_images), candidate_ids=image_of)
         validate_targets(targets, torch.Size(num_items))
         cost, item_bytes = None, 4 * embedding_dim * (num_images + num_texts)
-        if self.score is not None and images is not None and texts is not None:
-            cost = self._measure_cost(self.score, images, texts, needs_grad=True, training=True)
+        if self.score is not None and samples is not None:
+            cost = self._measure_cost(self.score, *samples, needs_grad=True, training=True)
             item_bytes = sum(
                 _float_bytes(items) * count // max(len(items), 1)
-                for items, count in zip((images, texts), num_items, strict=True)
+                for items, count in zip(samples, num_items, strict=True)
             )
         elif self.score is not None:
             if self.score_cost is None:
@@ -647,19 +619,19 @@ class Planner:
         return self.budgets[device] + (4 * item_bytes if self.memory is None else 0)
 
     def _measure_cost(
-        self, score: Score, images: Items, texts: Items, *, needs_grad: bool, training: bool
+        self, score: Score, images: Encoded, texts: Encoded, *, needs_grad: bool, training: bool
     ) -> BlockCost:
         """Cost of a block of the score function, declared or measured once for each shape of items."""
         form = tuple(
             (part.shape[1:], part.dtype, part.device)
             for items in (images, texts)
-            for part in all_tensors(items)
+            for part in items.tensors
         )
         key = (
             form,
             needs_grad,
             training,
-            torch.is_autocast_enabled(all_tensors(images)[0].device.type),
+            torch.is_autocast_enabled(images.tensors[0].device.type),
         )
         if key not in self.cost_by_form:
             self.cost_by_form[key] = block_cost_of(
@@ -668,16 +640,16 @@ class Planner:
         return self.cost_by_form[key]
 
 
-def _float_bytes(items: Items) -> int:
+def _float_bytes(items: Encoded) -> int:
     """Memory of the tensors that can have a gradient, at least in float32, in which gradients are
     summed.
     """
-    return sum(part.numel() * max(part.dtype.itemsize, 4) for part in float_tensors(items))
+    return sum(part.numel() * max(part.dtype.itemsize, 4) for part in items.float_tensors)
 
 
-def _form(items: Items) -> tuple[Any, ...]:
+def _form(items: Encoded) -> tuple[Any, ...]:
     """What a plan depends on in items."""
-    return tuple((part.shape, part.dtype, part.device) for part in all_tensors(items))
+    return tuple((part.shape, part.dtype, part.device) for part in items.tensors)
 
 
 def _targets_form(targets: Targets, objective: Objective) -> tuple[Any, ...]:

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from visavis.core.blocking import Score, checked_scores, detached_leaves, graph_leaves
-from visavis.core.encoded import Items, all_tensors, scaled_norms, unit_rows
+from visavis.core.encoded import Encoded, Items, scaled_norms, unit_rows
 from visavis.core.errors import ShapeError
 from visavis.losses.objectives.base import MAX_HALF_SCALE, promote_half
-from visavis.losses.pair_loss.candidates import embedding_matrix, float_tensors
+from visavis.losses.pair_loss.candidates import embedding_matrix
 
 NeedsGrad = tuple[list[bool], list[bool]]
 """Which floating-point tensors of images, and which of texts, need a gradient."""
@@ -420,7 +420,7 @@ class CosineScores(Scores):
     is_cheap = True
 
     def __init__(
-        self, images: Items, texts: Items, scale: Tensor | float | None, needs_grad: NeedsGrad
+        self, images: Encoded, texts: Encoded, scale: Tensor | float | None, needs_grad: NeedsGrad
     ):
         visual, textual, self.dtype = _embedding_pair(images, texts)
         device = visual.device.type
@@ -493,7 +493,7 @@ class RecomputedCosines(CosineScores):
     """
 
     def __init__(
-        self, images: Items, texts: Items, scale: Tensor | float | None, needs_grad: NeedsGrad
+        self, images: Encoded, texts: Encoded, scale: Tensor | float | None, needs_grad: NeedsGrad
     ):
         super().__init__(images, texts, scale, needs_grad)
         self.buffer_by_dtype: dict[torch.dtype, Tensor] = {}
@@ -607,7 +607,7 @@ class CachedCosines(CosineScores):
     """
 
     def __init__(
-        self, images: Items, texts: Items, scale: Tensor | float | None, needs_grad: NeedsGrad
+        self, images: Encoded, texts: Encoded, scale: Tensor | float | None, needs_grad: NeedsGrad
     ):
         super().__init__(images, texts, scale, needs_grad)
         visual, textual = (side.matmul_rows for side in self.unit_vectors)
@@ -670,8 +670,8 @@ class FunctionScores(Scores):
     def __init__(
         self,
         score: Score,
-        images: Items,
-        texts: Items,
+        images: Encoded,
+        texts: Encoded,
         scale: Tensor | float | None,
         needs_grad: NeedsGrad,
         block_columns: tuple[int, int],
@@ -687,7 +687,7 @@ class FunctionScores(Scores):
         image_sums, text_sums = (
             [
                 torch.zeros_like(part) if needed else None
-                for part, needed in zip(float_tensors(items), parts, strict=True)
+                for part, needed in zip(items.float_tensors, parts, strict=True)
             ]
             for items, parts in zip((images, texts), needs_grad, strict=True)
         )
@@ -695,7 +695,7 @@ class FunctionScores(Scores):
             image_sums, text_sums, [torch.zeros_like(parameter) for parameter in self.parameters]
         )
         self.rng_states: dict[tuple[bool, int, int], Any] = {}
-        dtypes = (part.dtype for part in (*float_tensors(images), *float_tensors(texts)))
+        dtypes = (part.dtype for part in (*images.float_tensors, *texts.float_tensors))
         self.dtype = reduce(torch.promote_types, dtypes, torch.float32)
 
     @property
@@ -744,7 +744,7 @@ class FunctionScores(Scores):
         leaves_and_sums = [
             (leaf, total[side_rows])
             for items, side_rows, totals in sides
-            for leaf, total in zip(float_tensors(items), totals, strict=True)
+            for leaf, total in zip(items.float_tensors, totals, strict=True)
             if total is not None
         ]
         leaves_and_sums += zip(self.parameters, self.gradient_sums.parameters, strict=True)  # type: ignore[arg-type]
@@ -786,7 +786,7 @@ class FunctionScores(Scores):
         if key not in self.rng_states:
             self.rng_states[key] = (
                 torch.get_rng_state(),
-                get_device_states(*all_tensors(self.images)),
+                get_device_states(*self.images.tensors),
             )
             yield
             return
@@ -801,8 +801,8 @@ def _reject_gradient(_: Tensor) -> None:
     raise AssertionError("a gradient was accumulated into a block that was scored without gradient")
 
 
-def _score_parameters(score: Score, images: Items, texts: Items) -> list[Tensor]:
+def _score_parameters(score: Score, images: Encoded, texts: Encoded) -> list[Tensor]:
     """The leaves that a score reads next to its items: those in the graph of the score of one pair."""
     if not (torch.is_grad_enabled() and len(images) and len(texts)):
         return []
-    return graph_leaves(score(images[:1], texts[:1]))
+    return graph_leaves(checked_scores(score, images[:1], texts[:1]))

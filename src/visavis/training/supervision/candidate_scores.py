@@ -13,7 +13,7 @@ from visavis.core.blocking import Score, score_in_blocks
 from visavis.core.encoded import Direction, Encoded, unit_rows
 from visavis.core.errors import RecipeError
 from visavis.core.memory_budget import MemoryLimit, parse_memory
-from visavis.losses.scoring import largest_items, score_query_rows, tile_shape
+from visavis.losses.scoring import score_query_rows, tile_shape
 from visavis.models.base import get_vectors
 from visavis.models.layers import mean_pool
 
@@ -84,7 +84,7 @@ def iter_candidate_scores(
                 else (visual[candidates], text[row])
             )
             if block_shape is None:
-                samples = map(largest_items, (visual, text), map(len, pair))
+                samples = (visual.largest_items(len(pair[0])), text.largest_items(len(pair[1])))
                 block_shape = tile_shape(
                     score, *samples, caller_bytes_per_pair=0.0, memory=half_memory
                 )

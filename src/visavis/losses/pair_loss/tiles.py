@@ -1,0 +1,578 @@
+"""Loss and gradients of a PairLoss in tiles, for objectives that need one number per query.
+
+A tile is a block of some queries and some candidates that serves both directions. The first pass
+computes the summary of each row and each column. The terms of the positive pairs then determine the
+gradient of the summaries and of the positive scores. A hardest negative needs no more, because its
+gradient is that of one pair per query. A log-sum-exp spreads its gradient over all pairs, which
+takes a second pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from visavis.core.blocking import chunk_slices
+from visavis.core.process_group import ProcessGroup
+from visavis.losses.objectives.base import SummaryObjective
+from visavis.losses.objectives.pairs import NEG_INF, NegativeLogSumExp
+from visavis.losses.pair_loss.blocks import ValueAndGradients
+from visavis.losses.pair_loss.scores import ScoreBlock, Scores
+from visavis.losses.targets import (
+    Targets,
+    annotations_needing_grad,
+    get_annotation_tensor,
+    with_annotation_leaves,
+)
+
+
+class Tile(NamedTuple):
+    """A tile of scores, -inf where a pair is not negative, and the positive pairs in it.
+
+    Attributes:
+        rows: Queries.
+        columns: Candidates.
+        pairs: The positive pairs of the tile among all positive pairs.
+        pair_positions: Row and column of each of them in the tile.
+        positive_scores: Their scores.
+        block: The scores and the accumulation of their gradient.
+        last_step: Step after which the tile returns from the cache. None: it is not cached.
+        exponentials: Exponentials of a tile from the cache.
+    """
+
+    rows: slice
+    columns: slice
+    pairs: slice
+    pair_positions: tuple[Tensor, Tensor]
+    positive_scores: Tensor
+    block: ScoreBlock
+    last_step: int | None = None
+    exponentials: TileExponentials | None = None
+
+    @property
+    def scores(self) -> Tensor:
+        """Scores of the tile, shape ``[R, C]``."""
+        return self.block.scores
+
+    def view_of(self, memory: Tensor) -> Tensor:
+        """View the start of a one-dimensional tensor in the shape of the tile.
+
+        Args:
+            memory: Memory for any tile.
+
+        Returns:
+            The view, shape ``[R, C]``.
+        """
+        return memory[: self.scores.numel()].view(self.scores.shape)
+
+
+class TileGrid:
+    """All tiles of a score matrix, in steps for the two passes of a log-sum-exp.
+
+    Step k scores the tiles of row block k and of column block k that no earlier step scored. These
+    rows and columns are complete after the step. Tiles near the diagonal therefore wait only a few
+    steps for the second pass, and the exponentials of a band of them are cached in the meantime.
+    Tiles far from the diagonal are scored a second time.
+
+    Args:
+        scores: Scores of the queries of this rank against all candidates.
+        targets: Targets of the image-to-text direction.
+        tile_shape: Rows and columns of a tile.
+        in_steps: False for a single step over all tiles.
+        cache_bytes: Memory for cached tiles.
+    """
+
+    def __init__(
+        self,
+        scores: Scores,
+        targets: Targets,
+        tile_shape: tuple[int, int],
+        *,
+        in_steps: bool,
+        cache_bytes: int,
+    ):
+        self.scores, self.targets = scores, targets
+        height, width = tile_shape
+        self.row_blocks, self.column_blocks = (
+            chunk_slices(scores.shape[0], height),
+            chunk_slices(scores.shape[1], width),
+        )
+        query, candidate = targets.positive_pairs(self.row_blocks)
+        tile_numbers, order = (
+            query // height * max(len(self.column_blocks), 1) + candidate // width
+        ).sort(stable=True)
+        self.query, self.candidate = query[order], candidate[order]
+        self.pair_bounds = torch.searchsorted(
+            tile_numbers,
+            torch.arange(
+                len(self.row_blocks) * len(self.column_blocks) + 1, device=tile_numbers.device
+            ),
+        ).tolist()
+        self.num_steps = (
+            max(min(len(self.row_blocks), len(self.column_blocks)), 1) if in_steps else 1
+        )
+        self.cached_tiles: list[list[Tile]] = [[] for _ in range(self.num_steps)]
+        self.uncached_tiles: list[tuple[int, int]] = []
+        self.cache_bytes_left = cache_bytes if scores.is_cheap else 0
+        self.band = max_cached_band(
+            self.cache_bytes_left,
+            math.prod(scores.shape) / self.num_steps**2 * torch.finfo(scores.dtype).bits / 8,
+        )
+        # Memory of cached tiles is used again. Fresh memory pages would cost as much time as all
+        # other work on a tile.
+        self.free_memory: list[Tensor] = []
+        self.negative: tuple[slice, Tensor] | None = None
+
+    def first_pass(self, step: int) -> Iterator[Tile]:
+        """Score the tiles of a step.
+
+        Args:
+            step: The step.
+
+        Yields:
+            The tiles.
+        """
+        for row in range(len(self.row_blocks)):
+            for column in range(len(self.column_blocks)):
+                steps = self._step(row, self.row_blocks), self._step(column, self.column_blocks)
+                if min(steps) != step:
+                    continue
+                tile = self._tile(row, column, with_grad=self.scores.is_cheap)
+                if max(steps) - step <= self.band and self.cache_bytes_left >= tile.scores.nbytes:
+                    self.cache_bytes_left -= tile.scores.nbytes
+                    yield tile._replace(last_step=max(steps))
+                else:
+                    self.uncached_tiles.append((row, column))
+                    yield tile
+
+    def memory_of(self, tile: Tile) -> Tensor:
+        """Take memory for the exponentials of a tile that is cached until the second pass.
+
+        Args:
+            tile: The tile.
+
+        Returns:
+            Memory of the shape of its scores.
+        """
+        return (
+            tile.view_of(self.free_memory.pop())
+            if self.free_memory
+            else torch.empty_like(tile.scores)
+        )
+
+    def cache(self, tile: Tile, exponentials: TileExponentials) -> None:
+        """Cache the exponentials of a tile until its rows and columns are complete, if the tile is
+        one to cache.
+
+        Args:
+            tile: The tile, whose scores are overwritten by the next one.
+            exponentials: Its exponentials, in memory that no other tile uses.
+        """
+        if tile.last_step is not None:
+            block = ScoreBlock(exponentials.values, tile.block.accumulate_grad)
+            self.cached_tiles[tile.last_step].append(
+                tile._replace(block=block, exponentials=exponentials)
+            )
+
+    def second_pass(self, step: int) -> Iterator[Tile]:
+        """Return to the tiles whose rows and columns are complete after a step. The last step
+        scores all uncached tiles again.
+
+        Args:
+            step: The step.
+
+        Yields:
+            The tiles.
+        """
+        while self.cached_tiles[step]:
+            tile = self.cached_tiles[step].pop()
+            self.cache_bytes_left += tile.scores.nbytes
+            yield tile
+            if tile.scores.numel() == self.max_tile_scores:
+                self.free_memory.append(tile.scores.flatten())
+        if step == self.num_steps - 1:
+            yield from (
+                self._tile(row, column, with_grad=True) for row, column in self.uncached_tiles
+            )
+
+    def completed_by(self, step: int) -> tuple[slice, slice]:
+        """Return the rows and the columns that a step completes.
+
+        Args:
+            step: The step.
+
+        Returns:
+            Rows and columns.
+        """
+        return self._covered(step, self.row_blocks), self._covered(step, self.column_blocks)
+
+    @property
+    def max_tile_scores(self) -> int:
+        """Number of scores of the largest tile."""
+        return math.prod(
+            max((block.stop - block.start for block in blocks), default=0)
+            for blocks in (self.row_blocks, self.column_blocks)
+        )
+
+    def new_tensor(self, *length: int, value: float = NEG_INF) -> Tensor:
+        """Make a tensor with the dtype of the scores.
+
+        Args:
+            *length: Its shape.
+            value: Value of all elements.
+
+        Returns:
+            The tensor.
+        """
+        return torch.full(length, value, dtype=self.scores.dtype, device=self.query.device)
+
+    def _step(self, number: int, blocks: list[slice]) -> int:
+        return number * self.num_steps // len(blocks)
+
+    def _covered(self, step: int, blocks: list[slice]) -> slice:
+        covered = [
+            block for number, block in enumerate(blocks) if self._step(number, blocks) == step
+        ]
+        return slice(covered[0].start, covered[-1].stop) if covered else slice(0, 0)
+
+    def _tile(self, row: int, column: int, *, with_grad: bool) -> Tile:
+        rows, columns, number = (
+            self.row_blocks[row],
+            self.column_blocks[column],
+            row * len(self.column_blocks) + column,
+        )
+        pairs, block = (
+            slice(*self.pair_bounds[number : number + 2]),
+            self.scores.block(rows, columns, with_grad=with_grad),
+        )
+        positions = (self.query[pairs] - rows.start, self.candidate[pairs] - columns.start)
+        positive = block.scores[positions]
+        if self.targets.is_defined_by_ids:
+            block.scores[positions] = NEG_INF
+        else:
+            block.scores.masked_fill_(~self._negative(rows)[:, columns], NEG_INF)
+        return Tile(rows, columns, pairs, positions, positive, block)
+
+    def _negative(self, rows: slice) -> Tensor:
+        """Negative pairs of some rows, computed once for all tiles of these rows."""
+        if self.negative is None or self.negative[0] != rows:
+            self.negative = rows, self.targets[rows].negative
+        return self.negative[1]
+
+
+def max_cached_band(cache_bytes: float, cell_bytes: float) -> float:
+    """Compute the widest band next to the diagonal whose tiles that wait for a later step fit into
+    the cache.
+
+    Args:
+        cache_bytes: Memory of the cache.
+        cell_bytes: Memory of one tile.
+
+    Returns:
+        The band for which ``band * (band + 1)`` tiles fit.
+    """
+    return (math.sqrt(1 + 4 * cache_bytes / max(cell_bytes, 1)) - 1) / 2
+
+
+class TileExponentials:
+    """Exponentials of a tile, for its rows and its columns at once.
+
+    One shift serves the whole tile if all of its sums can be computed with it, which is tested. A
+    sum close to the smallest number may have lost terms. The tile then keeps its scores, and its
+    sums and gradients are computed with a shift for each row and column. So no temperature and no
+    spread of scores underflows, and a usual tile costs one exponential per score.
+
+    Args:
+        scores: Scores of shape ``[R, C]``.
+        memory: Tensor of this shape for the exponentials.
+        totals: Log-sum-exp of each row and of each column over all tiles, if they are known.
+            ``memory`` may then be ``scores``.
+
+    Attributes:
+        values: ``e^(s_ij - shift)``, or the scores if no shift serves all of them.
+        shift: The shift. None: no shift serves all scores.
+        log_sums: Log-sum-exp of rows ``[R]`` and of columns ``[C]``, -inf where all scores are
+            -inf. Missing if the totals were known.
+    """
+
+    log_sums: tuple[Tensor, Tensor]
+
+    def __init__(self, scores: Tensor, memory: Tensor, totals: tuple[Tensor, Tensor] | None = None):
+        shift, smallest = _finite(scores.amax()), _smallest_exact_sum(scores)
+        self.shift: Tensor | None = shift
+        if totals is not None and (
+            shift - torch.minimum(*(total.min() for total in totals))
+        ) >= -math.log(smallest):
+            self.shift, self.values = None, memory.copy_(scores)
+            return
+        self.values = torch.sub(scores, shift, out=memory).exp_()
+        if totals is not None:
+            return
+        rows, columns = self.values.sum(1), self.values.sum(0)
+        if torch.minimum(rows.min(), columns.min()) < smallest:
+            self.shift, self.values = None, memory.copy_(scores)
+            self.log_sums = scores.logsumexp(1), scores.logsumexp(0)
+        else:
+            self.log_sums = rows.log_().add_(shift), columns.log_().add_(shift)
+
+    def gradient(
+        self, totals: tuple[Tensor, Tensor], total_grads: tuple[Tensor, Tensor], memory: Tensor
+    ) -> Tensor:
+        """Compute ``row_grads_i e^(s_ij - rows_i) + column_grads_j e^(s_ij - columns_j)``.
+        Overwrites the exponentials.
+
+        Args:
+            totals: Log-sum-exp of each row and of each column, +inf for one without negatives.
+            total_grads: Their gradients.
+            memory: Tensor of shape ``[R, C]``, which is overwritten.
+
+        Returns:
+            Gradient of the scores, shape ``[R, C]``.
+        """
+        (rows, columns), (row_grads, column_grads) = totals, total_grads
+        if self.shift is not None:
+            per_row, per_column = (
+                row_grads * (self.shift - rows).exp_(),
+                column_grads * (self.shift - columns).exp_(),
+            )
+            return self.values.mul_(torch.add(per_column, per_row[:, None], out=memory))
+        by_columns = torch.sub(self.values, columns, out=memory).exp_().mul_(column_grads)
+        return self.values.sub_(rows[:, None]).exp_().mul_(row_grads[:, None]).add_(by_columns)
+
+
+def _finite(shift: Tensor) -> Tensor:
+    """0 as the shift where all scores are -inf."""
+    return torch.where(shift == -math.inf, 0.0, shift)
+
+
+def _smallest_exact_sum(scores: Tensor) -> float:
+    """The smallest sum of this many terms in which no lost term matters. Terms are lost below the
+    smallest number.
+    """
+    limits = torch.finfo(scores.dtype)
+    return limits.tiny / limits.eps * scores.numel()
+
+
+def run_tiles(
+    objective: SummaryObjective,
+    scores: Scores,
+    targets: Targets,
+    tile_shape: tuple[int, int],
+    group: ProcessGroup,
+    *,
+    cache_bytes: int,
+    needs_grad: bool,
+) -> ValueAndGradients:
+    """Compute the loss of both directions tile by tile.
+
+    Args:
+        objective: An objective with a summary for these targets.
+        scores: Scores of the queries of this rank against all candidates.
+        targets: Targets of the image-to-text direction.
+        tile_shape: Rows and columns of a tile.
+        group: Process group.
+        cache_bytes: Memory for tiles that are cached for the second pass.
+        needs_grad: Whether to compute gradients.
+
+    Returns:
+        The global loss and the gradients of the inputs of this rank.
+    """
+    summary = objective.summary(targets)
+    if isinstance(summary, NegativeLogSumExp):
+        scaled, in_steps = scores.scaled_by(summary.scale), group.world_size == 1
+        tiles = TileGrid(
+            scaled,
+            targets,
+            tile_shape,
+            in_steps=in_steps,
+            cache_bytes=cache_bytes if needs_grad else 0,
+        )
+        return _log_sum_exp_loss(objective, summary.scale, tiles, group, needs_grad=needs_grad)
+    return _hardest_loss(
+        objective,
+        TileGrid(scores, targets, tile_shape, in_steps=False, cache_bytes=0),
+        group,
+        needs_grad=needs_grad,
+    )
+
+
+class _SummaryLoss:
+    """Loss of the positive pairs given the summaries of their rows and columns, and the gradient of
+    both.
+    """
+
+    def __init__(
+        self, objective: SummaryObjective, tiles: TileGrid, group: ProcessGroup, *, needs_grad: bool
+    ):
+        self.objective, self.tiles, self.group, self.needs_grad = (
+            objective,
+            tiles,
+            group,
+            needs_grad,
+        )
+        self.term_weight = objective.term_weight(
+            int(group.all_reduce_sum(torch.tensor(len(tiles.query), device=tiles.query.device)))
+        )
+        self.names = list(annotations_needing_grad(tiles.targets)) if needs_grad else []
+        annotations = [get_annotation_tensor(tiles.targets, name) for name in self.names]
+        self.annotation_grads = [(tensor, torch.zeros_like(tensor)) for tensor in annotations]
+        self.value = tiles.new_tensor(value=0.0)
+        self.positive, self.positive_grads = (
+            tiles.new_tensor(len(tiles.query)),
+            tiles.new_tensor(len(tiles.query), value=0.0),
+        )
+        self.rows, self.columns = (tiles.new_tensor(length) for length in tiles.scores.shape)
+        self.row_grads, self.column_grads = (
+            tiles.new_tensor(length, value=0.0) for length in tiles.scores.shape
+        )
+
+    def add_terms(self, rows: slice, columns: slice) -> None:
+        """Add the terms of the pairs in some rows, and of those in some columns, whose summaries
+        are complete.
+        """
+        for summaries, summary_grads, queries, complete, is_transposed in (
+            (self.rows, self.row_grads, self.tiles.query, rows, False),
+            (self.columns, self.column_grads, self.tiles.candidate, columns, True),
+        ):
+            pairs = ((queries >= complete.start) & (queries < complete.stop)).nonzero()[:, 0]
+            with torch.set_grad_enabled(self.needs_grad):
+                summary = summaries[complete].requires_grad_(self.needs_grad)
+                positive = self.positive[pairs].requires_grad_(self.needs_grad)
+                targets, annotations = with_annotation_leaves(self.tiles.targets, self.names)
+                query = queries[pairs]
+                negatives = summary[query - complete.start]
+                terms = self.objective.pair_terms(
+                    negatives, positive, query, targets.T if is_transposed else targets
+                )
+                value = terms.sum() * self.term_weight
+            # Not in place: the dtype of the annotations may be wider than that of the scores.
+            self.value = self.value + value.detach()
+            if value.requires_grad:
+                inputs = [summary, positive, *annotations]
+                summary_grad, positive_grad, *grads = torch.autograd.grad(
+                    value, inputs, allow_unused=True, materialize_grads=True
+                )
+                summary_grads[complete] = summary_grad
+                self.positive_grads[pairs] += positive_grad
+                for (_, total), gradient in zip(self.annotation_grads, grads, strict=True):
+                    total += gradient
+
+    def result(self) -> ValueAndGradients:
+        return ValueAndGradients(
+            self.group.all_reduce_sum(self.value),
+            self.tiles.scores.gradients(),
+            self.annotation_grads,
+        )
+
+
+def _log_sum_exp_loss(
+    objective: SummaryObjective,
+    scale: float,
+    tiles: TileGrid,
+    group: ProcessGroup,
+    *,
+    needs_grad: bool,
+) -> ValueAndGradients:
+    """Compute a loss that summarizes the negatives of each row and of each column by a log-sum-exp.
+
+    Each step of the grid has three stages:
+
+    1. First pass: each new tile ``[R, C]`` is scored, and its exponentials are added to the
+       log-sum-exp of its rows and of its columns.
+    2. The rows and columns that the step completes: their terms are added to the loss. This also
+       gives the gradient of each log-sum-exp.
+    3. Second pass: the gradient of a score is its softmax weight in its row times the gradient of
+       the row, plus the same for its column. Positive scores have the gradient of their terms
+       instead. The exponentials come from the cache, or the tile is scored again.
+
+    ``tiles`` holds scaled scores, so positive scores are divided by ``scale``.
+    """
+    loss, memory = (
+        _SummaryLoss(objective, tiles, group, needs_grad=needs_grad),
+        tiles.new_tensor(tiles.max_tile_scores),
+    )
+    for step in range(tiles.num_steps):
+        for tile in tiles.first_pass(step):
+            loss.positive[tile.pairs] = tile.positive_scores / scale
+            exponentials = TileExponentials(
+                tile.scores,
+                tile.view_of(memory) if tile.last_step is None else tiles.memory_of(tile),
+            )
+            for running, items, sums in zip(
+                (loss.rows, loss.columns),
+                (tile.rows, tile.columns),
+                exponentials.log_sums,
+                strict=True,
+            ):
+                running[items] = torch.logaddexp(running[items], sums)
+            tiles.cache(tile, exponentials)
+        rows, columns = tiles.completed_by(step)
+        loss.columns[columns] = group.all_gather_stack(loss.columns[columns]).logsumexp(0)
+        loss.add_terms(rows, columns)
+        loss.column_grads[columns] = group.all_reduce_sum(loss.column_grads[columns])
+        for tile in tiles.second_pass(step) if needs_grad else ():
+            totals = _inf_if_empty(loss.rows[tile.rows]), _inf_if_empty(loss.columns[tile.columns])
+            exponentials = tile.exponentials or TileExponentials(tile.scores, tile.scores, totals)
+            gradient = exponentials.gradient(
+                totals,
+                (loss.row_grads[tile.rows], loss.column_grads[tile.columns]),
+                tile.view_of(memory),
+            )
+            gradient[tile.pair_positions] = loss.positive_grads[tile.pairs] / scale
+            tile.block.accumulate_grad(gradient)
+            # Free the tile before the next one is scored.
+            del tile, exponentials, gradient
+    return loss.result()
+
+
+def _inf_if_empty(sums: Tensor) -> Tensor:
+    """+inf for an empty log-sum-exp, so that its exponentials are 0."""
+    return sums.masked_fill(sums == NEG_INF, -NEG_INF)
+
+
+def _hardest_loss(
+    objective: SummaryObjective, tiles: TileGrid, group: ProcessGroup, *, needs_grad: bool
+) -> ValueAndGradients:
+    """Compute a loss that reads only the hardest negative of each row and of each column.
+
+    One pass finds these maxima with their positions. Then only the positive pairs and the hardest
+    pairs have a gradient, so no tile is scored again. The maximum of a column is that over all
+    processes. Only the process that scored it adds its gradient.
+    """
+    loss = _SummaryLoss(objective, tiles, group, needs_grad=needs_grad)
+    row_argmax, column_argmax = (tiles.query.new_zeros(length) for length in tiles.scores.shape)
+    for tile in tiles.first_pass(0):
+        loss.positive[tile.pairs] = tile.positive_scores
+        _update_max(loss.rows, row_argmax, tile.rows, tile.columns.start, tile.scores)
+        _update_max(loss.columns, column_argmax, tile.columns, tile.rows.start, tile.scores.T)
+    loss.columns, owner = group.all_gather_stack(loss.columns).max(0)
+    loss.add_terms(*tiles.completed_by(0))
+    if needs_grad:
+        all_rows, all_columns = (
+            torch.arange(length, device=owner.device) for length in tiles.scores.shape
+        )
+        query, candidate = (
+            torch.cat([all_rows, column_argmax, tiles.query]),
+            torch.cat([row_argmax, all_columns, tiles.candidate]),
+        )
+        column_grads = group.all_reduce_sum(loss.column_grads).where(owner == group.rank, 0.0)
+        gradient = torch.cat([loss.row_grads, column_grads, loss.positive_grads])
+        nonzero = gradient.nonzero()[:, 0]
+        tiles.scores.accumulate_pair_grads(
+            query[nonzero], candidate[nonzero], gradient[nonzero], tiles.row_blocks
+        )
+    return loss.result()
+
+
+def _update_max(best: Tensor, argmax: Tensor, rows: slice, first: int, scores: Tensor) -> None:
+    """Take over larger scores of a tile. A maximum is cheap, so its position is computed only for
+    rows that improve.
+    """
+    highest = torch.maximum(best[rows], scores.amax(1))
+    better = (highest != best[rows]).nonzero()[:, 0]
+    argmax[rows.start + better] = scores[better].argmax(1) + first
+    best[rows] = highest
