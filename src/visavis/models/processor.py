@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from visavis.data.item_sources import PixelSource
+    from visavis.models.encoders.bert_queries import BertQueryEncoder
     from visavis.models.encoders.frozen_encoders import FrozenEncoder, TextEncoder
     from visavis.models.encoders.text_backbone import PretrainedTokenizer
 
@@ -170,6 +171,16 @@ class Processor:
         return open_encoder(self.text)  # type: ignore[return-value]
 
     @cached_property
+    def query_encoder(self) -> BertQueryEncoder | TextEncoder:
+        """Encoder of new texts: without transformers where that is possible, else
+        ``text_encoder``.
+        """
+        from visavis.models.encoders.bert_queries import BertQueryEncoder
+
+        fast = None if self.text is None else BertQueryEncoder.open(self.text)
+        return fast or self.text_encoder
+
+    @cached_property
     def pretrained_tokenizer(self) -> PretrainedTokenizer | None:
         """The opened tokenizer of a pretrained model."""
         if self.tokenizer is None:
@@ -298,7 +309,7 @@ class Processor:
         # frozen one.
         tokenizer = self.vocabulary or self.pretrained_tokenizer
         return (
-            self.text_encoder.to(device).encode(texts)
+            self.query_encoder.to(device).encode(texts)
             if tokenizer is None
             else tokenizer.encode(texts)
         )

