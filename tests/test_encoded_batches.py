@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from visavis.core.encoded import Encoded, EncodedBatches, collect_batches, concatenate
 from visavis.evaluation import evaluate
-from visavis.evaluation.tiled_ranking import _content_keys
+from visavis.evaluation.tiled_ranking import _first_copies
 from visavis.models.image_text.region_word_matchers import SCAN
 from visavis.models.inference import device_score, score_all_pairs, score_indexed_pairs
 from visavis.training.supervision.candidate_scores import mean_pooled
@@ -147,8 +147,22 @@ def test_encoded_batches_scores_match_one_tensor(scored):
 def test_encoded_batches_find_equal_items_between_batches(scored):
     *_, texts, kept = scored
     for items in (texts, kept):
-        keys = _content_keys(items)
-        assert keys[COPIED] == keys[-1] and len(set(keys)) == TEXTS - 1
+        first = _first_copies(items, torch.arange(TEXTS))
+        assert first[-1] == COPIED and len(first.unique()) == TEXTS - 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64, torch.int64])
+@pytest.mark.parametrize("width", [1, 3, 8, 513])
+def test_equal_items_are_found_in_any_order(dtype, width):
+    generator = torch.Generator().manual_seed(1)
+    rows = (torch.randn(20, width, generator=generator) * 100).to(dtype)
+    items = rows[torch.randint(20, (100,), generator=generator)]
+    order = torch.randperm(100, generator=generator)
+    first = dict[bytes, int]()
+    for item in order.tolist():
+        first.setdefault(items[item].numpy().tobytes(), item)
+    expected = [first[item.numpy().tobytes()] for item in items]
+    assert _first_copies(Encoded(items), order).tolist() == expected
 
 
 class Largest(TorchDispatchMode):

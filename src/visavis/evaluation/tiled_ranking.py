@@ -7,8 +7,8 @@ details make it exact:
 - Positive scores come from the same product. A product of another shape, or an elementwise sum,
   rounds differently, so that an item could outrank itself. The tiles that hold positive pairs are
   therefore scored first, by the same calls as in the main pass (a small part of all tiles, because
-  items are sorted by id). The main pass subtracts the positives from the counts by the very values
-  that were counted.
+  items are sorted by id, and the first ones are kept for the main pass). The main pass subtracts the
+  positives from the counts by the very values that were counted.
 - Equal items have equal scores. The same vector in two rows of one product can give two results,
   because the last rows and columns of a matrix use other code. Items that are bit-identical are
   therefore scored once, and their score counts for each of them: a duplicate image is a tie, and a
@@ -17,18 +17,17 @@ details make it exact:
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from visavis.core.blocking import Score, checked_scores
+from visavis.core.blocking import Score, checked_scores, chunk_slices
 from visavis.core.encoded import Direction, Encoded
 from visavis.core.errors import DataError
 from visavis.core.memory_budget import MemoryLimit
@@ -44,6 +43,12 @@ from visavis.evaluation.metrics.ranking import (
 from visavis.losses.scoring import TwoStageScore, score_query_rows, select_items, tile_shape
 from visavis.losses.targets import Targets
 
+MAX_TILE_ROWS = 256
+"""Images that are scored at once. Larger tiles leave the processor's cache while they are counted."""
+MAX_KEPT_BYTES = 2**25
+"""Memory of tiles that are kept from the first pass."""
+ITEMS_PER_SUM = 256
+"""Items whose bytes are summed at once."""
 COUNTING_BYTES_PER_PAIR = 16.0
 """Memory per pair while a tile is counted: its scores or those of the previous tile, and flags, at
 most in float64.
@@ -139,9 +144,11 @@ def rank_by_tiles(
         return image_queries, rank_by_rows(
             visual, text, score, targets.T, "t2i", ties=ties, memory=memory
         )
-    max_tile = max_tile or tile_shape(
-        score, visual, text, caller_bytes_per_pair=COUNTING_BYTES_PER_PAIR, memory=memory
-    )
+    if max_tile is None:
+        rows, columns = tile_shape(
+            score, visual, text, caller_bytes_per_pair=COUNTING_BYTES_PER_PAIR, memory=memory
+        )
+        max_tile = min(rows, MAX_TILE_ROWS), columns
     # Free memory differs between processes, but they must cut the same tiles.
     num_rows, num_columns = group.all_gather_stack(torch.tensor(max_tile)).amin(0).tolist()
     max_tile = num_rows, num_columns
@@ -285,6 +292,7 @@ class _RankCounter:
     def __init__(self, positive_scores: Tensor, queries: _Side, candidates: _Side, ties: Ties):
         self.positive_scores, self.queries, self.candidates = positive_scores, queries, candidates
         self.comparisons = tie_comparisons(ties)
+        self.flags: Tensor | None = None
         self.num_before = positive_scores.new_zeros(positive_scores.shape, dtype=torch.float64)
         num_distinct = len(queries.items)
         self.highest = positive_scores.new_full((num_distinct,), -torch.inf)
@@ -314,11 +322,11 @@ class _RankCounter:
         copies = self.candidates.copies[
             self.candidates.cuts[candidate_tile] : self.candidates.cuts[candidate_tile + 1]
         ].to(block)
-        pairs, count = torch.stack(
-            [self.position[pair_query] - self.cuts[query_tile], pair_candidate]
-        ).unique(dim=1, return_counts=True)
-        # Of equal candidates that are not all positives, one is a negative.
-        pairs = pairs[:, count == copies[pairs[1]].cpu()]
+        pairs = torch.stack([self.position[pair_query] - self.cuts[query_tile], pair_candidate])
+        if copies.amax() > 1:
+            pairs, count = pairs.unique(dim=1, return_counts=True)
+            # Of equal candidates that are not all positives, one is a negative.
+            pairs = pairs[:, count == copies[pairs[1]].cpu()]
         # Equal queries share a row of the block, so there may be more queries than rows.
         for start, query in zip(
             range(0, len(queries), len(block)), queries.split(len(block)), strict=True
@@ -335,8 +343,7 @@ class _RankCounter:
                 self.hardest[query], negatives.cpu().to(self.hardest)
             )
             slots = self.positive_scores[query].T.contiguous().to(block.device)
-            # 0 and 1 in the dtype of the scores: several times faster than bool.
-            flags = torch.empty_like(scores)
+            flags = self._flags_like(scores)
             for compare in self.comparisons:
                 before = torch.stack(
                     [compare(scores, positive[:, None], out=flags) @ copies for positive in slots],
@@ -349,9 +356,21 @@ class _RankCounter:
             ).double() / len(self.comparisons)
             self.num_before.index_add_(0, pair_query, positives, alpha=-1)
 
+    def _flags_like(self, scores: Tensor) -> Tensor:
+        """Memory for 0 and 1 in the dtype of the scores, several times faster than bool. Fresh
+        memory for each tile would cost as much time as the count.
+        """
+        layout = scores.shape, scores.stride(), scores.dtype
+        if (
+            self.flags is None
+            or (self.flags.shape, self.flags.stride(), self.flags.dtype) != layout
+        ):
+            self.flags = torch.empty_like(scores)
+        return self.flags
+
     def _update_top_candidates(self, block: Tensor, query_tile: int, candidate_tile: int) -> None:
         distinct = slice(*self.queries.cuts[query_tile : query_tile + 2])
-        highest, column = (part.cpu() for part in block.max(1))
+        highest, column = (part.cpu() for part in _row_maxima(block, self._flags_like(block)))
         is_higher = highest > self.highest[distinct]
         self.highest[distinct] = torch.where(is_higher, highest, self.highest[distinct])
         candidate = column + self.candidates.cuts[candidate_tile]
@@ -372,6 +391,21 @@ class _RankCounter:
         ranks = ranks_from_counts(self.num_before, num_positives)
         top_candidates = self.candidates.items[self.top_candidates[self.queries.index]]
         return RankedQueries(ranks, top_candidates, self.positive_scores, self.hardest)
+
+
+def _row_maxima(block: Tensor, flags: Tensor) -> tuple[Tensor, Tensor]:
+    """Maximum of each row and its first column, several times faster than ``block.max(1)``: the
+    column is a product with the column numbers, where no other is as high. ``flags`` is overwritten.
+    """
+    highest = block.amax(1)
+    torch.ge(block, highest[:, None], out=flags)
+    # Column numbers of a tile are exact in float32.
+    columns = torch.arange(block.shape[1], device=block.device, dtype=block.dtype)
+    counts, column = (flags @ torch.stack([torch.ones_like(columns), columns], 1)).unbind(1)
+    tied = (counts > 1).nonzero()[:, 0]
+    column = column.long()
+    column[tied] = flags[tied].argmax(1)
+    return highest, column
 
 
 class _ScoredTile(NamedTuple):
@@ -404,6 +438,8 @@ class _ScoreTiles:
             stable=True
         )
         self.pair_image, self.pair_text = image[order], text[order]
+        self.kept_tiles: dict[int, Tensor] = {}
+        self.bytes_to_keep = MAX_KEPT_BYTES
         self.pair_bounds = torch.searchsorted(
             tile, torch.arange(self.num_rows * self.num_columns + 1)
         ).tolist()
@@ -424,8 +460,13 @@ class _ScoreTiles:
                 pairs = slice(*self.pair_bounds[tile : tile + 2])
                 if only_with_positives and pairs.start == pairs.stop:
                     continue
-                block = checked_scores(self.score_function, visual, texts.tile(column_tile))
-                block = block if block.dtype == torch.float64 else block.float()
+                block = self.kept_tiles.pop(tile, None)
+                if block is None:
+                    block = checked_scores(self.score_function, visual, texts.tile(column_tile))
+                    block = block if block.dtype == torch.float64 else block.float()
+                    if only_with_positives and block.nbytes <= self.bytes_to_keep:
+                        self.kept_tiles[tile] = block
+                        self.bytes_to_keep -= block.nbytes
                 # Without a NaN in the sum there is none among the scores, so that they need not be
                 # inspected one by one.
                 if not only_with_positives and block.sum().isnan():
@@ -451,35 +492,47 @@ def _split_side(encoded: Encoded, ids: Tensor, max_items: int) -> _Side:
     """Sort the items of a side by id, keep one of those with equal content, and split them into
     tiles of about equal size.
     """
-    keys = _content_keys(encoded)
-    distinct_by_key: dict[bytes, int] = {}
-    items: list[int] = []
-    index = torch.empty(len(ids), dtype=torch.long)
-    for item in torch.argsort(ids, stable=True).tolist():
-        if keys[item] not in distinct_by_key:
-            distinct_by_key[keys[item]] = len(items)
-            items.append(item)
-        index[item] = distinct_by_key[keys[item]]
+    order = torch.argsort(ids, stable=True)
+    originals = _first_copies(encoded, order)
+    items = order[originals[order] == order]
+    number = torch.empty_like(order)
+    number[items] = torch.arange(len(items))
+    index = number[originals]
     num_tiles = math.ceil(len(items) / max_items)
     cuts = [len(items) * tile // num_tiles for tile in range(num_tiles + 1)]
-    return _Side(encoded, torch.tensor(items), index, torch.bincount(index), cuts)
+    return _Side(encoded, items, index, torch.bincount(index), cuts)
 
 
-def _content_keys(encoded: Encoded) -> list[bytes]:
-    """A key for each item. Items that are bit-identical except for zero padding have equal keys."""
-    digests = [hashlib.blake2b(digest_size=16) for _ in range(len(encoded))]
+def _first_copies(encoded: Encoded, order: Tensor) -> Tensor:
+    """For each item the first one in an order that is bit-identical, except for zero padding,
+    ``[N]``.
 
-    def update_digests(part: Tensor, items: Tensor) -> Tensor:
-        for item, row in zip(
-            items.tolist(),
-            part.cpu().contiguous().reshape(len(part), -1).view(torch.uint8).numpy(),
-            strict=True,
-        ):
-            content = row.tobytes().rstrip(b"\0")
-            digests[item].update(len(content).to_bytes(8))
-            digests[item].update(content)
-        return part
-
+    A sum of the bytes with pseudorandom weights, 8 bytes at once, is unequal for almost all
+    different items. Only items with equal sums are compared by all their bytes.
+    """
+    sums = torch.zeros(len(encoded), dtype=torch.long)
     for items, block in encoded.iter_blocks():
-        block.map(partial(update_digests, items=items))
-    return [digest.digest() for digest in digests]
+        for number, part in enumerate(block.tensors):
+            for chunk in chunk_slices(len(items), ITEMS_PER_SUM):
+                sums[items[chunk]] += _weighted_sums(part[chunk], number)
+    originals = torch.arange(len(encoded))
+    _, group, sizes = sums.unique(return_inverse=True, return_counts=True)
+    candidates = order[sizes[group[order]] > 1]
+    first_by_content: dict[tuple[bytes, ...], int] = {}
+    for item in candidates.tolist():
+        parts = encoded[item : item + 1].tensors
+        content = tuple(part.numpy(force=True).tobytes().rstrip(b"\0") for part in parts)
+        originals[item] = first_by_content.setdefault(content, item)
+    return originals
+
+
+def _weighted_sums(part: Tensor, seed: int) -> Tensor:
+    """Sums of the rows of a tensor, read as integers of 8 bytes, with weights, modulo 2^64.
+
+    Padding is 0 and adds nothing.
+    """
+    rows = part.cpu().contiguous().reshape(len(part), -1).view(torch.uint8)
+    words = pad(rows, (0, -rows.shape[1] % 8)).view(torch.long)
+    random = np.random.default_rng(seed)
+    weights = random.integers(-(2**63), 2**63 - 1, words.shape[1], dtype=np.int64)
+    return (words * torch.from_numpy(weights)).sum(1)
