@@ -14,8 +14,10 @@ from PIL import Image
 
 import visavis
 from visavis import api, cli
+from visavis.api import catalog_entries
 from visavis.api.catalog_entries import docstring_arguments, docstring_summary
 from visavis.cli.commands import COMMANDS
+from visavis.core import storage
 from visavis.core.errors import RecipeError, RefusedOverwrite, RunError, SpecError, VisavisError
 from visavis.core.progress import NoProgress
 from visavis.data import open_dataset
@@ -354,6 +356,26 @@ def test_load_and_search_take_a_run_folder(trained, scenes):
     assert rows.shape == (2, 8)
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(2))
     assert len(visavis.search(trained.run, "a red circle", top=3)) == 3
+
+
+def test_catalog_cache_is_replaced_when_a_source_changes(tmp_path, monkeypatch):
+    monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path))
+    expected = catalog_entries.objectives()
+    assert catalog_entries.catalog_entries("objectives") == expected
+    file = tmp_path / "catalog" / "objectives.json"
+    stored = storage.read_checksummed_json(file, dict)
+    storage.write_checksummed_json(file, stored | {"entries": []})
+    assert catalog_entries.catalog_entries("objectives") == []
+    storage.write_checksummed_json(file, {"key": "another", "entries": []})
+    assert catalog_entries.catalog_entries("objectives") == expected
+    file.write_text("{}")
+    assert catalog_entries.catalog_entries("objectives") == expected
+
+
+def test_catalog_needs_no_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path / "file"))
+    (tmp_path / "file").touch()
+    assert catalog_entries.catalog_entries("protocols") == catalog_entries.protocols()
 
 
 def test_doctor_and_catalog_have_entries(trained):

@@ -18,7 +18,8 @@ SEARCH = ["search", "index", "a red circle"]
 PROGRAM = """
 import atexit, sys
 def report():
-    names = sorted(name for name in sys.modules if name == "visavis" or name[:8] == "visavis.")
+    known = ("visavis", "torch", "transformers", "lancedb")
+    names = sorted(name for name in sys.modules if name in known or name[:8] == "visavis.")
     print(*names, file=sys.stderr)
 atexit.register(report)
 from visavis.cli import main
@@ -65,8 +66,15 @@ def imported(folder, *arguments):
     ids=lambda value: value if isinstance(value, int) else value[0].strip("-"),
 )
 def test_command_imports_few_modules(folder, arguments, budget):
-    names = imported(folder, *arguments)
+    names = [name for name in imported(folder, *arguments) if name.startswith("visavis")]
     assert len(names) <= budget, "\n".join(names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["objectives", "recipes"])
+def test_catalog_reads_its_cache_without_torch(folder, kind):
+    imported(folder, "catalog", kind)
+    assert "torch" not in imported(folder, "catalog", kind, "--json")
 
 
 @pytest.mark.slow

@@ -5,12 +5,15 @@ catalog`` and of the reference pages.
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any
 
-from visavis.core.errors import VisavisError, suggest_name
+from visavis.core.errors import StorageError, VisavisError, suggest_name
 
 CatalogEntry = dict[str, Any]
 """An entry of a catalog: its name, its summary, and further texts by label. Recipes also have
@@ -186,6 +189,33 @@ CATALOGS: dict[str, Callable[[], list[CatalogEntry]]] = {
     "stores": stores,
 }
 """Kinds of the catalog, in the order in which they are printed."""
+
+
+def catalog_entries(kind: str) -> list[CatalogEntry]:
+    """Return the entries of a catalog, from the cache if no source file has changed: torch, which the
+    catalogs import, takes several times as long as reading them.
+
+    Args:
+        kind: Kind of the catalog.
+
+    Returns:
+        The entries.
+    """
+    if kind == "stores":  # depends on the installed packages, too
+        return stores()
+    from visavis.core import storage
+
+    root = Path(__file__).parents[1]
+    key = storage.stat_hash([*root.rglob("*.py"), *root.rglob("*.toml")])
+    # Without a home folder, or with a full disk, the entries are made each time.
+    with suppress(StorageError):
+        file = storage.cache_folder() / "catalog" / f"{kind}.json"
+        stored = storage.read_checksummed_json(file, dict[str, Any])
+        if stored is None or stored["key"] != key:
+            stored = {"key": key, "entries": json.loads(json.dumps(CATALOGS[kind]()))}
+            storage.write_checksummed_json(file, stored)
+        return stored["entries"]
+    return CATALOGS[kind]()
 
 
 def _class_entry(kind: type, *sections: str) -> CatalogEntry:

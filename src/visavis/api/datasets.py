@@ -473,7 +473,7 @@ def catalog(
         visavis catalog recipes --paper goal
         ```
     """
-    from visavis.api.catalog_entries import CATALOGS, table_rows
+    from visavis.api.catalog_entries import CATALOGS, catalog_entries, table_rows
 
     if kind is not None and kind not in CATALOGS:
         raise VisavisError(
@@ -486,4 +486,4 @@ def catalog(
                 f"--paper {paper}."
             )
         return {"recipes": table_rows(paper)}
-    return {name: entries() for name, entries in CATALOGS.items() if kind in (None, name)}
+    return {name: catalog_entries(name) for name in CATALOGS if kind in (None, name)}

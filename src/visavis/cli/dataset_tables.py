@@ -13,7 +13,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from visavis.cli.console import print_markup, standard_output
-from visavis.cli.run_tables import print_published_rows
 from visavis.cli.terminal import print_line
 
 if TYPE_CHECKING:
@@ -190,6 +189,8 @@ def _print_recipes(entries: list[dict[str, Any]]) -> None:
         variants = f" (variants: {', '.join(entry['variants'])})" if "variants" in entry else ""
         print_markup(f"  [cyan]{escape(entry['name'])}[/cyan]  {escape(first_clause + variants)}")
     if not files:
+        from visavis.cli.run_tables import print_published_rows
+
         print_published_rows(rows)
         return
     for (paper, number, summary), group in groupby(
