@@ -5,19 +5,28 @@ The output folder has ``experts/`` (a store of experts), ``caption_features/NAME
 features of captions) and ``dataset_NAME.json`` (lists in Karpathy's format, one for each way to
 split the videos), as far as the sources have this content.
 
+A pickle has an expert, captions, features of captions, or the index of the tested caption for each
+video. Its values determine which, because published file names differ. An ``.h5`` has
+``features.EXPERT`` ``[L, D]``, their times ``features_t.EXPERT`` ``[L, 2]`` and
+``raw_captions.0``, ``raw_captions.1``, ... of words.
+
 Published splits are texts with one video per line: ``train_list.txt``, ``val_list.txt`` and
 ``test_list.txt``. Other suffixes, such as ``train_list_full.txt``, split the same videos in another
 way. Without a test list, as for 1k-A of MSR-VTT (``_jsfusion``), papers test on the val list. Then
 the list ``-all`` trains on all other videos, and the list without it holds out some of them for
 validation.
+
+Source: the files that Gabeur et al. (2020, MMT) published.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,18 +35,14 @@ import numpy as np
 import torch
 
 from visavis.core import storage
-from visavis.core.errors import DataError
+from visavis.core.errors import DataError, requires_extra
 from visavis.core.progress import NoProgress, Progress
-from visavis.data.conversion.published_features import (
-    HDF5_SUFFIXES,
-    HDF5Videos,
-    PublishedFeatures,
-    is_missing,
-)
 from visavis.data.conversion.safe_pickle import read_plain_pickle
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.features.expert_store import EXPERT_NAME, create_expert_store
 from visavis.data.features.store import FeatureWriter, StoreDescription
+from visavis.data.formats.image_files import scan_folder
+from visavis.data.formats.listing import is_valid_unicode
 from visavis.data.formats.published_lists import read_captions_and_splits
 from visavis.data.sequences import pad_items
 from visavis.data.video import video_id
@@ -46,6 +51,27 @@ from visavis.data.video import video_id
 NUM_HELD_OUT = 500
 _LIST = re.compile(r"(train|val|test)_list(?:_(\w+))?\.txt")
 _SPLIT_NAME_ALIASES = {"jsfusion": "1ka"}
+_PICKLES = (".pkl", ".pickle", ".npy")
+_CAPTIONS_PER_BLOCK = 512
+HDF5_SUFFIXES = (".h5", ".hdf5")
+_FEATURES, _SECONDS, _CAPTIONS = "features.", "features_t.", "raw_captions."
+# Seconds that a feature of an expert covers, by the released code of MMT. Other experts have no
+# times.
+FEATURE_SECONDS = {"rgb": 0.2, "scene": 1.0, "s3d": 1.0, "vggish": 1.0}
+
+_IN_PICKLE = (
+    "a dict that gives each video an array [L, D] (an expert), a list of texts or of lists of "
+    "words (captions), "
+    "a list of arrays (features of captions) or a number (the caption that counts)"
+)
+_IN_HDF5 = "one .h5 per video with features.EXPERT and raw_captions.NUMBER"
+_CORRECT_FILE = "Correct the file, or leave it out."
+
+
+def _require(condition: object, problem: str, fix: str = _CORRECT_FILE) -> None:
+    """Raise a DataError about the content of a source unless a condition holds."""
+    if not condition:
+        raise DataError(f"{problem}. {fix}")
 
 
 @dataclass(frozen=True)
@@ -80,32 +106,29 @@ class VideoSplits:
         """
         images = []
         for video in captions if self.split_of is None else self.split_of:
-            if not captions.get(video):
+            texts, split = captions.get(video), self.split_of and self.split_of[video]
+            if not texts:
                 raise DataError(
                     f"video {video} of a list has no captions. Add the captions of all videos."
                 )
-            texts, split = captions[video], self.split_of and self.split_of[video]
-            is_tested = self.single_test_caption and split == "test"
-            if is_tested and video in test_caption_index:
-                if test_caption_index[video] >= len(texts):
-                    raise DataError(
-                        f"the tested caption of {video} is {test_caption_index[video]}, expected "
-                        f"an index below {len(texts)}. "
-                        "Use files that belong together."
-                    )
-                texts = [texts[test_caption_index[video]]]
-            # Only 1k-A of MSR-VTT is known to test one caption. Other val lists test all of them,
-            # unless there is a file of indices.
-            elif (
-                is_tested
-                and len(texts) > 1
-                and (test_caption_index or self.suffix.startswith("-1ka"))
-            ):
-                raise DataError(
-                    f"one of {len(texts)} captions of {video} is tested, and its index is unknown. "
-                    "Add the file of indices, such as "
-                    "jsfusion_val_caption_idx.pkl, for all test videos."
+            if self.single_test_caption and split == "test":
+                index = test_caption_index.get(video)
+                # Only 1k-A of MSR-VTT is known to test one caption. Other val lists test all of
+                # them, unless there is a file of indices.
+                needs_index = bool(test_caption_index) or self.suffix.startswith("-1ka")
+                _require(
+                    index is not None or len(texts) == 1 or not needs_index,
+                    f"one of {len(texts)} captions of {video} is tested, and its index is unknown",
+                    "Add the file of indices, such as jsfusion_val_caption_idx.pkl, for all test "
+                    "videos.",
                 )
+                _require(
+                    index is None or index < len(texts),
+                    f"the tested caption of {video} is {index}, expected an index below "
+                    f"{len(texts)}",
+                    "Use files that belong together.",
+                )
+                texts = texts if index is None else [texts[index]]
             images.append(
                 {
                     "filename": video,
@@ -116,34 +139,15 @@ class VideoSplits:
         return {"images": images}
 
 
-# Videos of each list ("train", "val", "test"), by the name of the split ("" without a name).
-SplitLists = dict[str, dict[str, list[str]]]
-
-
-def _read_split_list(path: Path, split: str, split_name: str, lists: SplitLists) -> None:
-    """Add the list of a file, whose name has a split and the name of the way to split."""
-    videos = [
-        video_id(name) for line in storage.read_text(path).splitlines() if (name := line.strip())
-    ]
-    if not videos or len(set(videos)) < len(videos):
-        problem = "has a duplicate video" if videos else "is empty"
-        raise DataError(
-            f"{path} {problem}: expected the name of a video per line, each once. Correct the list."
-        )
-    same_name = lists.setdefault(_SPLIT_NAME_ALIASES.get(split_name, split_name), {})
-    if same_name.setdefault(split, videos) is not videos:
-        raise DataError(f"{path}: duplicate {split} list of the same split. Pass only one of them.")
-
-
 def _make_splits(split_name: str, lists: dict[str, list[str]]) -> list[VideoSplits]:
     suffix = f"-{split_name}" if split_name else ""
-    if "train" not in lists or len(lists) < 2:
-        missing = "the train list" if "train" not in lists else "a val or test list"
-        available = " and ".join(f"the {split} list" for split in sorted(lists))
-        raise DataError(
-            f"lists {split_name or 'without a name'}: got {available} without {missing}. Add it, "
-            "or remove the others."
-        )
+    missing = "the train list" if "train" not in lists else "a val or test list"
+    available = " and ".join(f"the {split} list" for split in sorted(lists))
+    _require(
+        "train" in lists and len(lists) > 1,
+        f"lists {split_name or 'without a name'}: got {available} without {missing}",
+        "Add it, or remove the others.",
+    )
     if "test" in lists:
         return [VideoSplits(suffix, _split_of(lists, split_name))]
     all_videos = _split_of({"train": lists["train"], "test": lists["val"]}, split_name)
@@ -160,17 +164,13 @@ def _split_of(lists: Mapping[str, list[str]], list_name: str) -> dict[str, str]:
     split_of: dict[str, str] = {}
     for split in sorted(lists, key=("train", "val", "test").index):
         for video in lists[split]:
-            if split_of.setdefault(video, split) != split:
-                raise DataError(
-                    f"lists {list_name or 'without a name'}: {video} is in {split_of[video]} and "
-                    f"in {split}, expected one split per video. "
-                    "Correct the lists."
-                )
+            _require(
+                split_of.setdefault(video, split) == split,
+                f"lists {list_name or 'without a name'}: {video} is in {split_of[video]} and in "
+                f"{split}, expected one split per video",
+                "Correct the lists.",
+            )
     return split_of
-
-
-_PICKLES = (".pkl", ".pickle", ".npy")
-_CAPTIONS_PER_BLOCK = 512
 
 
 @dataclass(frozen=True)
@@ -224,11 +224,12 @@ def convert_features(
     Raises:
         DataError: If a source is unknown or malformed.
     """
-    if not sources:
-        raise DataError(
-            "sources: expected pickles, .npy of objects, .h5 files or a folder of them, and lists "
-            "of videos, got nothing. Pass at least one."
-        )
+    _require(
+        sources,
+        "sources: expected pickles, .npy of objects, .h5 files or a folder of them, and lists of "
+        "videos, got nothing",
+        "Pass at least one.",
+    )
     out, progress, content = Path(out), progress or NoProgress(), _SourceContent()
     if os.path.exists(out):
         storage.prepare_empty_folder(out, will_be_replaced=True)
@@ -238,16 +239,16 @@ def convert_features(
     # All files appear at once: a failed conversion leaves nothing.
     with storage.atomic_folder(out) as part:
         experts = _write_experts(part / "experts", content, progress)
-        caption_features = tuple(content.published.caption_features)
+        caption_features = tuple(content.caption_features)
         for name in caption_features:
             _write_caption_features(part / "caption_features" / name, name, content, progress)
         split_files = _write_split_files(part, os.path.basename(os.path.realpath(out)), content)
-        if not (experts or caption_features or split_files):
-            raise DataError(
-                "the sources have only indices of tested captions. Add the features, captions or "
-                "lists they belong to."
-            )
-    captions = content.published.captions
+        _require(
+            experts or caption_features or split_files,
+            "the sources have only indices of tested captions",
+            "Add the features, captions or lists they belong to.",
+        )
+    captions = content.captions
     num_videos = len(content.videos_with_experts | dict.fromkeys(captions))
     return ConversionReport(
         out, num_videos, sum(map(len, captions.values())), experts, caption_features, split_files
@@ -256,18 +257,27 @@ def convert_features(
 
 @dataclass
 class _SourceContent:
-    """Content of all sources.
+    """Content of all sources by video name.
 
     Attributes:
-        published: Content of pickles and of files of captions.
+        experts: Arrays ``[L, D]`` by expert and video. None: the expert is missing.
+        captions: Captions of each video.
+        splits: Split of each video, if a file of captions has them.
+        caption_features: Arrays ``[L, D]``, one per caption, by name and video.
+        test_caption_index: Index of the one caption that is tested, from 0.
         hdf5_videos: HDF5 files of each source that has them.
-        lists: Split lists.
+        lists: Videos of each list ("train", "val", "test"), by the name of the split ("" without a
+            name).
         checksums: Hash of the pickle of each name.
     """
 
-    published: PublishedFeatures = field(default_factory=PublishedFeatures)
+    experts: dict[str, dict[str, np.ndarray | None]] = field(default_factory=dict)
+    captions: dict[str, list[str]] = field(default_factory=dict)
+    splits: dict[str, str] = field(default_factory=dict)
+    caption_features: dict[str, dict[str, list[np.ndarray]]] = field(default_factory=dict)
+    test_caption_index: dict[str, int] = field(default_factory=dict)
     hdf5_videos: list[HDF5Videos] = field(default_factory=list)
-    lists: SplitLists = field(default_factory=dict)
+    lists: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     checksums: dict[str, str] = field(default_factory=dict)
 
     def add(self, source: str | Path, progress: Progress) -> None:
@@ -278,16 +288,36 @@ class _SourceContent:
                 path, lambda done, total: progress.update("files of videos", done, total, 0.0)
             )
             self.hdf5_videos.append(videos)
-            self.published.add_captions(videos.captions, path)
+            self._add_captions(videos.captions, path)
         elif matched := _LIST.fullmatch(path.name):
             split, split_name = matched.groups(default="")
-            _read_split_list(path, split, split_name, self.lists)
+            lines = map(str.strip, storage.read_text(path).splitlines())
+            listed = [video_id(line) for line in lines if line]
+            _require(
+                listed and len(set(listed)) == len(listed),
+                f"{path} {'has a duplicate video' if listed else 'is empty'}: expected the name of "
+                "a video per line, each once",
+                "Correct the list.",
+            )
+            same_name = self.lists.setdefault(_SPLIT_NAME_ALIASES.get(split_name, split_name), {})
+            _require(
+                same_name.setdefault(split, listed) is listed,
+                f"{path}: duplicate {split} list of the same split",
+                "Pass only one of them.",
+            )
         elif path.name.endswith(".json"):
             captions, splits = read_captions_and_splits(path)
-            self.published.add_captions(captions, path)
-            self.published.add_splits(splits, path)
+            self._add_captions(captions, path)
+            given = {video_id(video): split for video, split in splits.items() if split is not None}
+            without_split = next((video for video in splits if splits[video] is None), None)
+            _require(
+                not given or without_split is None,
+                f"{path} has no split of {without_split}, but of others: expected splits of all "
+                "videos or of none",
+            )
+            self.splits |= given
         elif path.name.endswith(_PICKLES):
-            self.published.add(read_plain_pickle(path), name, path)
+            self._add_pickle(read_plain_pickle(path), name, path)
             self.checksums[name] = storage.content_hash(path)
         else:
             formats = ", ".join((*_PICKLES, *HDF5_SUFFIXES, "a .json of MSR-VTT"))
@@ -296,12 +326,315 @@ class _SourceContent:
                 "train_list.txt. Leave it out."
             )
 
+    def _add_pickle(self, value: Any, name: str, path: Path) -> None:
+        """Add the content of a pickle. Its kind is determined by its values."""
+        found = "an empty dict" if value == {} else f"a {type(value).__name__}"
+        _require(isinstance(value, dict) and value, f"{path} has {found}, expected {_IN_PICKLE}")
+        table: dict[str, Any] = {}
+        for key, entry in value.items():
+            video = key.decode("latin1") if isinstance(key, bytes) else key
+            _require(
+                isinstance(video, str) and is_valid_unicode(video),
+                f"{path}: expected Unicode texts as video names, got a {type(key).__name__}",
+            )
+            _require(
+                video_id(video) not in table,
+                f"{path}: duplicate video {video_id(video)}, with and without its file suffix",
+                "Remove one of the two.",
+            )
+            table[video_id(video)] = entry
+        first_video = next((video for video in table if not is_missing(table[video])), None)
+        _require(
+            first_video is not None,
+            f"{path}: all {len(table):,} videos have only None, NaN or empty arrays, expected "
+            f"{_IN_PICKLE}",
+        )
+        first = table[first_video or ""]
+        first_element = first[0] if isinstance(first, list | tuple) and first else None
+        target: dict[str, Any]
+        parse: Callable[[Any, str, Path], Any]
+        if isinstance(first, np.ndarray):
+            target, parse = _new_table(self.experts, name, path), _parse_array
+        elif isinstance(first_element, np.ndarray):
+            target, parse = _new_table(self.caption_features, name, path), _parse_arrays
+        elif isinstance(first_element, str | bytes | list | tuple):
+            target, parse = self.captions, _parse_captions
+        else:
+            # Not isinstance: True is an integer, too.
+            _require(
+                type(first) is int,
+                f"{path}: video {first_video} has a {type(first).__name__}, expected {_IN_PICKLE}",
+            )
+            target, parse = self.test_caption_index, _parse_caption_index
+        _require_new(target, table, path)
+        target |= {video: parse(entry, video, path) for video, entry in table.items()}
+
+    def _add_captions(self, captions: dict[str, list[str]], path: Path) -> None:
+        captions = {video_id(video): texts for video, texts in captions.items()}
+        _require_new(self.captions, captions, path)
+        self.captions |= {video: texts for video, texts in captions.items() if texts}
+
     @property
     def videos_with_experts(self) -> dict[str, None]:
         """Names of the videos that have an expert, in order."""
-        names = [video for table in self.published.experts.values() for video in table]
+        names = [video for table in self.experts.values() for video in table]
         names += [video for files in self.hdf5_videos for video in files.paths]
         return dict.fromkeys(names)
+
+
+def _new_table(tables: dict[str, dict[str, Any]], name: str, path: Path) -> dict[str, Any]:
+    _require(
+        name not in tables,
+        f"{path}: duplicate name {name!r}",
+        f"Give it another name with NAME={path}.",
+    )
+    return tables.setdefault(name, {})
+
+
+def _require_new(target: Mapping[str, Any], table: Mapping[str, Any], path: Path) -> None:
+    duplicate = min(target.keys() & table.keys(), default=None)
+    _require(
+        duplicate is None,
+        f"{path}: duplicate entry {duplicate}, already defined in another file",
+        "Pass only one of these files.",
+    )
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether an expert has no features of a video: None, NaN, no vectors, or vectors of
+    NaN.
+
+    Args:
+        value: The value of the expert.
+
+    Returns:
+        Whether it is missing.
+    """
+    if isinstance(value, np.ndarray):
+        return not value.size or (value.dtype.kind == "f" and bool(np.isnan(value).all()))
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _parse_array(value: Any, video: str, path: Path) -> np.ndarray | None:
+    if is_missing(value):
+        return None
+    if not isinstance(value, np.ndarray):
+        raise DataError(
+            f"{path} gives {video} a {type(value).__name__}, but an array to others: expected an "
+            f"array, or NaN where it is missing. {_CORRECT_FILE}"
+        )
+    # Not _require: the text of a large array takes long.
+    if not value.ndim:
+        raise DataError(
+            f"{path} gives {video} the number {value}, expected an array [length, width], or NaN "
+            f"where it is missing. {_CORRECT_FILE}"
+        )
+    return value
+
+
+def _parse_arrays(value: Any, video: str, path: Path) -> list[np.ndarray]:
+    _require(
+        isinstance(value, list | tuple) and all(isinstance(array, np.ndarray) for array in value),
+        f"{path}: video {video} has no list of arrays, but others have: expected one array per "
+        "caption",
+    )
+    return list(value)
+
+
+def _parse_captions(value: Any, video: str, path: Path) -> list[str]:
+    _require(
+        isinstance(value, list | tuple),
+        f"{path}: video {video} has a {type(value).__name__}, but others have captions: expected a "
+        "list of captions",
+    )
+    captions = []
+    for caption in value:
+        words = caption if isinstance(caption, list | tuple) else [caption]
+        _require(
+            all(isinstance(word, str | bytes) for word in words),
+            f"{path}: a caption of {video} is not a text: expected a text or a list of words",
+        )
+        text = " ".join(word if isinstance(word, str) else word.decode("latin1") for word in words)
+        _require(
+            is_valid_unicode(text),
+            f"{path}: a caption of {video} has an incomplete character",
+            "Fix it in the file.",
+        )
+        captions.append(text)
+    return captions
+
+
+def _parse_caption_index(value: Any, video: str, path: Path) -> int:
+    _require(
+        type(value) is int and value >= 0,
+        f"{path}: video {video} has no caption index: expected an integer >= 0",
+    )
+    return int(value)
+
+
+@dataclass(frozen=True)
+class HDF5Videos:
+    """HDF5 files by video.
+
+    Attributes:
+        paths: File of each video.
+        embedding_dims: Dimension of each expert of any file.
+        captions: Captions of each video, in order.
+    """
+
+    paths: dict[str, Path]
+    embedding_dims: dict[str, int]
+    captions: dict[str, list[str]]
+
+    @classmethod
+    def open(cls, path: Path, on_progress: Callable[[int, int], None]) -> HDF5Videos:
+        """Open one file, or all files in a folder and its subfolders.
+
+        Args:
+            path: The file or folder.
+            on_progress: Called with the number of files that were read and of all files.
+
+        Returns:
+            The files.
+
+        Raises:
+            DataError: If there are only other files, or one of another layout.
+        """
+        listed = [path]
+        if not os.path.isfile(path):
+            scan = scan_folder(path)
+            for name, problem in scan.problems.items():
+                if name.endswith(HDF5_SUFFIXES) or os.path.isdir(path / name):
+                    raise DataError(f"{path / name}: {problem}.")
+            listed = [path / name for name in scan.files if name.endswith(HDF5_SUFFIXES)]
+        _require(
+            listed,
+            f"{path} has no .h5: expected {_IN_HDF5}",
+            "Add these files, or pass another folder.",
+        )
+        files = cls({}, {}, {})
+        for number, file in enumerate(listed, 1):
+            first = files.paths.setdefault(video_id(file.stem), file)
+            _require(
+                first is file,
+                f"{file} has the same video name as {first}: expected one file per video",
+                "Remove one of them.",
+            )
+            with _open_hdf5(file) as video:
+                files._add_file(file, video)
+            on_progress(number, len(listed))
+        return files
+
+    def read(self, video: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Read the features of a video, and their times: the middle of their stored start and end,
+        or their place by `FEATURE_SECONDS`.
+
+        Args:
+            video: Name of the video.
+
+        Returns:
+            Features by expert, and times in seconds by expert, ``[L]``.
+        """
+        features: dict[str, np.ndarray] = {}
+        seconds: dict[str, np.ndarray] = {}
+        if video not in self.paths:
+            return features, seconds
+        with _open_hdf5(self.paths[video]) as content:
+            for name in self.embedding_dims:
+                if _FEATURES + name not in content:
+                    continue
+                features[name] = vectors = content[_FEATURES + name][()]
+                if vectors.ndim != 2:
+                    continue
+                stored = content[_SECONDS + name][()] if _SECONDS + name in content else []
+                times = np.atleast_1d(stored)[: len(vectors)]
+                # Start and end of each vector, [L, 2].
+                if times.ndim == 2 and times.size:
+                    times = times.mean(1)
+                is_number = times.dtype.kind in "fiu" and times.shape == (len(vectors),)
+                if is_number and np.isfinite(times).all():
+                    seconds[name] = times
+                elif name in FEATURE_SECONDS:
+                    seconds[name] = (np.arange(len(vectors)) + 0.5) * FEATURE_SECONDS[name]
+        return features, seconds
+
+    def _add_file(self, path: Path, video: Any) -> None:
+        """Add the captions and dimensions of a file. Features are not read."""
+        for key in video:
+            _require_own_array(path, video, key)
+            if key.startswith(_FEATURES):
+                shape, name = video[key].shape, key.removeprefix(_FEATURES)
+                # A missing expert is stored as a single NaN.
+                if len(shape) != 2 and is_missing(video[key][()]):
+                    continue
+                _require(
+                    len(shape) in (1, 2),
+                    f"{path}: {key} is of shape {list(shape)}, expected [length, width], or NaN",
+                )
+                embedding_dim = self.embedding_dims.setdefault(name, shape[-1])
+                _require(
+                    embedding_dim == shape[-1],
+                    f"{path}: {key} has dimension {shape[-1]}, but {embedding_dim} in earlier "
+                    "files: expected one dimension",
+                )
+        numbers = [key.removeprefix(_CAPTIONS) for key in video if key.startswith(_CAPTIONS)]
+        # In the order of the numbers, which may be longer than Python converts.
+        numbers = sorted(
+            filter(str.isdecimal, numbers),
+            key=lambda number: (len(number.lstrip("0")), number.lstrip("0")),
+        )
+        captions = self.captions[video_id(path.stem)] = list[str]()
+        for number in numbers:
+            stored = video[f"{_CAPTIONS}{number}"][()]
+            words = stored.tolist() if isinstance(stored, np.ndarray) else [stored]
+            is_text = isinstance(words, list) and all(
+                isinstance(word, str | bytes) for word in words
+            )
+            _require(
+                is_text and words,
+                f"{path}: {_CAPTIONS}{number:.20} is not a text: expected the words of a caption, "
+                "or a text",
+            )
+            captions.append(
+                " ".join(word.decode() if isinstance(word, bytes) else word for word in words)
+            )
+
+
+@contextmanager
+def _open_hdf5(path: Path) -> Iterator[Any]:
+    with requires_extra("video", f"reading {path}"):
+        import h5py
+    with storage.reading_regular_file(path):
+        try:
+            with h5py.File(path, "r") as video:
+                yield video
+        except (KeyError, RuntimeError, TypeError, UnicodeDecodeError) as error:
+            raise DataError(
+                f"{path} is damaged or of another layout, expected {_IN_HDF5}: "
+                f"{storage.error_reason(error)[:100]}. {_CORRECT_FILE}"
+            ) from None
+
+
+def _require_own_array(path: Path, video: Any, key: str) -> None:
+    """Check that content is in the file itself and of a possible size. HDF5 also supports links to
+    other files.
+    """
+    import h5py
+
+    # Before the content is opened, which would follow the link.
+    _require(
+        isinstance(video.get(key, getlink=True), h5py.HardLink),
+        f"{path}: {key} is a link, and links are not followed: expected {_IN_HDF5}",
+    )
+    content = video[key]
+    _require(
+        isinstance(content, h5py.Dataset) and not content.is_virtual and not content.external,
+        f"{path}: {key} is not an array in the file itself: expected {_IN_HDF5}",
+    )
+    _require(
+        content.nbytes <= storage.MAX_BYTES,
+        f"{path}: {key} has {content.nbytes:,} bytes, expected at most {storage.MAX_BYTES:,}",
+    )
 
 
 def _parse_source(source: str | Path) -> tuple[str, Path]:
@@ -323,29 +656,30 @@ def _write_experts(
     folder: Path, content: _SourceContent, progress: Progress
 ) -> dict[str, tuple[int, int]]:
     """Write the store of all experts. Return the dimension of each, and how many videos have it."""
-    tables, captions = content.published.experts, content.published.captions
+    tables, captions = content.experts, content.captions
     # An expert that every video lacks still needs a dimension.
     embedding_dims = {
         name: next((int(array.shape[-1]) for array in table.values() if array is not None), 1)
         for name, table in tables.items()
     }
     for files in content.hdf5_videos:
-        if duplicates := embedding_dims.keys() & files.embedding_dims.keys():
-            raise DataError(
-                f"duplicate expert {min(duplicates)} in two sources. Give one of them another name "
-                "with NAME=PATH."
-            )
+        duplicate = min(embedding_dims.keys() & files.embedding_dims.keys(), default=None)
+        _require(
+            duplicate is None,
+            f"duplicate expert {duplicate} in two sources",
+            "Give one of them another name with NAME=PATH.",
+        )
         embedding_dims |= files.embedding_dims
     if not embedding_dims:
         return {}
     with_experts = content.videos_with_experts
     names = list(with_experts | dict.fromkeys(captions))
     if without_experts := names[len(with_experts) :]:
-        if not with_experts.keys() & captions.keys():
-            raise DataError(
-                f"no expert has any of the videos with captions, such as {without_experts[0]}. Use "
-                "the same video names in all files."
-            )
+        _require(
+            with_experts.keys() & captions.keys(),
+            f"no expert has any of the videos with captions, such as {without_experts[0]}",
+            "Use the same video names in all files.",
+        )
         progress.message(
             f"{len(without_experts):,} videos with captions, such as {without_experts[0]}, are "
             "missing in all experts"
@@ -376,34 +710,34 @@ def _write_caption_features(
 ) -> None:
     """Write a store of word features of captions, each caption once."""
     features: dict[str, np.ndarray] = {}
-    for video, arrays in content.published.caption_features[name].items():
-        captions = content.published.captions.get(video, [])
-        if len(captions) != len(arrays):
-            raise DataError(
-                f"features {name}: got {len(arrays)} arrays for {len(captions)} captions of "
-                f"{video}. Add the captions they belong to."
-            )
+    for video, arrays in content.caption_features[name].items():
+        captions = content.captions.get(video, [])
+        _require(
+            len(captions) == len(arrays),
+            f"features {name}: got {len(arrays)} arrays for {len(captions)} captions of {video}",
+            "Add the captions they belong to.",
+        )
         for caption, array in zip(captions, arrays, strict=True):
             # Equal captions of several videos share the features of the first one.
             features.setdefault(caption, array)
     embedding_dim = next(iter(features.values())).shape[-1]
     for caption, array in features.items():
-        if (
-            array.ndim != 2
-            or array.shape[1] != embedding_dim
-            or not len(array)
-            or array.dtype.kind != "f"
-        ):
-            raise DataError(
-                f"features {name} of the caption {caption[:60]!r}: expected floats of shape "
-                f"[words, {embedding_dim}], "
-                f"got {array.dtype} of shape {list(array.shape)}. Correct the features."
-            )
-        if not np.abs(array).max() < np.finfo(np.float16).max:
-            raise DataError(
-                f"features {name} of the caption {caption[:60]!r}: expected values that are finite "
-                "in float16. Scale them."
-            )
+        _require(
+            array.ndim == 2
+            and array.shape[1] == embedding_dim
+            and len(array)
+            and array.dtype.kind == "f",
+            f"features {name} of the caption {caption[:60]!r}: expected floats of shape [words, "
+            f"{embedding_dim}], got {array.dtype} of shape {list(array.shape)}",
+            "Correct the features.",
+        )
+        # Also false for NaN.
+        _require(
+            np.abs(array).max() < np.finfo(np.float16).max,
+            f"features {name} of the caption {caption[:60]!r}: expected values that are finite in "
+            "float16",
+            "Scale them.",
+        )
     lengths = np.array([len(array) for array in features.values()])
     description = StoreDescription(
         "text",
@@ -427,18 +761,17 @@ def _write_split_files(folder: Path, name: str, content: _SourceContent) -> tupl
     """Write a list for each way to split the videos: from split lists, else from a file of
     captions, else without splits.
     """
-    published = content.published
     all_splits = [
         splits
         for split_name, lists in content.lists.items()
         for splits in _make_splits(split_name, lists)
     ]
-    if not all_splits and published.captions:
-        has_splits = len(set(published.splits.values())) > 1
-        all_splits = [VideoSplits("", published.splits if has_splits else None)]
+    if not all_splits and content.captions:
+        has_splits = len(set(content.splits.values())) > 1
+        all_splits = [VideoSplits("", content.splits if has_splits else None)]
     files = {f"dataset_{name}{splits.suffix}.json": splits for splits in all_splits}
     for file, splits in files.items():
         storage.write_json(
-            folder / file, splits.to_karpathy(published.captions, published.test_caption_index)
+            folder / file, splits.to_karpathy(content.captions, content.test_caption_index)
         )
     return tuple(files)

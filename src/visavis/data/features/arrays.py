@@ -301,12 +301,9 @@ def _scan(features: ArrayFeatures) -> int | None:
     rows_per_read, first = max(ROWS_PER_READ, SCAN_BYTES // (4 * math.prod(features.shape))), 0
     for array in features.arrays:
         for start in range(0, len(array), rows_per_read):
+            rows = np.arange(start, min(start + rows_per_read, len(array)))
             # A copy, because torch warns about arrays that cannot be written.
-            block = torch.from_numpy(
-                np.array(
-                    _read_rows(array, np.arange(start, min(start + rows_per_read, len(array))))
-                )
-            )
+            block = torch.from_numpy(np.array(_read_rows(array, rows)))
             # NaN is both the smallest and the largest value. This is much faster than a comparison
             # of each value.
             if not all(bound.float().isfinite() for bound in block.aminmax()):

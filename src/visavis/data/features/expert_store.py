@@ -127,16 +127,14 @@ class ExpertStore:
             )
         with raise_as_damaged():
             contents = storage.read_json(folder / EXPERTS_FILE, _Contents)
-            if invalid_name := next(
-                (name for name in contents.embedding_dims if not EXPERT_NAME.fullmatch(name)), None
-            ):
-                raise _damaged(
-                    f"{folder / EXPERTS_FILE} has the expert {invalid_name!r}, which is not "
-                    "allowed as a file name"
+            for name in contents.embedding_dims:
+                _require_intact(
+                    EXPERT_NAME.fullmatch(name),
+                    f"{folder / EXPERTS_FILE} has the expert {name!r}, which is not allowed as a "
+                    "file name",
                 )
             experts = {
-                name: _open_expert(folder, name, embedding_dim, contents)
-                for name, embedding_dim in contents.embedding_dims.items()
+                name: _open_expert(folder, name, contents) for name in contents.embedding_dims
             }
         _verify(folder, contents, experts)
         if unknown := [name for name in names if name not in experts]:
@@ -287,16 +285,42 @@ class ExpertWriter:
                 f"{suggest_name(unknown[0], self._embedding_dims)}"
             )
         # All experts are checked before any is written: an error leaves no half of an item.
-        checked = {
-            name: _to_rows(experts.get(name), location, name, embedding_dim)
-            for name, embedding_dim in self._embedding_dims.items()
-        }
-        times = {
-            name: _to_seconds(seconds.get(name), location, name, len(vectors))
-            for name, vectors in checked.items()
-        }
-        for name, vectors in checked.items():
-            self._seconds[name].append(times[name])
+        checked: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        for name, embedding_dim in self._embedding_dims.items():
+            vectors, times = experts.get(name), seconds.get(name)
+            vectors = np.empty((0, embedding_dim), np.float32) if vectors is None else vectors
+            if (
+                vectors.ndim not in (1, 2)
+                or vectors.shape[-1] != embedding_dim
+                or vectors.dtype.kind not in "fiu"
+            ):
+                raise DataError(
+                    f"{location}: expert {name}: expected numbers of shape [length, "
+                    f"{embedding_dim}], got {vectors.dtype} of shape {list(vectors.shape)}. "
+                    "Correct its vectors."
+                )
+            # A value that float32 cannot hold becomes infinite, which the next check reports.
+            with np.errstate(over="ignore"):
+                vectors = np.ascontiguousarray(vectors.reshape(-1, embedding_dim), np.float32)
+            if not np.isfinite(vectors).all():
+                raise DataError(
+                    f"{location}: expert {name}: expected finite values, got NaN or infinity. "
+                    "Compute them again, or pass None if the expert is missing."
+                )
+            times = np.full(len(vectors), -1, np.float32) if times is None else times
+            if (
+                times.shape != (len(vectors),)
+                or times.dtype.kind not in "fiu"
+                or not (np.abs(times) < np.finfo(np.float32).max).all()
+            ):
+                raise DataError(
+                    f"{location}: seconds of expert {name}: expected a finite number for each of "
+                    f"{len(vectors)} vectors, got {times.dtype} of shape {list(times.shape)}. "
+                    "Correct its times."
+                )
+            checked[name] = vectors, times.astype(np.float32)
+        for name, (vectors, times) in checked.items():
+            self._seconds[name].append(times)
             self._files[name].write(vectors.data)
             self._digests[name].update(vectors.data)
             self._lengths[name].append(len(vectors))
@@ -378,78 +402,37 @@ def _write_header(file: BinaryIO, rows: int, embedding_dim: int) -> None:
     )
 
 
-def _to_rows(
-    vectors: np.ndarray | None, location: str, name: str, embedding_dim: int
-) -> np.ndarray:
-    if vectors is None:
-        return np.empty((0, embedding_dim), np.float32)
-    if (
-        vectors.ndim not in (1, 2)
-        or vectors.shape[-1] != embedding_dim
-        or vectors.dtype.kind not in "fiu"
-    ):
-        raise DataError(
-            f"{location}: expert {name}: expected numbers of shape [length, {embedding_dim}], got "
-            f"{vectors.dtype} of shape "
-            f"{list(vectors.shape)}. Correct its vectors."
-        )
-    with np.errstate(over="ignore"):
-        single = np.ascontiguousarray(vectors.reshape(-1, embedding_dim), np.float32)
-    if not np.isfinite(single).all():
-        raise DataError(
-            f"{location}: expert {name}: expected finite values, got NaN or infinity. Compute them "
-            "again, or pass None if the expert is missing."
-        )
-    return single
-
-
-def _to_seconds(seconds: np.ndarray | None, location: str, name: str, length: int) -> np.ndarray:
-    if seconds is None:
-        return np.full(length, -1, np.float32)
-    if (
-        seconds.shape != (length,)
-        or seconds.dtype.kind not in "fiu"
-        or not (np.abs(seconds) < np.finfo(np.float32).max).all()
-    ):
-        raise DataError(
-            f"{location}: seconds of expert {name}: expected a finite number for each of {length} "
-            f"vectors, got {seconds.dtype} of shape "
-            f"{list(seconds.shape)}. Correct its times."
-        )
-    return seconds.astype(np.float32)
-
-
-def _open_expert(folder: Path, name: str, embedding_dim: int, contents: _Contents) -> _Expert:
+def _open_expert(folder: Path, name: str, contents: _Contents) -> _Expert:
     """Open the files of an expert and check them against ``experts.json``."""
     is_timed = name in contents.timed_experts
-    files = [f"{name}.npy", f"{name}.offsets.npy", *([f"{name}.seconds.npy"] if is_timed else [])]
-    for file in (folder / file for file in files):
-        if not os.path.exists(file):
-            raise _damaged(f"{folder} lacks {file.name} of the expert {name}")
+    for file in (f"{name}.npy", f"{name}.offsets.npy", *[f"{name}.seconds.npy"] * is_timed):
+        _require_intact(
+            os.path.exists(folder / file), f"{folder} lacks {file} of the expert {name}"
+        )
     vectors = storage.read_array(folder / f"{name}.npy", dimensions=2, memory_map=True)
     offsets = storage.read_array(folder / f"{name}.offsets.npy", dimensions=1, kinds="i")
-    if (
-        not are_offsets(offsets, len(contents.items))
-        or vectors.shape != (offsets[-1], embedding_dim)
-        or vectors.dtype != np.float32
-    ):
-        actual = f"{vectors.dtype} of shape {list(vectors.shape)}"
-        raise _damaged(
-            f"{folder / name}.npy has {actual}, which does not match {EXPERTS_FILE} and its offsets"
-        )
-    seconds = (
-        storage.read_array(folder / f"{name}.seconds.npy", dimensions=1, kinds="f")
-        if is_timed
-        else None
+    _require_intact(
+        are_offsets(offsets, len(contents.items))
+        and vectors.shape == (offsets[-1], contents.embedding_dims[name])
+        and vectors.dtype == np.float32,
+        f"{folder / name}.npy has {vectors.dtype} of shape {list(vectors.shape)}, which does not "
+        f"match {EXPERTS_FILE} and its offsets",
     )
-    if seconds is not None and (seconds.shape != vectors.shape[:1] or seconds.dtype != np.float32):
-        actual = f"{seconds.dtype} of shape {list(seconds.shape)}"
-        raise _damaged(f"{folder / name}.seconds.npy has {actual}, which does not match {name}.npy")
+    if not is_timed:
+        return _Expert(vectors, offsets, None)
+    seconds = storage.read_array(folder / f"{name}.seconds.npy", dimensions=1, kinds="f")
+    _require_intact(
+        seconds.shape == vectors.shape[:1] and seconds.dtype == np.float32,
+        f"{folder / name}.seconds.npy has {seconds.dtype} of shape {list(seconds.shape)}, which "
+        f"does not match {name}.npy",
+    )
     return _Expert(vectors, offsets, seconds)
 
 
-def _damaged(problem: str) -> storage.DamagedCacheError:
-    return storage.DamagedCacheError(f"{problem}.{RESTORE_STORE}")
+def _require_intact(condition: object, problem: str) -> None:
+    """Raise DamagedCacheError about the content of a store unless a condition holds."""
+    if not condition:
+        raise storage.DamagedCacheError(f"{problem}.{RESTORE_STORE}")
 
 
 def _checksum(
@@ -475,14 +458,10 @@ def _verify(folder: Path, contents: _Contents, experts: dict[str, _Expert]) -> N
     is_small = sum(expert.vectors.nbytes for expert in experts.values()) <= MAX_BYTES_HASHED_AT_OPEN
     if not is_small and storage.read_checksummed_json(record, str) == contents.sha256:
         return
-    if (
-        _checksum(
-            contents.items,
-            contents.embedding_dims,
-            {name: expert.digest() for name, expert in experts.items()},
-        )
-        != contents.sha256
-    ):
-        raise _damaged(f"checksum mismatch of the experts in {folder}")
+    digests = {name: expert.digest() for name, expert in experts.items()}
+    _require_intact(
+        _checksum(contents.items, contents.embedding_dims, digests) == contents.sha256,
+        f"checksum mismatch of the experts in {folder}",
+    )
     if not is_small:
         storage.write_checksummed_json(record, contents.sha256)

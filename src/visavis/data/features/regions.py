@@ -12,8 +12,10 @@ import os
 import re
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -70,11 +72,8 @@ def read_regions(
         DataError: If features are malformed. The message has their location.
     """
     embedding_dim = 0
-    for item, location, features in (
-        _read_tsv(files, on_progress)
-        if ".tsv" in files[0].name
-        else _read_arrays(files, on_progress)
-    ):
+    reader = _read_tsv if ".tsv" in files[0].name else _read_arrays
+    for item, location, features in reader(files, on_progress):
         embedding_dim = embedding_dim or (features.shape[-1] if features.ndim else 0)
         if features.ndim != 2 or features.shape[1] != embedding_dim or not len(features):
             actual = f"{features.dtype} of shape {list(features.shape)}"
@@ -88,73 +87,71 @@ def read_regions(
 def _read_tsv(
     files: list[Path], on_progress: ProgressCallback
 ) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Read lines of bottom-up-attention: the id is first, and the number of boxes, boxes and
+    features are last, in base64.
+    """
     total, done = sum(file.stat().st_size for file in files), 0
     for path in files:
         with storage.reading_regular_file(path), open(path, "rb") as file:
-            number = 0
-            while line := file.readline(MAX_LINE_BYTES):
-                number, done = number + 1, done + len(line)
-                yield _parse_tsv_line(line, f"{path}, line {number}")
+            # Not the iteration over the file: a line of a damaged file may have any length.
+            lines = iter(partial(file.readline, MAX_LINE_BYTES), b"")
+            for number, line in enumerate(lines, 1):
+                location, columns = f"{path}, line {number}", line.rstrip(b"\r\n").split(b"\t")
+                if len(columns) < 6:
+                    raise DataError(
+                        f"{location}: expected the tab-separated columns id, width, height, "
+                        f"number of boxes, boxes and features, got {len(columns)} columns. Use a "
+                        "file of bottom-up-attention."
+                    )
+                item, boxes = columns[0].decode(errors="replace"), columns[-3]
+                try:
+                    numbers = base64.b64decode(columns[-1], validate=True)
+                except binascii.Error:
+                    raise DataError(
+                        f"{location}: expected the features of image {item} as base64 in the last "
+                        "column. The line may be truncated."
+                    ) from None
+                regions = int(boxes) if boxes.isdigit() else 0
+                if not regions or not numbers or len(numbers) % (BYTES_PER_VALUE * regions):
+                    raise DataError(
+                        f"{location}: {len(numbers):,} bytes of features do not match "
+                        f"{boxes.decode(errors='replace')!r} boxes. The line may be truncated."
+                    )
+                yield item, location, np.frombuffer(numbers, "<f4").reshape(regions, -1)
+                done += len(line)
                 on_progress(done // MEGABYTE, total // MEGABYTE)
-
-
-def _parse_tsv_line(line: bytes, location: str) -> tuple[str, str, np.ndarray]:
-    """Parse the columns of bottom-up-attention: the id is first, and the number of boxes, boxes and
-    features are last, in base64.
-    """
-    columns = line.rstrip(b"\r\n").split(b"\t")
-    if len(columns) < 6:
-        raise DataError(
-            f"{location}: expected the tab-separated columns id, width, height, number of boxes, "
-            "boxes and features, "
-            f"got {len(columns)} columns. Use a file of bottom-up-attention."
-        )
-    item, boxes, encoded = columns[0].decode(errors="replace"), columns[-3], columns[-1]
-    try:
-        numbers = base64.b64decode(encoded, validate=True)
-    except binascii.Error:
-        raise DataError(
-            f"{location}: expected the features of image {item} as base64 in the last column. The "
-            "line may be truncated."
-        ) from None
-    regions = int(boxes) if boxes.isdigit() else 0
-    if not regions or not numbers or len(numbers) % (BYTES_PER_VALUE * regions):
-        raise DataError(
-            f"{location}: {len(numbers):,} bytes of features do not match "
-            f"{boxes.decode(errors='replace')!r} boxes. The line may be truncated."
-        )
-    return item, location, np.frombuffer(numbers, "<f4").reshape(regions, -1)
 
 
 def _read_arrays(
     files: list[Path], on_progress: ProgressCallback
 ) -> Iterator[tuple[str, str, np.ndarray]]:
     for number, path in enumerate(files, 1):
-        yield (
-            path.stem,
-            str(path),
-            storage.read_array(path, kinds="fiu") if path.suffix == ".npy" else _read_npz(path),
-        )
+        if path.suffix == ".npy":
+            yield path.stem, str(path), storage.read_array(path, kinds="fiu")
+        else:
+            with storage.reading_regular_file(path):
+                try:
+                    with np.load(path, allow_pickle=False) as archive:
+                        name = next((name for name in NPZ_KEYS if name in archive), None)
+                        array = None if name is None else archive[name]
+                except (
+                    ValueError,
+                    EOFError,
+                    KeyError,
+                    AttributeError,
+                    zipfile.BadZipFile,
+                ) as error:
+                    raise DataError(
+                        f"{path} is not a readable .npz of numbers: {storage.error_reason(error)}. "
+                        "Save the array again with numpy.savez."
+                    ) from None
+            if array is None:
+                raise DataError(
+                    f"{path} has no features: expected an array named {' or '.join(NPZ_KEYS)}. "
+                    "Rename its array."
+                )
+            yield path.stem, str(path), array
         on_progress(number, len(files))
-
-
-def _read_npz(path: Path) -> np.ndarray:
-    with storage.reading_regular_file(path):
-        try:
-            with np.load(path, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in NPZ_KEYS if name in archive}
-        except (ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile) as error:
-            raise DataError(
-                f"{path} is not a readable .npz of numbers: {storage.error_reason(error)}. Save "
-                "the array again with numpy.savez."
-            ) from None
-    if not arrays:
-        raise DataError(
-            f"{path} has no features: expected an array named {' or '.join(NPZ_KEYS)}. Rename its "
-            "array."
-        )
-    array: np.ndarray = next(iter(arrays.values()))
-    return array
 
 
 REGIONS_EXPERT = "regions"
@@ -258,13 +255,9 @@ class RegionFeatures:
         Returns:
             Float32 features ``[n, R, D]``, with a mask if images have different numbers of regions.
         """
-        stored = self.store.read(rows)
-        assert isinstance(stored.vectors, dict)
-        assert isinstance(stored.mask, dict)
-        return Encoded(
-            stored.vectors[REGIONS_EXPERT],
-            stored.mask[REGIONS_EXPERT] if self.has_variable_length else None,
-        )
+        stored: Any = self.store.read(rows)
+        mask = stored.mask[REGIONS_EXPERT] if self.has_variable_length else None
+        return Encoded(stored.vectors[REGIONS_EXPERT], mask)
 
 
 def _keys(name: str) -> Iterable[str]:
