@@ -12,7 +12,7 @@ import torch
 
 import visavis
 from visavis.core.errors import DataError, RecipeError, VisavisError
-from visavis.data.features.regions import RegionFeatures
+from visavis.data.features.expert_store import RegionFeatures
 
 WIDTH = 5
 IDS = ["391895", "1000092795", "7"]

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from visavis.core.errors import DataError
-from visavis.data.conversion import safe_pickle
-from visavis.data.conversion.safe_pickle import read_plain_pickle
+from visavis.data import safe_pickle
+from visavis.data.safe_pickle import read_plain_pickle
 
 PROTOCOLS = range(6)
 

@@ -12,7 +12,7 @@ from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.data.dataset_reader import check_dataset, open_dataset
 from visavis.data.features.arrays import ArrayFeatures
-from visavis.data.features.regions import RegionFeatures
+from visavis.data.features.expert_store import RegionFeatures
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from visavis.core.errors import (
     format_value,
     requires_extra,
 )
-from visavis.data.splits import split_in_name
+from visavis.data.file_names import split_in_name
 
 # Name of a data set of the hub: ``hf:OWNER/NAME``, ``hf:OWNER/NAME:CONFIG`` or
 # ``hf:OWNER/NAME@REVISION``.

@@ -16,8 +16,7 @@ from torch import Tensor
 from visavis.core.encoded import Encoded, concatenate
 from visavis.data.dataset import Image as ListedImage
 from visavis.data.features.arrays import ArrayFeatures
-from visavis.data.features.expert_store import ExpertStore
-from visavis.data.features.regions import RegionFeatures
+from visavis.data.features.expert_store import ExpertStore, RegionFeatures
 from visavis.data.features.standardization import Standardization
 from visavis.data.features.store import FeatureStore
 from visavis.data.images import (

@@ -20,8 +20,8 @@ from PIL.Image import Image as PILImage
 
 from visavis.core import storage
 from visavis.core.errors import DataError, requires_extra
+from visavis.data.file_names import VIDEO_SUFFIXES
 from visavis.data.images import COPY_AGAIN, MAX_PIXELS, decoder_version
-from visavis.data.suffixes import VIDEO_SUFFIXES
 
 VideoSource = Path | BinaryIO
 # Maximum number of frames that a model reads at once. This limits the memory.

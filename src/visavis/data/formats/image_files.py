@@ -20,15 +20,15 @@ from typing import Any, BinaryIO
 from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.data.dataset import ByteRange
-from visavis.data.formats.listing import Listing, clean_name
-from visavis.data.hub_files import hub_repository
-from visavis.data.suffixes import (
+from visavis.data.file_names import (
     DATASET_SUFFIXES,
     UNSUPPORTED_SUFFIXES,
     VIDEO_SUFFIXES,
     VISUAL_SUFFIXES,
     describe_other_files,
 )
+from visavis.data.formats.listing import Listing, clean_name
+from visavis.data.hub_files import hub_repository
 
 # Patterns of hidden names, and of the thumbnails, recycle bins, snapshots and resource forks of
 # storage devices and operating systems.

@@ -25,10 +25,10 @@ from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.data.columns import import_pyarrow
 from visavis.data.dataset import ByteRange
+from visavis.data.file_names import find_split_files, normalize_split_name, splits_of_files
 from visavis.data.formats.image_files import attach_files, containing_folder
 from visavis.data.formats.listing import DatasetFormat, Listing, shorten
 from visavis.data.formats.table_columns import TableColumns, parse_captions
-from visavis.data.splits import find_split_files, normalize_split_name, splits_of_files
 
 if TYPE_CHECKING:
     import pyarrow as pa

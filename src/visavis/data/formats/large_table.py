@@ -39,8 +39,14 @@ from visavis.data.columns import (
     unique_texts,
 )
 from visavis.data.dataset import Dataset
-from visavis.data.formats.caption_table import ALL_FILE_NAMES, EXPECTED_HEADER
-from visavis.data.formats.delimited_text import NAME_NUMBER, TableLayout, read_layout
+from visavis.data.file_names import MISSING_TEXTS, normalize_split_name, split_by_hash
+from visavis.data.formats.caption_table import (
+    ALL_FILE_NAMES,
+    EXPECTED_HEADER,
+    NAME_NUMBER,
+    TableLayout,
+    read_layout,
+)
 from visavis.data.formats.listing import (
     MAX_CAPTION_CHARS,
     NAME_PADDING,
@@ -57,7 +63,6 @@ from visavis.data.formats.table_columns import (
     named_columns,
     split_caption_list,
 )
-from visavis.data.splits import MISSING_TEXTS, normalize_split_name, split_by_hash
 
 # Bytes of a text file that are searched for quotes at once.
 _SEARCHED_BYTES = 2**24

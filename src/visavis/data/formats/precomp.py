@@ -18,8 +18,8 @@ import numpy as np
 
 from visavis.core import storage
 from visavis.core.errors import DataError
+from visavis.data.file_names import SPLITS, normalize_split_name
 from visavis.data.formats.listing import DatasetFormat, ListedImage, Listing, read_list
-from visavis.data.splits import SPLITS, normalize_split_name
 
 
 def list_precomp(folder: Path) -> Listing:

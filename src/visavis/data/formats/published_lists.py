@@ -34,6 +34,7 @@ from typing import Any
 from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.data.dataset import Dataset
+from visavis.data.file_names import normalize_split_name, split_priority, splits_of_files
 from visavis.data.formats.listing import (
     DatasetFormat,
     ListedImage,
@@ -43,7 +44,6 @@ from visavis.data.formats.listing import (
     read_list,
     shorten,
 )
-from visavis.data.splits import normalize_split_name, split_priority, splits_of_files
 from visavis.data.vocabulary import tokenize
 
 

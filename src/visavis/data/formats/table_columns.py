@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from visavis.core.errors import DataError
 from visavis.data.columns import import_pyarrow
-from visavis.data.splits import MISSING_TEXTS
+from visavis.data.file_names import MISSING_TEXTS
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -18,12 +18,16 @@ from typing import Any, BinaryIO
 from visavis.core import storage
 from visavis.core.errors import DataError, requires_extra
 from visavis.data.dataset import ByteRange
+from visavis.data.file_names import (
+    IMAGE_SUFFIXES,
+    find_split_files,
+    normalize_split_name,
+    splits_of_files,
+)
 from visavis.data.formats.image_files import archive_members, containing_folder
 from visavis.data.formats.listing import DatasetFormat, Listing, escape_surrogates
 from visavis.data.formats.table_columns import CAPTION_NAMES, MAX_TEXT_BYTES, parse_captions
 from visavis.data.images import MAX_IMAGE_BYTES
-from visavis.data.splits import find_split_files, normalize_split_name, splits_of_files
-from visavis.data.suffixes import IMAGE_SUFFIXES
 
 TAR_SUFFIX = ".tar"
 TEXT_SUFFIXES = (".txt", ".caption")
