@@ -10,7 +10,7 @@ The edited caption is checked against the scene. If it happens to be true, anoth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
@@ -49,30 +49,22 @@ class CaptionFacts:
     total: int | None = None
 
     def __post_init__(self) -> None:
-        for mention in self.mentions:
-            for name, value in mention.items():
-                if value not in ATTRIBUTES.get(name, ()):
-                    raise DataError(
-                        f"a caption states {name}={value!r}, which is not an attribute of "
-                        "synthetic things."
-                    )
-        if self.background not in (None, *BACKGROUNDS) or self.total not in (
-            None,
-            *range(1, MAX_OBJECTS + 1),
-        ):
-            raise DataError(
-                f"a caption: expected 1 to {MAX_OBJECTS} things on a known background, got "
-                f"{self.total!r} on {self.background!r}."
+        problem = ""
+        for name, value in (stated for mention in self.mentions for stated in mention.items()):
+            if value not in ATTRIBUTES.get(name, ()):
+                problem = f"attributes of synthetic things, got {name}={value!r}"
+        totals = (None, *range(1, MAX_OBJECTS + 1))
+        if self.background not in (None, *BACKGROUNDS) or self.total not in totals:
+            problem = (
+                f"1 to {MAX_OBJECTS} things on a known background, got {self.total!r} on "
+                f"{self.background!r}"
             )
+        count = len(self.mentions)
         for i, name, j in self.relations:
-            if (
-                name not in RELATIONS
-                or not 0 <= min(i, j) <= max(i, j) < len(self.mentions) <= MAX_OBJECTS
-            ):
-                raise DataError(
-                    f"a caption: expected {', '.join(RELATIONS)} of {len(self.mentions)} mentions, "
-                    f"got {name!r} of {i} and {j}."
-                )
+            if name not in RELATIONS or not 0 <= min(i, j) <= max(i, j) < count <= MAX_OBJECTS:
+                problem = f"{', '.join(RELATIONS)} of {count} mentions, got {name!r} of {i} and {j}"
+        if problem:
+            raise DataError(f"a caption: expected {problem}.")
 
 
 @dataclass(frozen=True)
@@ -227,11 +219,11 @@ class _Writer:
         if not location:
             text = self._pick(lexicon.OPENINGS) + body
         elif self._happens(0.3):
-            text = (
-                f"{location}, {body}"
-                if self._happens(0.5)
-                else f"{location} {'are' if self._plural(body) else 'is'} {body}"
+            is_plural = body.split(maxsplit=1)[0] in lexicon.NUMBER_WORDS.values() or (
+                not self.relations and len(self.mentions) > 1
             )
+            verb = "are" if is_plural else "is"
+            text = f"{location}{',' if self._happens(0.5) else f' {verb}'} {body}"
         elif "," in body or self._happens(0.15):
             text = f"{self._pick(lexicon.OPENINGS)}{body}, {'all' if len(self.mentions) > 2 else 'seen'} {location}"
         else:
@@ -240,11 +232,6 @@ class _Writer:
             text = f"{text}, {self._pick(lexicon.IDIOMS)}"
         text = text[0].upper() + text[1:]
         return text + "." if self._happens(0.7) else text
-
-    def _plural(self, body: str) -> bool:
-        return body.split(maxsplit=1)[0] in lexicon.NUMBER_WORDS.values() or (
-            not self.relations and len(self.mentions) > 1
-        )
 
     def _mention(self, index: int) -> str:
         """Write a noun phrase for one thing. Its stated attributes are sampled each time."""
@@ -462,9 +449,9 @@ def make_scene_pairs(
         The pairs.
     """
     pairs = []
-    for kind, sample in EDIT_KINDS.items():
+    for kind in EDIT_KINDS:
         for _ in range(MAX_TRIES):
-            if (fact_pair := sample(scene, rng)) is None:
+            if (fact_pair := _sample_edit(kind, scene, rng)) is None:
                 break
             true, edited = fact_relevance([scene], fact_pair)[0]
             if true == 1 and edited < 1:
@@ -485,78 +472,61 @@ def make_scene_pairs(
 
 
 FactPair = tuple[CaptionFacts, CaptionFacts]
+EDIT_KINDS = (
+    *(f"{name} replaced" for name in ("color", "shape", "pattern", "size")),
+    "background replaced",
+    "colors swapped",
+    "relation replaced",
+    "roles swapped",
+    "number replaced",
+    "total replaced",
+)
 
 
-def _replaced(name: str) -> Callable[[Scene, np.random.Generator], FactPair | None]:
-    def sample(scene: Scene, rng: np.random.Generator) -> FactPair:
-        thing = pick(rng, scene.things)
-        stated = _mention(thing) | {name: getattr(thing, name)}
-        return CaptionFacts((stated,)), CaptionFacts(
-            (stated | {name: _pick_other(rng, ATTRIBUTES[name], stated[name])},)
-        )
-
-    return sample
-
-
-def _swapped_colors(scene: Scene, rng: np.random.Generator) -> FactPair | None:
-    if len(scene.things) < 2:
-        return None
-    a, b = (_mention(scene.things[i]) for i in rng.permutation(len(scene.things))[:2])
-    return CaptionFacts((a, b)), CaptionFacts(
-        (a | {"color": b["color"]}, b | {"color": a["color"]})
-    )
-
-
-def _related(scene: Scene, rng: np.random.Generator) -> CaptionFacts | None:
-    if not scene.relations:
-        return None
-    i, name, j = pick(rng, sorted(scene.relations))
-    return CaptionFacts((_mention(scene.things[i]), _mention(scene.things[j])), ((0, name, 1),))
-
-
-def _swapped_roles(scene: Scene, rng: np.random.Generator) -> FactPair | None:
-    true = _related(scene, rng)
-    return (true, replace(true, mentions=true.mentions[::-1])) if true else None
-
-
-def _replaced_relation(scene: Scene, rng: np.random.Generator) -> FactPair | None:
-    true = _related(scene, rng)
-    return (true, replace(true, relations=((1, true.relations[0][1], 0),))) if true else None
-
-
-def _replaced_number(scene: Scene, rng: np.random.Generator) -> FactPair | None:
-    mention = _mention(pick(rng, scene.things))
-    number = sum(_mention(thing) == mention for thing in scene.things)
-    return (
-        (CaptionFacts((mention,) * number), CaptionFacts((mention,) * (number + 1)))
-        if 1 < number < MAX_OBJECTS
-        else None
-    )
-
-
-def _replaced_total(scene: Scene, rng: np.random.Generator) -> FactPair | None:
-    total, mention = len(scene.things), _mention(pick(rng, scene.things))
-    if total < 2:
-        return None
-    false_total = _pick_other(rng, tuple(lexicon.NUMBER_WORDS), total)
-    return CaptionFacts((mention,), total=total), CaptionFacts((mention,), total=false_total)
-
-
-def _replaced_background(scene: Scene, rng: np.random.Generator) -> FactPair:
-    true = CaptionFacts((_mention(pick(rng, scene.things)),), background=scene.background)
-    return true, replace(true, background=_pick_other(rng, BACKGROUNDS, scene.background))
-
-
-# Samplers of the facts of a true and of a false caption, by what is edited.
-EDIT_KINDS: dict[str, Callable[[Scene, np.random.Generator], FactPair | None]] = {
-    **{f"{name} replaced": _replaced(name) for name in ("color", "shape", "pattern", "size")},
-    "background replaced": _replaced_background,
-    "colors swapped": _swapped_colors,
-    "relation replaced": _replaced_relation,
-    "roles swapped": _swapped_roles,
-    "number replaced": _replaced_number,
-    "total replaced": _replaced_total,
-}
+def _sample_edit(kind: str, scene: Scene, rng: np.random.Generator) -> FactPair | None:
+    """Sample facts of a true caption, and the same facts after an edit of a kind. None: the scene
+    has nothing to edit.
+    """
+    several = len(scene.things) > 1
+    # The order of the calls of the generator is a part of a seed.
+    match kind:
+        case "colors swapped":
+            if not several:
+                return None
+            a, b = (_mention(scene.things[i]) for i in rng.permutation(len(scene.things))[:2])
+            swapped = a | {"color": b["color"]}, b | {"color": a["color"]}
+            return CaptionFacts((a, b)), CaptionFacts(swapped)
+        case "relation replaced" | "roles swapped":
+            if not scene.relations:
+                return None
+            i, name, j = pick(rng, sorted(scene.relations))
+            mentions = _mention(scene.things[i]), _mention(scene.things[j])
+            true = CaptionFacts(mentions, ((0, name, 1),))
+            if kind == "roles swapped":
+                return true, replace(true, mentions=mentions[::-1])
+            return true, replace(true, relations=((1, name, 0),))
+    thing = pick(rng, scene.things)
+    mention = _mention(thing)
+    match kind:
+        case "number replaced":
+            number = sum(_mention(other) == mention for other in scene.things)
+            if not 1 < number < MAX_OBJECTS:
+                return None
+            return CaptionFacts((mention,) * number), CaptionFacts((mention,) * (number + 1))
+        case "total replaced":
+            if not several:
+                return None
+            true = CaptionFacts((mention,), total=len(scene.things))
+            return true, replace(
+                true, total=_pick_other(rng, tuple(lexicon.NUMBER_WORDS), len(scene.things))
+            )
+        case "background replaced":
+            true = CaptionFacts((mention,), background=scene.background)
+            return true, replace(true, background=_pick_other(rng, BACKGROUNDS, scene.background))
+    name = kind.removesuffix(" replaced")
+    stated = mention | {name: getattr(thing, name)}
+    other = stated | {name: _pick_other(rng, ATTRIBUTES[name], stated[name])}
+    return CaptionFacts((stated,)), CaptionFacts((other,))
 
 
 def _mention(thing: SceneObject) -> dict[str, str]:

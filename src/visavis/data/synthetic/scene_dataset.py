@@ -109,8 +109,31 @@ def write_synthetic_scenes(
             )
             if on_progress:
                 on_progress(number + 1, len(rows))
-        storage.write_json_lines(part / "captions.jsonl", (row.captions_line() for row in rows))
-        storage.write_json_lines(part / "scenes.jsonl", (row.scene_line() for row in rows))
+        storage.write_json_lines(
+            part / "captions.jsonl",
+            (
+                {
+                    "filename": row.filename,
+                    "split": row.split,
+                    "captions": [caption.text for caption in row.captions],
+                }
+                for row in rows
+            ),
+        )
+        storage.write_json_lines(
+            part / "scenes.jsonl",
+            (
+                {
+                    "filename": row.filename,
+                    "split": row.split,
+                    "scene": asdict(row.scene),
+                    "facts": [asdict(caption.facts) for caption in row.captions],
+                    "swapped_from": row.swapped_from,
+                    "duplicate_of": row.duplicate_of,
+                }
+                for row in rows
+            ),
+        )
     return folder
 
 
@@ -207,23 +230,6 @@ class _SceneRow:
     captions: list[SceneCaption]
     swapped_from: list[str | None]
     duplicate_of: str | None
-
-    def captions_line(self) -> dict[str, object]:
-        return {
-            "filename": self.filename,
-            "split": self.split,
-            "captions": [caption.text for caption in self.captions],
-        }
-
-    def scene_line(self) -> dict[str, object]:
-        return {
-            "filename": self.filename,
-            "split": self.split,
-            "scene": asdict(self.scene),
-            "facts": [asdict(caption.facts) for caption in self.captions],
-            "swapped_from": self.swapped_from,
-            "duplicate_of": self.duplicate_of,
-        }
 
 
 def _sample_split(
