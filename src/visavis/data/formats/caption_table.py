@@ -23,6 +23,7 @@ import io
 import os
 import re
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -141,11 +142,17 @@ class TableLayout:
                     has_quotes=not (has_spaces and delimiter == "|"),
                     has_spaces=has_spaces,
                 )
-                return (
-                    replace(layout, columns=("", *columns))
-                    if layout._has_row_names(rows)
-                    else layout
+                reader = csv.reader(
+                    io.StringIO(rows, newline=""), delimiter=delimiter, skipinitialspace=has_spaces
                 )
+                first_rows = list[list[str]]()
+                with suppress(csv.Error):
+                    first_rows += [row for row, _ in zip(reader, range(2), strict=False)]
+                # R writes the numbers of the rows without a column.
+                numbered = [(str(i + 1), len(columns) + 1) for i in range(len(first_rows))]
+                found = [("".join(row[:1]), len(row)) for row in first_rows]
+                has_row_names = found == numbered != []
+                return replace(layout, columns=("", *columns)) if has_row_names else layout
         if _NUMBERED_LINE.fullmatch(first) and "filename" in names:
             return cls(
                 "\t",
@@ -158,22 +165,6 @@ class TableLayout:
             f"{path}: expected a header with {expected}, got {escape_surrogates(first)!r:.80}. "
             f"Add a header line, or rename a column to {expected.split(maxsplit=1)[0]}."
         )
-
-    def _has_row_names(self, text: str) -> bool:
-        """Whether the first rows begin with numbers that have no column, as R writes them."""
-        rows = csv.reader(
-            io.StringIO(text, newline=""),
-            delimiter=self.delimiter,
-            skipinitialspace=self.has_spaces,
-        )
-        try:
-            first_rows = [row for row, _ in zip(rows, range(2), strict=False)]
-        except csv.Error:
-            return False
-        expected = [
-            (str(number), len(self.columns) + 1) for number in range(1, len(first_rows) + 1)
-        ]
-        return bool(first_rows) and [(row[0], len(row)) for row in first_rows if row] == expected
 
 
 @dataclass(frozen=True)
@@ -235,9 +226,19 @@ def parse_table(
         DataError: If there is no such header.
     """
     layout = TableLayout.find(text, path, names, expected)
+    layout = replace(layout, has_quotes=has_quotes and layout.has_quotes)
+    # The usual reading first. Others are only tried if the text has their signs.
+    readings = [layout]
+    if layout.has_quotes:
+        if f'{layout.delimiter} "' in text and not layout.has_spaces:
+            readings.append(replace(layout, has_spaces=True))
+        if '\\"' in text:
+            readings.append(replace(layout, has_escapes=True))
+        if layout.delimiter in "\t|" and '"' in text:
+            readings.append(replace(layout, has_quotes=False))
     best: Table | None = None
-    for reading in _readings(text, replace(layout, has_quotes=has_quotes and layout.has_quotes)):
-        table = _read_rows(text, reading)
+    for reading in readings:
+        table = _read_table(text, reading)
         # Without quotes every row can be read. Cells in quotes show that the table has them.
         if (
             best is not None
@@ -287,21 +288,7 @@ def read_layout(path: Path, names: Collection[str], expected: str) -> tuple[Tabl
     return parse_table(text, path, names, expected).layout, encoding
 
 
-def _readings(text: str, layout: TableLayout) -> Iterator[TableLayout]:
-    """Possible layouts of a table, the usual one first."""
-    yield layout
-    if not layout.has_quotes:
-        return
-    # Other readings are only tried if the text has their signs.
-    if f'{layout.delimiter} "' in text and not layout.has_spaces:
-        yield replace(layout, has_spaces=True)
-    if '\\"' in text:
-        yield replace(layout, has_escapes=True)
-    if layout.delimiter in "\t|" and '"' in text:
-        yield replace(layout, has_quotes=False)
-
-
-def _read_rows(text: str, layout: TableLayout) -> Table:
+def _read_table(text: str, layout: TableLayout) -> Table:
     if layout.has_escapes:
         # Doubled quotes instead of quotes after a backslash. Other backslashes, as in paths of
         # Windows, stay.

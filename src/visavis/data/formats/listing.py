@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 import reprlib
 import unicodedata
 from collections import Counter
@@ -309,17 +310,13 @@ class Listing:
         counts = Counter(finding.kind for finding in losses)
         if not image_rows:
             raise no_usable_image(self.source, counts, losses[0])
-        num_images, num_captions = (
-            (len(image_rows), len(self.images)),
-            (len(caption_rows), len(self.captions)),
-        )
+        num_images = len(image_rows), len(self.images)
+        num_captions = len(caption_rows), len(self.captions)
         # Stored features have a row for each listed item. A data set without all of them has the
         # rows of its own.
         has_all_items = num_images[0] == num_images[1] and num_captions[0] == num_captions[1]
-        images, captions = (
-            [self.images[row] for row in image_rows],
-            [self.captions[row] for row in caption_rows],
-        )
+        images = [self.images[row] for row in image_rows]
+        captions = [self.captions[row] for row in caption_rows]
         return Dataset(
             name=self.name,
             images=tuple(Image(image.name, image.split or "", image.location) for image in images),
@@ -578,13 +575,8 @@ def is_valid_unicode(text: str) -> bool:
     Returns:
         Whether it is valid.
     """
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    # The fast path of most texts.
+    return text.isascii() or re.search("[\ud800-\udfff]", text) is None
 
 
 def escape_surrogates(text: str) -> str:

@@ -34,10 +34,18 @@ def list_precomp(folder: Path) -> Listing:
     Raises:
         DataError: If features have no captions, or their shapes differ between splits.
     """
-    listing = Listing(folder)
-    features = {
-        split: _read_split(listing, folder, split, stem) for split, stem in _stems(folder).items()
-    }
+    listing, features = Listing(folder), dict[str, np.ndarray]()
+    for split, stem in _stems(folder).items():
+        features[split], captions, problem = _open_split(folder, stem)
+        if problem:
+            listing.add_loss("wrong row count", f"{stem}_caps.txt", problem)
+            continue
+        images = [ListedImage(f"{split}-{index}", split) for index in range(len(features[split]))]
+        listing.images += images
+        # Captions of an image are in succession.
+        for line, caption in enumerate(captions):
+            image = images[line * len(images) // len(captions)]
+            listing.add_caption(caption, image, f"{stem}_caps.txt:{line + 1}")
     _check_shapes(folder, features)
     listing.feature_files = tuple(find_precomp_files(folder))
     listing.find_nonfinite_features = lambda: [
@@ -81,21 +89,6 @@ def find_precomp_files(path: str | Path) -> list[Path]:
         Paths of the arrays.
     """
     return sorted(Path(path).glob("*_ims.npy"))
-
-
-def _read_split(listing: Listing, folder: Path, split: str, stem: str) -> np.ndarray:
-    """Add the images and captions of a split, and return the features of its images."""
-    features, captions, problem = _open_split(folder, stem)
-    if problem:
-        listing.add_loss("wrong row count", f"{stem}_caps.txt", problem)
-        return features
-    images = [ListedImage(f"{split}-{index}", split) for index in range(len(features))]
-    listing.images += images
-    for line, caption in enumerate(captions):
-        listing.add_caption(
-            caption, images[line * len(images) // len(captions)], f"{stem}_caps.txt:{line + 1}"
-        )
-    return features
 
 
 def _check_shapes(folder: Path, features: dict[str, np.ndarray]) -> None:

@@ -63,8 +63,13 @@ def parse_json(text: str) -> Any:
     Raises:
         ValueError: If the text is not JSON.
     """
+
+    def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = dict(pairs)
+        return value if len(value) == len(pairs) else DuplicateKeyObject(value)
+
     try:
-        return json.loads(text, object_pairs_hook=_detect_duplicate_keys)
+        return json.loads(text, object_pairs_hook=make_object)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -185,11 +190,6 @@ def add_caption_entry(
         )
 
 
-def _detect_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    return value if len(value) == len(pairs) else DuplicateKeyObject(value)
-
-
 COCO_PATTERN = "captions_*.json"
 ANNOTATIONS = "annotations"
 
@@ -225,38 +225,26 @@ def list_coco(source: Path) -> Listing:
     root = Path(os.path.abspath(folder))
     listing = Listing(source, folder=root.parent if root.name == ANNOTATIONS else root)
     for file, split in splits_of_files(files, folder).items():
-        _read_file(listing, file, split)
+        content = parse_json_list(read_list(file, listing.folder), file)
+        images, annotations = require_lists(content, file, "images", "annotations")
+        folder_name, by_id = file.stem.removeprefix("captions_"), dict[str | int, ListedImage]()
+        for number, entry in enumerate(images):
+            name, image_id = read_fields(entry, "file_name", "id")
+            if not isinstance(name, str) or not name or not isinstance(image_id, str | int):
+                location = f"{file.name}, image {number}"
+                expected = "an object with id and file_name"
+                add_malformed_image(listing, entry, expected, location, split)
+                continue
+            image = listing.add_image(name, split)
+            # Files of the same name may be in several folders.
+            image.file = name if "/" in name else f"{folder_name}/{name}"
+            if (first := by_id.setdefault(image_id, image)) is not image:
+                message = f"its id {image_id} is already the id of {first.name}"
+                listing.add_loss("duplicate id", name, message, image)
+        for number, entry in enumerate(annotations):
+            location = f"{file.name}, annotation {number}"
+            add_caption_entry(listing, entry, "image_id", by_id, location)
     return listing
-
-
-def _read_file(listing: Listing, file: Path, split: str | None) -> None:
-    content = parse_json_list(read_list(file, listing.folder), file)
-    images, annotations = require_lists(content, file, "images", "annotations")
-    folder = file.stem.removeprefix("captions_")
-    by_id: dict[str | int, ListedImage] = {}
-    for number, entry in enumerate(images):
-        name, image_id = read_fields(entry, "file_name", "id")
-        if not isinstance(name, str) or not name or not isinstance(image_id, str | int):
-            add_malformed_image(
-                listing,
-                entry,
-                "an object with id and file_name",
-                f"{file.name}, image {number}",
-                split,
-            )
-            continue
-        image = listing.add_image(name, split)
-        # Files of the same name may be in several folders.
-        image.file = name if "/" in name else f"{folder}/{name}"
-        if by_id.setdefault(image_id, image) is not image:
-            listing.add_loss(
-                "duplicate id",
-                name,
-                f"its id {image_id} is already the id of {by_id[image_id].name}",
-                image,
-            )
-    for number, entry in enumerate(annotations):
-        add_caption_entry(listing, entry, "image_id", by_id, f"{file.name}, annotation {number}")
 
 
 COCO = DatasetFormat(
@@ -289,7 +277,12 @@ def list_karpathy(path: Path) -> Listing:
     if isinstance(listed, dict) and "annotations" in listed:
         return replace(list_coco(path), format_name=COCO.name)
     [images] = require_lists(listed, path, "images")
-    _note_broken_lines(listing, text)
+    # ``read_list`` has escaped bytes that are not UTF-8. The first of each line is noted.
+    for number, line in enumerate(text.split("\n"), 1):
+        if broken := re.search("[\udc80-\udcff]", line):
+            position = len(line[: broken.start()].encode()) + 1
+            message = f"byte {position} of the line ({ord(broken[0]) - 0xDC00:#04x}) is not UTF-8"
+            listing.add_note("broken UTF-8", f"{path.name}:{number}", message)
     ids: dict[str, str] = {}
     for record in images:
         _read_image(listing, record, ids)
@@ -314,10 +307,9 @@ def _read_image(listing: Listing, record: Any, ids: dict[str, str]) -> None:
         else str(number)
     )
     folder, split = record.get("filepath"), record.get("split")
+    has_folder = folder and file and isinstance(folder, str)
     image = ListedImage(
-        name,
-        normalize_split_name(split),
-        f"{folder}/{file}" if folder and file and isinstance(folder, str) else file,
+        name, normalize_split_name(split), f"{folder}/{file}" if has_folder else file
     )
     listing.images.append(image)
     for key, value, kind in (
@@ -326,45 +318,24 @@ def _read_image(listing: Listing, record: Any, ids: dict[str, str]) -> None:
         ("cocoid or imgid", number, str | int | float),
     ):
         if value is not None and not isinstance(value, kind):
-            listing.add_loss(
-                "malformed entry",
-                name,
-                f"its {key} is {shorten(value)}, expected another kind of value",
-                image,
-            )
+            message = f"its {key} is {shorten(value)}, expected another kind of value"
+            listing.add_loss("malformed entry", name, message, image)
     if isinstance(record, DuplicateKeyObject):
         listing.add_loss("malformed entry", name, "a key is duplicated", image)
     if file is None and number is None:
-        listing.add_loss(
-            "caption without image",
-            location,
-            "the captions name no image: no filename, cocoid or imgid",
-            image,
-        )
+        message = "the captions name no image: no filename, cocoid or imgid"
+        listing.add_loss("caption without image", location, message, image)
     for key in ("imgid", "cocoid"):
         if earlier := _earlier(ids, key, record, name):
-            listing.add_loss(
-                "duplicate id",
-                name,
-                f"its {key} {record[key]} is already the id of {earlier}",
-                image,
-            )
-    _read_sentences(listing, record.get("sentences", []), image, ids)
-
-
-def _read_sentences(
-    listing: Listing, sentences: Any, image: ListedImage, ids: dict[str, str]
-) -> None:
+            message = f"its {key} {record[key]} is already the id of {earlier}"
+            listing.add_loss("duplicate id", name, message, image)
+    sentences = record.get("sentences", [])
     if not isinstance(sentences, list):
-        listing.add_loss(
-            "malformed entry",
-            image.name,
-            f"sentences is {shorten(sentences)}, expected a list",
-            image,
-        )
+        message = f"sentences is {shorten(sentences)}, expected a list"
+        listing.add_loss("malformed entry", name, message, image)
         return
-    for number, sentence in enumerate(sentences, 1):
-        location = f"{image.name}, caption {number}"
+    for position, sentence in enumerate(sentences, 1):
+        location = f"{name}, caption {position}"
         # Some lists have plain texts instead of objects.
         sentence = sentence if isinstance(sentence, dict) else {"raw": sentence}
         text = sentence.get("raw", sentence.get("tokens"))
@@ -373,29 +344,20 @@ def _read_sentences(
         caption = listing.add_caption(text if isinstance(text, str) else "", image, location)
         if not isinstance(text, str) or isinstance(sentence, DuplicateKeyObject):
             once = ", each once" * isinstance(sentence, DuplicateKeyObject)
-            listing.add_loss(
-                "malformed entry",
-                location,
-                f"expected raw or tokens{once}, got {shorten(sentence)}",
-                caption,
-            )
+            message = f"expected raw or tokens{once}, got {shorten(sentence)}"
+            listing.add_loss("malformed entry", location, message, caption)
         elif earlier := _earlier(ids, "sentid", sentence, location):
-            listing.add_loss(
-                "duplicate id",
-                location,
-                f"its sentid {sentence['sentid']} is already the id of {earlier}",
-                caption,
-            )
+            message = f"its sentid {sentence['sentid']} is already the id of {earlier}"
+            listing.add_loss("duplicate id", location, message, caption)
 
 
 def _earlier(ids: dict[str, str], key: str, record: dict[str, Any], owner: str) -> str | None:
     """Return the earlier owner of a record's id, or None if the id is new."""
-    if record.get(key) is None:
+    value = record.get(key)
+    if value is None:
         return None
-    first = ids.setdefault(
-        f"{key} {record[key] if isinstance(record[key], str | int | float) else shorten(record[key])}",
-        owner,
-    )
+    shown = value if isinstance(value, str | int | float) else shorten(value)
+    first = ids.setdefault(f"{key} {shown}", owner)
     return None if first == owner else first
 
 
@@ -420,15 +382,6 @@ def _find_duplicate_names(listing: Listing) -> None:
         )
         message = f"the image is listed in splits {earlier.split} and {image.split}, the one in {removed.split} is skipped"
         listing.add_loss("image in two splits", image.name, message, removed)
-
-
-def _note_broken_lines(listing: Listing, text: str) -> None:
-    """Note the first byte of each line that is not UTF-8, which ``read_list`` has escaped."""
-    for number, line in enumerate(text.split("\n"), 1):
-        if broken := re.search("[\udc80-\udcff]", line):
-            position = len(line[: broken.start()].encode()) + 1
-            message = f"byte {position} of the line ({ord(broken[0]) - 0xDC00:#04x}) is not UTF-8"
-            listing.add_note("broken UTF-8", f"{listing.source.name}:{number}", message)
 
 
 KARPATHY = DatasetFormat(
