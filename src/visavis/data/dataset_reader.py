@@ -13,7 +13,7 @@ import os
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
@@ -49,8 +49,7 @@ from visavis.data.formats.listing import (
     is_valid_unicode,
     summarize_kinds,
 )
-from visavis.data.formats.precomp import PRECOMP
-from visavis.data.formats.published_lists import COCO, KARPATHY, MSRVTT, MSVD
+from visavis.data.formats.published_lists import COCO, KARPATHY, MSRVTT, MSVD, PRECOMP
 from visavis.data.formats.webdataset import WEBDATASET, is_shard_pattern
 from visavis.data.hub_files import DATASET_NAME, download_dataset
 from visavis.data.images import ImageError, image_size
@@ -576,8 +575,19 @@ def _validate(
     images = [
         Image(entry.name, "", entry.location if entry.usable else None) for entry in listing.images
     ]
-    decoded_videos = _choose_decoded_videos(listing, images, sample_videos)
+    videos = [
+        index for index, image in enumerate(images) if image.location is not None and image.is_video
+    ]
+    decoded_videos = set(videos)
+    if sample_videos and len(videos) > NUM_SAMPLED_VIDEOS:
+        decoded_videos = set(videos[:: math.ceil(len(videos) / NUM_SAMPLED_VIDEOS)])
+        message = (
+            f"{len(decoded_videos)} of {len(videos):,} videos were decoded, and only the "
+            "containers of the others were read (decode all with --decode-videos)"
+        )
+        listing.add_note("videos not decoded", listing.source.name, message)
 
+    # An error is a result, so that the images after it are decoded, too.
     def decode(index: int) -> _DecodedContent | DataError | None:
         try:
             return _decode(
@@ -601,48 +611,23 @@ def _validate(
             sizes[f"{size[0]}x{size[1]}"] += 1
         if on_progress:
             on_progress(index + 1, len(images))
-    copies, notes = _compare_copies(listing, images_of_hash.values())
-    longest = max(durations.items(), key=itemgetter(1), default=None)
-    return ImageValidationResult(errors + copies, notes, dict(sizes), unreadable, longest)
-
-
-def _choose_decoded_videos(listing: Listing, images: list[Image], sample_videos: bool) -> set[int]:
-    """Return the indices of all videos, or of a sample, which is noted in the listing."""
-    videos = [
-        index for index, image in enumerate(images) if image.location is not None and image.is_video
-    ]
-    if not sample_videos or len(videos) <= NUM_SAMPLED_VIDEOS:
-        return set(videos)
-    sampled = set(videos[:: math.ceil(len(videos) / NUM_SAMPLED_VIDEOS)])
-    message = f"{len(sampled)} of {len(videos):,} videos were decoded, and only the containers of the others were read"
-    listing.add_note(
-        "videos not decoded", listing.source.name, f"{message} (decode all with --decode-videos)"
-    )
-    return sampled
-
-
-def _compare_copies(
-    listing: Listing, groups: Iterable[list[int]]
-) -> tuple[list[tuple[int, str, str]], list[tuple[int, str]]]:
-    """Return errors for copies in different splits and notes for copies in one split. The copy of
-    the evaluation split is kept.
-    """
-    errors, notes = [], []
-    for group in groups:
+    notes: list[tuple[int, str]] = []
+    for group in images_of_hash.values():
+        # The copy of the evaluation split is kept.
         first, *copies = sorted(
             group, key=lambda index: split_priority(listing.images[index].split)
         )
         original = listing.images[first]
         for index in copies:
-            copy = listing.images[index]
-            if original.split == copy.split:
-                notes.append(
-                    (index, f"the image has the same bytes as {original.name} in the same split")
-                )
+            copy_split = listing.images[index].split
+            same_bytes = f"has the same bytes as {original.name}"
+            if original.split == copy_split:
+                notes.append((index, f"the image {same_bytes} in the same split"))
             else:
-                message = f"the image of {copy.split} has the same bytes as {original.name} of {original.split}"
+                message = f"the image of {copy_split} {same_bytes} of {original.split}"
                 errors.append((index, "image in two splits", message))
-    return errors, notes
+    longest = max(durations.items(), key=itemgetter(1), default=None)
+    return ImageValidationResult(errors, notes, dict(sizes), unreadable, longest)
 
 
 _DecodedContent = tuple[str, tuple[int, int], float]

@@ -179,7 +179,7 @@ class ArrayFeatures:
         Raises:
             DataError: If the folder has no such features.
         """
-        from visavis.data.formats.precomp import (
+        from visavis.data.formats.published_lists import (
             PRECOMP,
             find_precomp_files,
             load_precomp_features,

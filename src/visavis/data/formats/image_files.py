@@ -62,19 +62,15 @@ class Exclusion:
     @cached_property
     def _expressions(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
         """Expressions of names and of paths."""
-        names = [
-            *EXCLUDED_NAMES,
-            *(pattern for pattern in self.patterns if "/" not in pattern.rstrip("/")),
-        ]
-        paths = [pattern.lstrip("/") for pattern in self.patterns if "/" in pattern.rstrip("/")]
-        names_expression, paths_expression = (
+        is_path = {pattern: "/" in pattern.rstrip("/") for pattern in self.patterns}
+        names = [*EXCLUDED_NAMES, *(pattern for pattern in self.patterns if not is_path[pattern])]
+        paths = [pattern.lstrip("/") for pattern in self.patterns if is_path[pattern]]
+        return tuple(  # type: ignore[return-value]
             re.compile(
-                "|".join(fnmatch.translate(pattern.rstrip("/")) for pattern in patterns),
-                re.IGNORECASE,
+                "|".join(fnmatch.translate(text.rstrip("/")) for text in texts), re.IGNORECASE
             )
-            for patterns in (names, paths)
+            for texts in (names, paths)
         )
-        return names_expression, paths_expression
 
     def matches(self, path: str) -> bool:
         """Return whether a file or folder is excluded by itself.
@@ -281,17 +277,6 @@ class ImageFiles:
         self.by_clean_path.setdefault(clean_name(path), path)
         self.by_name.setdefault(path.rpartition("/")[2], []).append(path)
 
-    def add_unreadable(self, path: str, reason: str) -> None:
-        """Add a path that cannot be read.
-
-        Args:
-            path: Path in the folder.
-            reason: The reason.
-        """
-        path = path_key(path)
-        self.unreadable[path] = reason
-        self.unreadable_names.setdefault(path.rpartition("/")[2], reason)
-
     def find(self, file: str) -> str | None:
         """Find a listed file: by its path, or else by its base name if it is unique, or else in
         ``VISAVIS_IMAGE_ROOTS``.
@@ -331,11 +316,8 @@ class ImageFiles:
             raise DataError(f"the image could be {' or '.join(matches[:3])}. List its folder, too")
         if matches:
             return matches[0]
-        videos = (
-            []
-            if "." in file
-            else [path for suffix in VIDEO_SUFFIXES for path in self.by_name.get(file + suffix, [])]
-        )
+        suffixes = () if "." in file else VIDEO_SUFFIXES
+        videos = [path for suffix in suffixes for path in self.by_name.get(file + suffix, [])]
         if len(videos) > 1:
             raise DataError(f"the video could be {' or '.join(videos[:3])}. List its suffix, too")
         if videos:
@@ -372,12 +354,9 @@ class ImageFiles:
         Returns:
             Whether the file itself, a folder or an archive cannot be read.
         """
+        has_broken_archive = any(kind == "broken archive" for kind, _, _ in self.problems)
         is_unreadable = path_key(file).rpartition("/")[2] in self.unreadable_names
-        return (
-            is_unreadable
-            or bool(self.unsearched)
-            or any(kind == "broken archive" for kind, _, _ in self.problems)
-        )
+        return is_unreadable or bool(self.unsearched) or has_broken_archive
 
     @property
     def images(self) -> list[str]:
@@ -431,24 +410,21 @@ def find_files(folder: Path) -> ImageFiles:
     Returns:
         The files.
     """
-    files, archives, root, scan = (
-        ImageFiles(folder),
-        [],
-        Path(os.path.realpath(folder)),
-        scan_folder(folder),
-    )
+    files, root, scan = ImageFiles(folder), Path(os.path.realpath(folder)), scan_folder(folder)
     for name, problem in scan.problems.items():
-        files.add_unreadable(name, problem)
+        path = path_key(name)
+        files.unreadable[path] = problem
+        files.unreadable_names.setdefault(path.rpartition("/")[2], problem)
         if name in scan.unreadable and (
             os.path.isdir(folder / name) or os.path.splitext(name)[1] in ("", ".tar")
         ):
             files.unsearched.append(f"{name}: {problem}")
+    suffixes = (".tar", *_COMPRESSED_SUFFIXES)
     for name in scan.files:
-        if name.endswith((".tar", *_COMPRESSED_SUFFIXES)):
-            archives.append(folder / name)
-        else:
+        if not name.endswith(suffixes):
             files.add(name, ByteRange(folder / name, root=root))
-    for archive in archives:
+    # After all files, because the first file of a path is used.
+    for archive in (folder / name for name in scan.files if name.endswith(suffixes)):
         try:
             with storage.open_file(archive, root) as file:
                 for member, location in archive_members(file, archive, root):
@@ -571,12 +547,9 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
                 f"found no image file under {folder}, so the data set has only captions",
             )
         return
-    used, has_missing, listed = (
-        dict[str, str](),
-        False,
-        {path_key(entry.file) for entry in listing.images if entry.file},
-    )
-    files_of_unusable = set[str | None]()
+    # Listed path by file that is used.
+    used, has_missing, files_of_unusable = dict[str, str](), False, set[str | None]()
+    listed = {path_key(entry.file) for entry in listing.images if entry.file}
     for entry in listing.images:
         if not entry.usable and entry.file is not None:
             with suppress(DataError):
@@ -603,9 +576,9 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
             entry.location = files.by_path[key]
             used[key] = path_key(entry.file)
     for kind, location, message in files.problems:
-        (listing.add_loss if has_missing and kind == "broken archive" else listing.add_note)(
-            kind, location, message
-        )
+        # A missing image may be in a broken archive.
+        is_loss = has_missing and kind == "broken archive"
+        (listing.add_loss if is_loss else listing.add_note)(kind, location, message)
     for path, message in files.unreadable.items():
         listing.add_note("unreadable file", path, message)
     for path in files.images:
