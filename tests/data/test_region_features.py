@@ -174,6 +174,9 @@ def test_region_features_report_malformed_folders(tmp_path):
     np.save(folder / "9.npy", np.array([{"features": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(DataError, match=r"9\.npy"):
         RegionFeatures.open(folder, silent)
+    np.save(folder / "9.npy", np.array(3.0))
+    with pytest.raises(DataError, match=r"9\.npy: expected .*, got .* of shape"):
+        RegionFeatures.open(folder, silent)
     np.save(folder / "9.npy", np.ones((2, WIDTH + 1)))
     with pytest.raises(
         DataError,
