@@ -22,7 +22,7 @@ import numpy as np
 from visavis.core import storage
 from visavis.core.errors import DataError, VisavisError, requires_extra
 from visavis.data.columns import import_pyarrow
-from visavis.data.dataset import ByteRange
+from visavis.data.dataset import ByteRange, require
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.file_names import IMAGE_SUFFIXES
 from visavis.data.formats.listing import (
@@ -100,30 +100,24 @@ def list_shards(pattern: str) -> list[ShardFile]:
     elif re.search(r"\{.+\}", pattern):
         urls = expand_braces(pattern)
     files = [file for url in urls for file in _list_url(url)]
-    _require(
+    require(
         files,
         f"{pattern}: expected shards ({TAR_SUFFIX} or {PARQUET_SUFFIX} files), found none. Check "
         "the pattern.",
     )
-    _require(
+    require(
         len({os.path.splitext(file.url)[1] for file in files}) == 1,
         f"{pattern}: expected shards of one kind, got {TAR_SUFFIX} and {PARQUET_SUFFIX} files. "
         "Name one kind, such as *.tar.",
     )
     # Names are in the fingerprint and in errors, without their folders.
-    _require(
+    require(
         len({file.name for file in files}) == len(files),
         f"{pattern}: expected shards with different names, got {len(files)} shards with equal "
         "ones. Rename them.",
     )
     by_name = {url.rpartition("/")[2]: count for url, count in counts.items()}
     return [replace(file, num_samples=by_name.get(file.name)) for file in files]
-
-
-def _require(condition: object, problem: str) -> None:
-    """Raise DataError unless a condition holds."""
-    if not condition:
-        raise DataError(problem)
 
 
 @contextmanager
@@ -203,7 +197,7 @@ def local_copy(file: ShardFile) -> Path:
     with storage.folder_lock(path, wait=True):
         if not os.path.exists(path):
             # Also false for NaN.
-            _require(
+            require(
                 limit >= 0,
                 f"{CACHE_SIZE}: expected a number of GB >= 0, got {value!r}. Correct or remove "
                 "this variable.",
@@ -255,7 +249,7 @@ def _list_url(url: str) -> list[ShardFile]:
             else:
                 folder = url.rstrip("/")
         else:
-            _require(
+            require(
                 infos[0].type != file_type.NotFound,
                 f"{url}: expected an existing shard, got none. Check the pattern of the shards.",
             )
@@ -369,7 +363,7 @@ class TarReader:
             DataError: If it is not UTF-8.
         """
         key = self.keys[row]
-        _require(
+        require(
             is_valid_unicode(key),
             f"{self.tar.location(key)}: expected a name in UTF-8, got other bytes. Rename the "
             "members of this sample.",
@@ -437,7 +431,7 @@ class ParquetReader:
             for chunk in map(group.column, range(group.num_columns)):
                 column, size = chunk.path_in_schema.partition(".")[0], chunk.total_uncompressed_size
                 limit = limits.get(column, size)
-                _require(
+                require(
                     size <= limit,
                     f"{self.name}: {column}: expected at most {limit:,.0f} bytes, got {size:,}. "
                     "Remove the huge values.",
@@ -479,7 +473,7 @@ class ParquetReader:
         """
         value = self._read_cell(self.image_column, row, MAX_IMAGE_BYTES)
         content: Any = value.get("bytes") if isinstance(value, dict) else value
-        _require(
+        require(
             isinstance(content, bytes),
             f"{self.name}, row {row}: expected the bytes of an image in column "
             f"{self.image_column}, got {type(content).__name__}. "
@@ -503,7 +497,7 @@ class ParquetReader:
         captions = [
             text for value in values for text in parse_captions(value) or () if text.strip()
         ]
-        _require(
+        require(
             captions,
             f"{self.name}, row {row}: expected a caption, got {values[0]!r:.40}. Add it to the row.",
         )

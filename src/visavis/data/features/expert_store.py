@@ -38,7 +38,7 @@ from torch import Tensor
 from visavis.core import storage
 from visavis.core.encoded import Encoded, seconds_part
 from visavis.core.errors import DataError, suggest_name
-from visavis.data.dataset import ProgressCallback
+from visavis.data.dataset import ProgressCallback, require
 from visavis.data.features.arrays import are_offsets, look_up_rows, read_padded
 from visavis.data.features.store import MAX_BYTES_HASHED_AT_OPEN, raise_as_damaged
 from visavis.data.video import video_id
@@ -129,11 +129,11 @@ class ExpertStore:
             DamagedCacheError: If its content has changed.
         """
         folder = Path(folder)
-        if not os.path.exists(folder / EXPERTS_FILE):
-            raise DataError(
-                f"{folder} is not a store of experts: expected a file {EXPERTS_FILE}. Create one "
-                "with visavis data convert."
-            )
+        require(
+            os.path.exists(folder / EXPERTS_FILE),
+            f"{folder} is not a store of experts: expected a file {EXPERTS_FILE}. Create one with "
+            "visavis data convert.",
+        )
         with raise_as_damaged():
             contents = storage.read_json(folder / EXPERTS_FILE, _Contents)
             for name in contents.embedding_dims:
@@ -205,12 +205,13 @@ class ExpertStore:
         item_of: dict[str, str] = {}
         for item in items:
             key = self._key(item)
-            if (first := item_of.setdefault(key, item)) != item:
-                raise DataError(
-                    f"{first} and {item} would both read the features {key!r} of {self.folder}. "
-                    "Store features of each by its full name, with "
-                    "its folder, or remove one of them from the data."
-                )
+            first = item_of.setdefault(key, item)
+            require(
+                first == item,
+                f"{first} and {item} would both read the features {key!r} of {self.folder}. Store "
+                "features of each by its full name, with its folder, or remove one of them from "
+                "the data.",
+            )
 
     def _key(self, item: str) -> str:
         return next(
@@ -283,11 +284,11 @@ class ExpertWriter:
                 values that are not finite.
         """
         seconds, location = seconds or {}, location or item
-        if item in self._items:
-            raise DataError(
-                f"{location}: duplicate item {item!r}: expected the features of each item once. "
-                "Remove the copy."
-            )
+        require(
+            item not in self._items,
+            f"{location}: duplicate item {item!r}: expected the features of each item once. "
+            "Remove the copy.",
+        )
         if unknown := [name for name in experts if name not in self._embedding_dims]:
             raise DataError(
                 f"{location}: unknown expert {unknown[0]!r}: "
@@ -298,35 +299,30 @@ class ExpertWriter:
         for name, embedding_dim in self._embedding_dims.items():
             vectors, times = experts.get(name), seconds.get(name)
             vectors = np.empty((0, embedding_dim), np.float32) if vectors is None else vectors
-            if (
-                vectors.ndim not in (1, 2)
-                or vectors.shape[-1] != embedding_dim
-                or vectors.dtype.kind not in "fiu"
-            ):
-                raise DataError(
-                    f"{location}: expert {name}: expected numbers of shape [length, "
-                    f"{embedding_dim}], got {vectors.dtype} of shape {list(vectors.shape)}. "
-                    "Correct its vectors."
-                )
+            require(
+                vectors.ndim in (1, 2)
+                and vectors.shape[-1] == embedding_dim
+                and vectors.dtype.kind in "fiu",
+                f"{location}: expert {name}: expected numbers of shape [length, {embedding_dim}], "
+                f"got {vectors.dtype} of shape {list(vectors.shape)}. Correct its vectors.",
+            )
             # A value that float32 cannot hold becomes infinite, which the next check reports.
             with np.errstate(over="ignore"):
                 vectors = np.ascontiguousarray(vectors.reshape(-1, embedding_dim), np.float32)
-            if not np.isfinite(vectors).all():
-                raise DataError(
-                    f"{location}: expert {name}: expected finite values, got NaN or infinity. "
-                    "Compute them again, or pass None if the expert is missing."
-                )
+            require(
+                np.isfinite(vectors).all(),
+                f"{location}: expert {name}: expected finite values, got NaN or infinity. Compute "
+                "them again, or pass None if the expert is missing.",
+            )
             times = np.full(len(vectors), -1, np.float32) if times is None else times
-            if (
-                times.shape != (len(vectors),)
-                or times.dtype.kind not in "fiu"
-                or not (np.abs(times) < np.finfo(np.float32).max).all()
-            ):
-                raise DataError(
-                    f"{location}: seconds of expert {name}: expected a finite number for each of "
-                    f"{len(vectors)} vectors, got {times.dtype} of shape {list(times.shape)}. "
-                    "Correct its times."
-                )
+            require(
+                times.shape == (len(vectors),)
+                and times.dtype.kind in "fiu"
+                and (np.abs(times) < np.finfo(np.float32).max).all(),
+                f"{location}: seconds of expert {name}: expected a finite number for each of "
+                f"{len(vectors)} vectors, got {times.dtype} of shape {list(times.shape)}. Correct "
+                "its times.",
+            )
             checked[name] = vectors, times.astype(np.float32)
         for name, (vectors, times) in checked.items():
             self._seconds[name].append(times)
@@ -379,16 +375,14 @@ def create_expert_store(
     """
     folder = Path(folder)
     for name, embedding_dim in embedding_dims.items():
-        if (
-            not EXPERT_NAME.fullmatch(name)
-            or name.endswith((".offsets", ".seconds"))
-            or embedding_dim < 1
-        ):
-            raise DataError(
-                f"expert {name!r}: expected a name of letters, digits, . _ - and a dimension >= 1, "
-                f"got dimension {embedding_dim}. "
-                "Rename it, or correct its dimension."
-            )
+        # The name is a part of the names of files.
+        require(
+            EXPERT_NAME.fullmatch(name)
+            and not name.endswith((".offsets", ".seconds"))
+            and embedding_dim > 0,
+            f"expert {name!r}: expected a name of letters, digits, . _ - and a dimension >= 1, got "
+            f"dimension {embedding_dim}. Rename it, or correct its dimension.",
+        )
     if os.path.exists(folder):
         storage.prepare_empty_folder(folder, will_be_replaced=True)
     with storage.atomic_folder(folder) as part, ExitStack() as opened:
@@ -526,12 +520,11 @@ def read_regions(
     reader = _read_tsv if ".tsv" in files[0].name else _read_arrays
     for item, location, features in reader(files, on_progress):
         embedding_dim = embedding_dim or (features.shape[-1] if features.ndim else 0)
-        if features.ndim != 2 or features.shape[1] != embedding_dim or not len(features):
-            actual = f"{features.dtype} of shape {list(features.shape)}"
-            raise DataError(
-                f"{location}: expected numbers of shape [regions, {embedding_dim}], got {actual}. "
-                "Correct the features of this image."
-            )
+        require(
+            features.ndim == 2 and features.shape[1] == embedding_dim and len(features),
+            f"{location}: expected numbers of shape [regions, {embedding_dim}], got "
+            f"{features.dtype} of shape {list(features.shape)}. Correct the features of this image.",
+        )
         yield item, location, features
 
 
@@ -548,12 +541,12 @@ def _read_tsv(
             lines = iter(partial(file.readline, MAX_LINE_BYTES), b"")
             for number, line in enumerate(lines, 1):
                 location, columns = f"{path}, line {number}", line.rstrip(b"\r\n").split(b"\t")
-                if len(columns) < 6:
-                    raise DataError(
-                        f"{location}: expected the tab-separated columns id, width, height, "
-                        f"number of boxes, boxes and features, got {len(columns)} columns. Use a "
-                        "file of bottom-up-attention."
-                    )
+                require(
+                    len(columns) > 5,
+                    f"{location}: expected the tab-separated columns id, width, height, number of "
+                    f"boxes, boxes and features, got {len(columns)} columns. Use a file of "
+                    "bottom-up-attention.",
+                )
                 item, boxes = columns[0].decode(errors="replace"), columns[-3]
                 try:
                     numbers = base64.b64decode(columns[-1], validate=True)
@@ -563,11 +556,11 @@ def _read_tsv(
                         "column. The line may be truncated."
                     ) from None
                 regions = int(boxes) if boxes.isdigit() else 0
-                if not regions or not numbers or len(numbers) % (BYTES_PER_VALUE * regions):
-                    raise DataError(
-                        f"{location}: {len(numbers):,} bytes of features do not match "
-                        f"{boxes.decode(errors='replace')!r} boxes. The line may be truncated."
-                    )
+                require(
+                    regions and numbers and len(numbers) % (BYTES_PER_VALUE * regions) == 0,
+                    f"{location}: {len(numbers):,} bytes of features do not match "
+                    f"{boxes.decode(errors='replace')!r} boxes. The line may be truncated.",
+                )
                 yield item, location, np.frombuffer(numbers, "<f4").reshape(regions, -1)
                 done += len(line)
                 on_progress(done // MEGABYTE, total // MEGABYTE)
@@ -584,7 +577,7 @@ def _read_arrays(
                 try:
                     with np.load(path, allow_pickle=False) as archive:
                         name = next((name for name in NPZ_KEYS if name in archive), None)
-                        array = None if name is None else archive[name]
+                        array: Any = None if name is None else archive[name]
                 except (
                     ValueError,
                     EOFError,
@@ -596,11 +589,11 @@ def _read_arrays(
                         f"{path} is not a readable .npz of numbers: {storage.error_reason(error)}. "
                         "Save the array again with numpy.savez."
                     ) from None
-            if array is None:
-                raise DataError(
-                    f"{path} has no features: expected an array named {' or '.join(NPZ_KEYS)}. "
-                    "Rename its array."
-                )
+            require(
+                array is not None,
+                f"{path} has no features: expected an array named {' or '.join(NPZ_KEYS)}. Rename "
+                "its array.",
+            )
             yield path.stem, str(path), array
         on_progress(number, len(files))
 
