@@ -37,6 +37,7 @@ import torch
 from visavis.core import storage
 from visavis.core.errors import DataError, requires_extra
 from visavis.core.progress import NoProgress, Progress
+from visavis.data.dataset import require
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.features.expert_store import EXPERT_NAME, create_expert_store
 from visavis.data.features.store import FeatureWriter, StoreDescription
@@ -644,11 +645,11 @@ def _parse_source(source: str | Path) -> tuple[str, Path]:
     has_name = equals and not os.path.exists(text)
     path = resolve_path(named_path if has_name else text)
     name = name if has_name else re.sub(r"[^A-Za-z0-9._-]", "_", path.stem)
-    if not EXPERT_NAME.fullmatch(name):
-        raise DataError(
-            f"{text}: expected NAME=PATH with a name of letters, digits, . _ - that begins with a "
-            f"letter or digit, got {name!r}."
-        )
+    require(
+        EXPERT_NAME.fullmatch(name),
+        f"{text}: expected NAME=PATH with a name of letters, digits, . _ - that begins with a "
+        f"letter or digit, got {name!r}.",
+    )
     return name, path
 
 

@@ -190,10 +190,10 @@ class Image:
         Raises:
             DataError: If it is a video or cannot be read.
         """
-        if self.is_video:
-            raise DataError(
-                f'{self.name}: expected an image, got a video. Read its frames with visual.granularity = "frames".'
-            )
+        require(
+            not self.is_video,
+            f'{self.name}: expected an image, got a video. Read its frames with visual.granularity = "frames".',
+        )
         return self._pixels.read()
 
     def open(self, min_side: int = 0) -> PILImage:

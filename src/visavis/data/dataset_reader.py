@@ -30,7 +30,7 @@ from visavis.core.errors import (
 )
 from visavis.core.notebook import NotebookTable
 from visavis.core.own_code import loaded_parts
-from visavis.data.dataset import Dataset, Image, ProgressCallback
+from visavis.data.dataset import Dataset, Image, ProgressCallback, require
 from visavis.data.file_names import split_priority
 from visavis.data.formats.caption_table import (
     CAPTION_LINES,
@@ -439,11 +439,11 @@ def _by_content(dataset_format: DatasetFormat, source: Path) -> tuple[DatasetFor
 
 def _find_path(path: str | Path, expected: str) -> Path:
     path = Path(os.path.expanduser(path))
-    if not is_valid_unicode(str(path)):
-        raise DataError(
-            f"{escape_surrogates(str(path))}: expected a path in UTF-8, which the files of a run "
-            "require, got another. Rename it."
-        )
+    require(
+        is_valid_unicode(str(path)),
+        f"{escape_surrogates(str(path))}: expected a path in UTF-8, which the files of a run "
+        "require, got another. Rename it.",
+    )
     if path.parts and path.parts[0].startswith("hf:") and not os.path.exists(path):
         return download_dataset(str(path))
     if os.path.exists(path):

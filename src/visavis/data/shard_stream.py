@@ -39,7 +39,7 @@ import torch
 from visavis.core import storage
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError
-from visavis.data.dataset import Dataset, Image, LazyImages, ProgressCallback
+from visavis.data.dataset import Dataset, Image, LazyImages, ProgressCallback, require
 from visavis.data.item_sources import ItemSource, read_unnormalized
 from visavis.data.loader import Batch, BatchSchedule, Loader
 from visavis.data.parallel import map_in_order
@@ -115,10 +115,10 @@ class ShardStream:
         """
         files = list_shards(pattern)
         shards = [shard for shard in _count(pattern, files, skip_bad, on_progress) if shard.count]
-        if not shards:
-            raise DataError(
-                f"{pattern}: expected samples, got {len(files)} empty shards. Check the pattern."
-            )
+        require(
+            shards,
+            f"{pattern}: expected samples, got {len(files)} empty shards. Check the pattern.",
+        )
         return cls(pattern, shards, max_open, skip_bad=skip_bad)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from visavis.core import storage
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError
-from visavis.data.dataset import Dataset
+from visavis.data.dataset import Dataset, require
 
 
 def look_up_rows(row_of: dict[str, int], keys: Iterable[str], folder: Path) -> np.ndarray:
@@ -185,10 +185,12 @@ class ArrayFeatures:
             load_precomp_features,
         )
 
-        if not (files := find_precomp_files(path)):
-            raise DataError(
-                f'{path}: features = "precomp" expects {PRECOMP.description}. Add these files or name other features.'
-            )
+        files = find_precomp_files(path)
+        require(
+            files,
+            f'{path}: features = "precomp" expects {PRECOMP.description}. Add these files or name '
+            "other features.",
+        )
         arrays = load_precomp_features(path)
         names = [
             f"{split}-{index}" for split, array in arrays.items() for index in range(len(array))
@@ -334,9 +336,9 @@ def _read_rows(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
                 os.pread(file.fileno(), row_bytes, array.offset + row * row_bytes)
                 for row in rows.tolist()
             )
-    if len(content) < len(rows) * row_bytes:
-        raise DataError(
-            f"{array.filename}: expected {len(array):,} rows, got fewer. The file was changed "
-            "while it was read. Start again."
-        )
+    require(
+        len(content) == len(rows) * row_bytes,
+        f"{array.filename}: expected {len(array):,} rows, got fewer. The file was changed "
+        "while it was read. Start again.",
+    )
     return np.frombuffer(content, array.dtype).reshape(len(rows), *array.shape[1:])

@@ -31,6 +31,7 @@ from typing import Any, Literal
 
 from visavis.core import storage
 from visavis.core.errors import DataError
+from visavis.data.dataset import require
 from visavis.data.file_names import (
     MISSING_TEXTS,
     normalize_split_name,
@@ -277,11 +278,11 @@ def read_layout(path: Path, names: Collection[str], expected: str) -> tuple[Tabl
         content = file.read(_MAX_HEADER_BYTES)
     encoding = storage.text_encoding(content)
     text = content.decode(encoding, "replace")
-    if not re.search(r"[\r\n]", text):
-        raise DataError(
-            f"{path}: expected a first line with the names of columns, got {len(content):,} bytes "
-            "without an end. Add a header line."
-        )
+    require(
+        re.search(r"[\r\n]", text),
+        f"{path}: expected a first line with the names of columns, got {len(content):,} bytes "
+        "without an end. Add a header line.",
+    )
     # The last line is incomplete, and its cells would look malformed.
     if len(content) == _MAX_HEADER_BYTES:
         text = text[: max(text.rfind("\n"), text.rfind("\r")) + 1]

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from visavis.core import storage
 from visavis.core.errors import DataError
-from visavis.data.dataset import ByteRange
+from visavis.data.dataset import ByteRange, require
 from visavis.data.file_names import (
     DATASET_SUFFIXES,
     UNSUPPORTED_SUFFIXES,
@@ -312,14 +312,18 @@ class ImageFiles:
         if file in self.by_clean_path:
             return self.by_clean_path[file]
         matches = self.by_name.get(file.rpartition("/")[2], [])
-        if len(matches) > 1:
-            raise DataError(f"the image could be {' or '.join(matches[:3])}. List its folder, too")
+        require(
+            len(matches) <= 1,
+            f"the image could be {' or '.join(matches[:3])}. List its folder, too",
+        )
         if matches:
             return matches[0]
         suffixes = () if "." in file else VIDEO_SUFFIXES
         videos = [path for suffix in suffixes for path in self.by_name.get(file + suffix, [])]
-        if len(videos) > 1:
-            raise DataError(f"the video could be {' or '.join(videos[:3])}. List its suffix, too")
+        require(
+            len(videos) <= 1,
+            f"the video could be {' or '.join(videos[:3])}. List its suffix, too",
+        )
         if videos:
             return videos[0]
         listed_path = next(
@@ -336,11 +340,11 @@ class ImageFiles:
                     f"the image is missing, and a folder is not searched: {self.unsearched[0]}"
                 )
             return None
-        if not storage.is_inside(listed_path, self.folder):
-            raise DataError(
-                f"the image is outside {self.folder}. Move it there, or add its folder to "
-                f"{storage.IMAGE_ROOTS}"
-            )
+        require(
+            storage.is_inside(listed_path, self.folder),
+            f"the image is outside {self.folder}. Move it there, or add its folder to "
+            f"{storage.IMAGE_ROOTS}",
+        )
         # An excluded file, such as a hidden one. find_files leaves them out.
         self.by_path[file] = ByteRange(listed_path, root=Path(os.path.realpath(self.folder)))
         return file
@@ -483,8 +487,10 @@ class _HeaderFile:
 
 
 def _headers(file: BinaryIO, archive: Path, root: Path | None) -> Iterator[tuple[str, ByteRange]]:
-    if file.read(6).startswith(_COMPRESSED_MAGIC_BYTES) or not archive.name.endswith(".tar"):
-        raise DataError(_COMPRESSED_ARCHIVE)
+    require(
+        archive.name.endswith(".tar") and not file.read(6).startswith(_COMPRESSED_MAGIC_BYTES),
+        _COMPRESSED_ARCHIVE,
+    )
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     with tarfile.open(fileobj=_HeaderFile(file), mode="r:") as tar:
@@ -509,11 +515,11 @@ def _headers(file: BinaryIO, archive: Path, root: Path | None) -> Iterator[tuple
                 )
         # tarfile takes a damaged header for the end of the archive. A real end is a block of zeros.
         file.seek(tar.offset)
-        if any(file.read(tarfile.BLOCKSIZE)):
-            raise DataError(
-                f"the archive is damaged: expected a header at byte {tar.offset}, the remaining "
-                "content cannot be read"
-            )
+        require(
+            not any(file.read(tarfile.BLOCKSIZE)),
+            f"the archive is damaged: expected a header at byte {tar.offset}, the remaining "
+            "content cannot be read",
+        )
 
 
 def containing_folder(folder: Path) -> Path:

@@ -24,7 +24,7 @@ import numpy as np
 from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.data.columns import import_pyarrow
-from visavis.data.dataset import ByteRange
+from visavis.data.dataset import ByteRange, require
 from visavis.data.file_names import find_split_files, normalize_split_name, splits_of_files
 from visavis.data.formats.image_files import attach_files, containing_folder
 from visavis.data.formats.listing import DatasetFormat, Listing, shorten
@@ -363,11 +363,11 @@ def _read_rows(
                 if image is None
                 else table.locations(number, image, first_row, root)
             )
-            if len(locations) != len(group):
-                raise DataError(
-                    f"{path} cannot be read as a table: row group {number} has columns of "
-                    "different lengths. Copy the file again."
-                )
+            require(
+                len(locations) == len(group),
+                f"{path} cannot be read as a table: row group {number} has columns of "
+                "different lengths. Copy the file again.",
+            )
             struct_paths = (
                 table.pa.compute.struct_field(group.column(image), "path").to_pylist()
                 if has_path

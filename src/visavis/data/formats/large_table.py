@@ -39,7 +39,7 @@ from visavis.data.columns import (
     offsets_and_bytes,
     unique_texts,
 )
-from visavis.data.dataset import Dataset
+from visavis.data.dataset import Dataset, require
 from visavis.data.file_names import MISSING_TEXTS, normalize_split_name, split_by_hash
 from visavis.data.formats.caption_table import (
     ALL_FILE_NAMES,
@@ -523,10 +523,10 @@ class _Conversion:
         """A column as valid texts."""
         types, kind = self.pa.types, column.type
         kind = kind.value_type if types.is_dictionary(kind) else kind
-        if not (types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind)):
-            raise DataError(
-                f"{self.path}: column {name}: expected texts, got {column.type}. Store texts in it."
-            )
+        require(
+            types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind),
+            f"{self.path}: column {name}: expected texts, got {column.type}. Store texts in it.",
+        )
         texts = column.cast(self.pa.large_string())
         if self.layout is not None and self.layout.has_spaces:
             texts = self.compute.utf8_ltrim(texts, characters=" ")

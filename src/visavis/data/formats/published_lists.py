@@ -40,7 +40,7 @@ import numpy as np
 
 from visavis.core import storage
 from visavis.core.errors import DataError
-from visavis.data.dataset import Dataset
+from visavis.data.dataset import Dataset, require
 from visavis.data.file_names import SPLITS, normalize_split_name, split_priority, splits_of_files
 from visavis.data.formats.listing import (
     DatasetFormat,
@@ -438,19 +438,19 @@ def match_coco_ids(data: Dataset, path: Path) -> tuple[dict[int, int], dict[int,
     for position, (image, own_captions) in enumerate(
         zip(data.images, data.captions_of, strict=True)
     ):
-        if image.name not in listed:
-            raise DataError(
-                f"image {image.name} is not in {path}. Use the images that this list describes."
-            )
+        require(
+            image.name in listed,
+            f"image {image.name} is not in {path}. Use the images that this list describes.",
+        )
         entry = listed[image.name]
         same_texts = [tokenize(data.captions[i]) for i in own_captions] == [
             tokenize(sentence.raw) for sentence in entry.sentences
         ]
-        if not same_texts or len(entry.sentids) != len(own_captions):
-            raise DataError(
-                f"image {image.name} has other captions than in {path}, or another order of them. "
-                "Use the captions of this list."
-            )
+        require(
+            same_texts and len(entry.sentids) == len(own_captions),
+            f"image {image.name} has other captions than in {path}, or another order of them. "
+            "Use the captions of this list.",
+        )
         images[entry.cocoid] = position
         captions |= dict(zip(entry.sentids, own_captions.tolist(), strict=True))
     return images, captions
@@ -486,11 +486,11 @@ def read_captions_and_splits(path: Path) -> tuple[dict[str, list[str]], dict[str
     """
     listing = _list_files(path, [path])
     for image in listing.images:
-        if not is_valid_unicode(f"{image.name} {image.split}"):
-            raise DataError(
-                f"{path}: expected a name and split in UTF-8, got {image.name!r} in split "
-                f"{image.split!r}. Correct it."
-            )
+        require(
+            is_valid_unicode(f"{image.name} {image.split}"),
+            f"{path}: expected a name and split in UTF-8, got {image.name!r} in split "
+            f"{image.split!r}. Correct it.",
+        )
     captions: dict[str, list[str]] = {image.name: [] for image in listing.images if image.usable}
     for caption in listing.captions:
         if not caption.usable or caption.image is None or not is_valid_unicode(caption.text):
@@ -555,10 +555,10 @@ def list_msvd(folder: Path) -> Listing:
     """
     listing = Listing(folder)
     for split, file in SPLIT_FILES.items():
-        if not os.path.exists(folder / file):
-            raise DataError(
-                f"{folder / file} is missing: expected {MSVD.description}. Add this list."
-            )
+        require(
+            os.path.exists(folder / file),
+            f"{folder / file} is missing: expected {MSVD.description}. Add this list.",
+        )
         for name in read_list(folder / file, folder).split():
             listing.add_image(name, split)
     unlisted = set()
@@ -636,8 +636,7 @@ def load_precomp_features(path: str | Path) -> dict[str, np.ndarray]:
     folder, features = Path(path), dict[str, np.ndarray]()
     for split, stem in _stems(folder).items():
         features[split], _, problem = _open_split(folder, stem)
-        if problem:
-            raise DataError(f"{folder}: {problem}. Store one caption per line.")
+        require(not problem, f"{folder}: {problem}. Store one caption per line.")
     _check_shapes(folder, features)
     return features
 
@@ -670,11 +669,12 @@ def _stems(folder: Path) -> dict[str, str]:
     stems = dict[str, str]()
     for path in find_precomp_files(folder):
         stem = path.name.removesuffix("_ims.npy")
-        if (other := stems.setdefault(normalize_split_name(stem) or stem, stem)) != stem:
-            raise DataError(
-                f"{folder} has both {other}_ims.npy and {path.name}, which are names of the same "
-                "split. Remove one of them."
-            )
+        other = stems.setdefault(normalize_split_name(stem) or stem, stem)
+        require(
+            other == stem,
+            f"{folder} has both {other}_ims.npy and {path.name}, which are names of the same "
+            "split. Remove one of them.",
+        )
     # train, val and test first, then other splits by name.
     order = [*(split for split in SPLITS if split in stems), *sorted(stems.keys() - set(SPLITS))]
     return {split: stems[split] for split in order}
@@ -684,16 +684,16 @@ def _open_split(folder: Path, stem: str) -> tuple[np.ndarray, list[str], str]:
     """Return the features of each image, all captions, and the problem of their numbers. "": none."""
     features, texts = folder / f"{stem}_ims.npy", folder / f"{stem}_caps.txt"
     rows = storage.read_array(features, folder, kinds="fiu", memory_map=True)
-    if rows.ndim < 2 or 0 in rows.shape:
-        raise DataError(
-            f"{features}: expected numbers with one row per image, got {rows.dtype} of shape "
-            f"{rows.shape}. Save them as an array."
-        )
-    if not os.path.exists(texts):
-        raise DataError(
-            f"{texts} is missing: expected the captions of {features.name}. Write one caption per "
-            "line."
-        )
+    require(
+        rows.ndim > 1 and 0 not in rows.shape,
+        f"{features}: expected numbers with one row per image, got {rows.dtype} of shape "
+        f"{rows.shape}. Save them as an array.",
+    )
+    require(
+        os.path.exists(texts),
+        f"{texts} is missing: expected the captions of {features.name}. Write one caption per "
+        "line.",
+    )
     lines = read_list(texts, folder).split("\n")
     captions = [line.rstrip("\r") for line in (lines[:-1] if not lines[-1] else lines)]
     if not captions or len(captions) % len(rows):

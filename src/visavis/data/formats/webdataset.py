@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from visavis.core import storage
 from visavis.core.errors import DataError, requires_extra
-from visavis.data.dataset import ByteRange
+from visavis.data.dataset import ByteRange, require
 from visavis.data.file_names import (
     IMAGE_SUFFIXES,
     find_split_files,
@@ -253,11 +253,11 @@ def find_shards(source: Path) -> list[Path]:
         is_pattern = any(sign in name for sign in "*?[")
         paths = source.parent.glob(name) if is_pattern else [source.parent / name]
         matches = sorted(filter(os.path.isfile, paths))
-        if not matches:
-            raise DataError(
-                f"{source.parent / name}: expected an existing shard, got none. Check the pattern "
-                f"of the shards, {source.name}."
-            )
+        require(
+            matches,
+            f"{source.parent / name}: expected an existing shard, got none. Check the pattern "
+            f"of the shards, {source.name}.",
+        )
         shards += matches
     return shards
 
