@@ -340,6 +340,7 @@ class Dataset:
     @property
     def splits(self) -> tuple[str, ...]:
         """Names of the splits in order of first occurrence."""
+        # argmax finds the first image of a split.
         names, codes = self._split_codes
         firsts = {
             name: int(np.argmax(codes == code))

@@ -570,6 +570,7 @@ def _validate(
         ]
     unreadable: list[tuple[int, str, str]] = []
     sizes: Counter[str] = Counter()
+    # By the hash of their bytes, to find copies.
     images_of_hash: dict[str, list[int]] = {}
     durations: dict[int, float] = {}
     images = [
@@ -644,6 +645,7 @@ def _decode(
     if not image.is_video:
         content = image.read()
         return hashlib.sha256(content).hexdigest(), image_size(content, image.name), 0.0
+    # The container holds the times of all frames, so a truncated video is found without decoding.
     digest, seconds = image.location.sha256(), image.duration()
     if frames_per_second:
         image.num_frames(frames_per_second)
@@ -663,6 +665,7 @@ def _cache_key(
     """Return a key that changes with any entry, its split, the size or time of any file, the
     decoders, and the reading of videos.
     """
+    # Another version may decode a file that this one cannot.
     digest = hashlib.sha256(decoder_versions().encode())
     paths = {entry.location.path for entry in listing.images if entry.location}
     stats = storage.file_stats(paths.union(listing.feature_files))

@@ -255,6 +255,7 @@ def hub_license(repository: str, kind: Literal["model", "dataset"]) -> str:
     from huggingface_hub import HfApi, constants
 
     info = HfApi(endpoint=constants.ENDPOINT).repo_info(repository, repo_type=kind)
+    # None for a repository without a page.
     card = getattr(info, "card_data", None)
     # The license "other" has a name of its own.
     licenses: Any = (card.get("license_name") or card.get("license") or []) if card else []

@@ -432,6 +432,7 @@ def random_area_box(
         The crop.
     """
     for _ in range(10):
+        # The order of the calls of the generator is a part of a seed.
         area = size[0] * size[1] * _uniform(*scale, generator)
         aspect = math.exp(_uniform(math.log(ratio[0]), math.log(ratio[1]), generator))
         width, height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))

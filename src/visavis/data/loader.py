@@ -202,6 +202,7 @@ class BatchSchedule:
         self, data: Dataset, random: np.random.Generator
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         assert self.captions_per_image is not None
+        # Images without captions are never sampled.
         counts, plan = data.captions_of.counts, []
         for images in self._cut(random.permutation(np.flatnonzero(counts))):
             if (counts[images] == 1).all():  # a permutation of one caption reads no random numbers

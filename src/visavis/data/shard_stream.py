@@ -160,6 +160,7 @@ class ShardStream:
         Raises:
             DataError: If the shard is damaged, or ends before the item.
         """
+        # "right": an item that begins a shard is in it, and not at the end of the one before.
         number = int(np.searchsorted(self.starts, item, "right")) - 1
         row, shard = item - int(self.starts[number]), self.shards[number]
         # Images are decoded in several threads.
@@ -368,7 +369,9 @@ class StreamPlan(Sequence[PlannedBatch]):
             self._items_before(number * self.num_items // self.num_batches)
             for number in (index, index + 1)
         )
+        # Items of each part in this batch, [parts].
         counts = end - first
+        # 0, 1, ... within each part.
         offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         positions = np.repeat(self.part_starts + first, counts) + offsets
         # The place of the shard of each item in the shuffled order of shards.

@@ -225,6 +225,7 @@ def _decode(
 ) -> Iterator[PILImage]:
     # The time line has read all packets.
     container.seek(0, any_frame=False, backward=True)
+    # A frame is converted once, however often it is shown.
     number, shown, image = 0, None, None
     for frame in container.decode(stream):
         time = timeline.first if frame.time is None else frame.time

@@ -153,6 +153,7 @@ class MtebEncoder:
                 f"{self.mteb_model_meta.name}: expected texts or images, got "
                 f"{', '.join(items) or 'other columns'}. Choose another task."
             )
+        # [N, D]: the sum of the vectors of an item of several modalities.
         return torch.stack(vectors).sum(0)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
@@ -193,6 +194,7 @@ def _group_items(batches: Iterable[dict[str, Any]], size: int) -> Iterator[dict[
         for name in MODALITIES:
             if name in batch:
                 pending.setdefault(name, []).extend(batch[name])
+        # A batch of other columns is reported by the encoder.
         if not pending:
             yield {}
         elif len(next(iter(pending.values()))) >= size:

@@ -133,6 +133,7 @@ class VisavisLoss(nn.Module):
         positives, *negatives = others
         if not negatives:
             return self.loss(anchors, positives, ids)
+        # [negatives of all columns, D]
         extra = torch.cat(negatives)
         return self.loss(
             anchors, positives, ids, extra_texts=extra, extra_text_ids=[_UNMATCHED_ID] * len(extra)

@@ -95,6 +95,7 @@ class TrainerLoss:
         )
         if distributed.is_available() and distributed.is_initialized():
             value = value + sum(zero.to(value) for zero in _zero_terms(outputs))
+        # Trainer sums the losses of the batches of a step.
         return value if num_items_in_batch is None else value * len(labels) / num_items_in_batch
 
     def _embeddings(self, outputs: Any, name: str) -> Tensor:

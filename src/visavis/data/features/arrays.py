@@ -85,9 +85,11 @@ def read_padded(
         >>> vectors[..., 0].tolist(), mask.tolist()
         ([[4.0, 0.0], [0.0, 2.0]], [[True, False], [True, True]])
     """
+    # [n]
     starts, lengths = offsets[rows], offsets[rows + 1] - offsets[rows]
     read_lengths = np.minimum(lengths, max_length) if max_length else lengths
     positions = np.arange(read_lengths.max(initial=min_length))
+    # [n, L]
     mask = positions < read_lengths[:, None]
     # Position p of m reads vector floor(p n / m) of n: the first one, then at equal intervals.
     spaced = positions * lengths[:, None] // np.maximum(read_lengths, 1)[:, None]

@@ -194,6 +194,7 @@ def create_store(
         rows = description.num_items
         if description.has_variable_length:
             assert lengths is not None
+            # [N + 1], with the end of the last item.
             offsets = np.concatenate([[0], np.cumsum(lengths)])
             storage.write_array(part / "offsets.npy", offsets)
             rows = int(offsets[-1])
@@ -262,6 +263,7 @@ class FeatureStore:
                 f"{folder} is unfinished: expected {count:,} rows, got {done:,}. Run visavis "
                 "features again to continue."
             )
+        # The size and time of each file are those of the last verification.
         is_unchanged = store._file_stats() == store.progress.file_stats
         if is_unchanged and store.vectors.nbytes > MAX_BYTES_HASHED_AT_OPEN:
             return store

@@ -167,6 +167,7 @@ def scan_folder(folder: Path, exclusion: Exclusion = NO_EXCLUSION) -> FolderScan
         try:
             with os.scandir(folder / parent) as listed:
                 entries = sorted(listed, key=lambda entry: entry.name)
+            # A link may lead back to this folder.
             seen.add(_identity(os.stat(folder / parent)))
         except OSError as error:
             scan.unreadable[parent or "."] = (

@@ -237,6 +237,7 @@ class Listing:
                     image,
                 )
             image.split = image.split or split_by_hash(image.name)
+        # After splits, whose texts are checked, too.
         self.check_texts()
         # Images whose captions are all unusable get another message than those without any.
         captioned = {caption.image for caption in self.captions}

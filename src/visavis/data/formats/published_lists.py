@@ -561,6 +561,7 @@ def list_msvd(folder: Path) -> Listing:
         )
         for name in read_list(folder / file, folder).split():
             listing.add_image(name, split)
+    # Captions of videos that no list names.
     unlisted = set()
     for number, line in enumerate(read_list(folder / CAPTIONS_FILE, folder).split("\n"), 1):
         name, _, caption = line.strip().partition(" ")

@@ -110,6 +110,7 @@ def write_captions(
     Returns:
         The captions.
     """
+    # A caption may be sampled twice.
     by_text: dict[str, SceneCaption] = {}
     while len(by_text) < count:
         caption = write_caption(scene, rng, style)
@@ -237,6 +238,7 @@ class _Writer:
         """Write a noun phrase for one thing. Its stated attributes are sampled each time."""
         thing = self.scene.things[index]
         stated = {"shape": thing.shape, "color": thing.color}
+        # A mention states the shape, the color or both.
         drop = self.rng.random()
         if drop < 0.10:
             del stated["color"]
@@ -358,6 +360,7 @@ def fact_relevance(
         true_facts = np.concatenate(
             [_true_facts(scene) for scene in scenes[start : start + block_size]]
         )
+        # [scenes, orders, facts], then the best order of each scene.
         points = (true_facts @ weights.T).reshape(-1, len(_ORDERS), len(facts)).max(1)
         relevance[start : start + block_size] = points / totals
     return relevance
@@ -378,6 +381,7 @@ def _true_facts(scene: Scene) -> np.ndarray:
     for i, name, j in scene.relations:
         relations[RELATIONS.index(name), i, j] = 1
     orders = np.array(_ORDERS)
+    # [24, relations, slots, slots]: relations of the things in each order.
     related = relations[:, orders[:, :, None], orders[:, None, :]].swapaxes(0, 1)
     scene_facts = np.concatenate(
         [

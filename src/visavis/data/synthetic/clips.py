@@ -319,12 +319,14 @@ def partner_noise(clip: SyntheticClip, noise: dict[str, np.ndarray]) -> dict[str
         Noise by expert.
     """
     order = clip.partner_frame_order
+    # Motion is between frames, so it has one vector less.
     between = order[order < len(order) - 1]
     return {name: part[between if name == "motion" else order] for name, part in noise.items()}
 
 
 def _appearance(scene: Scene) -> np.ndarray:
     """Encode for each color: position, size and shape."""
+    # [colors, cells + size + shapes]
     values = np.zeros((len(_ALL_COLORS), len(_CELLS) + 1 + len(SHAPES)))
     for thing in scene.things:
         # How much of the thing is in each of nine cells.
@@ -340,6 +342,7 @@ def _motion(before: Scene, after: Scene) -> np.ndarray:
     """Encode for each quarter of the image the movement left, right, up and down, growth,
     shrinking, vanishing, appearance and change.
     """
+    # [quarters, movements]
     values = np.zeros((4, 9))
     for old in before.things:
         new = next((thing for thing in after.things if _is_same_thing(old, thing)), None)
@@ -375,6 +378,7 @@ def _quarter(thing: SceneObject) -> int:
 @cache
 def _rotation(name: str, values: int) -> np.ndarray:
     """Return orthonormal rows, equal in all data sets."""
+    # Not the hash of the name, which differs between processes.
     square = np.random.default_rng([len(name), values]).standard_normal((EXPERT_DIMS[name], values))
     return np.linalg.qr(square)[0].T
 

@@ -226,6 +226,7 @@ def sample_scene(rng: np.random.Generator, *, training: bool) -> Scene:
         background = pick(rng, BACKGROUNDS)
         colors = [color for color in COLORS if color not in EXCLUDED_COLORS.get(background, ())]
         frequencies = zipf_frequencies(len(COLORS))[[COLORS.index(color) for color in colors]]
+        # Without the excluded colors, the others keep their proportions.
         frequencies /= frequencies.sum()
         things: list[SceneObject] = []
         for _ in range(int(rng.choice(MAX_OBJECTS, p=(0.14, 0.34, 0.32, 0.2))) + 1):
@@ -291,6 +292,7 @@ def _arrange(things: Sequence[SceneObject], rng: np.random.Generator) -> tuple[S
             )
             angle = rng.normal(0.0, 0.18)
             free = placed
+            # A crowded scene is begun again instead of trying for long.
             for _ in range(30):
                 x, y = rng.uniform(radius + 0.01, 0.99 - radius, 2)
                 if touching and len(placed) == 1:
@@ -334,6 +336,7 @@ def _touch(
             under.y,
             0.5 * under.radius if under.shape == "ring" else min(radius, 0.52 * under.radius),
         )
+    # Less than the sum of the radii, so that the two overlap.
     distance = 0.75 * max(radius, under.radius) + 0.6 * min(radius, under.radius)
     direction = rng.uniform(0, 2 * math.pi)
     return (
