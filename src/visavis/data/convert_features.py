@@ -723,15 +723,18 @@ def _write_caption_features(
             features.setdefault(caption, array)
     embedding_dim = next(iter(features.values())).shape[-1]
     for caption, array in features.items():
-        _require(
-            array.ndim == 2
-            and array.shape[1] == embedding_dim
-            and len(array)
-            and array.dtype.kind == "f",
-            f"features {name} of the caption {caption[:60]!r}: expected floats of shape [words, "
-            f"{embedding_dim}], got {array.dtype} of shape {list(array.shape)}",
-            "Correct the features.",
-        )
+        # Not _require: the message would take longer than the check.
+        if (
+            array.ndim != 2
+            or array.shape[1] != embedding_dim
+            or not len(array)
+            or array.dtype.kind != "f"
+        ):
+            raise DataError(
+                f"features {name} of the caption {caption[:60]!r}: expected floats of shape [words, "
+                f"{embedding_dim}], got {array.dtype} of shape {list(array.shape)}. Correct the "
+                "features."
+            )
         # Also false for NaN.
         _require(
             np.abs(array).max() < np.finfo(np.float16).max,

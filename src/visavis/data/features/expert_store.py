@@ -298,14 +298,21 @@ class ExpertWriter:
         checked: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         for name, embedding_dim in self._embedding_dims.items():
             vectors, times = experts.get(name), seconds.get(name)
+            if vectors is None and times is None:
+                checked[name] = np.empty((0, embedding_dim), np.float32), np.empty(0, np.float32)
+                continue
             vectors = np.empty((0, embedding_dim), np.float32) if vectors is None else vectors
-            require(
-                vectors.ndim in (1, 2)
-                and vectors.shape[-1] == embedding_dim
-                and vectors.dtype.kind in "fiu",
-                f"{location}: expert {name}: expected numbers of shape [length, {embedding_dim}], "
-                f"got {vectors.dtype} of shape {list(vectors.shape)}. Correct its vectors.",
-            )
+            # Not require: the messages would take longer than the checks.
+            if (
+                vectors.ndim not in (1, 2)
+                or vectors.shape[-1] != embedding_dim
+                or vectors.dtype.kind not in "fiu"
+            ):
+                raise DataError(
+                    f"{location}: expert {name}: expected numbers of shape [length, "
+                    f"{embedding_dim}], got {vectors.dtype} of shape {list(vectors.shape)}. "
+                    "Correct its vectors."
+                )
             # A value that float32 cannot hold becomes infinite, which the next check reports.
             with np.errstate(over="ignore"):
                 vectors = np.ascontiguousarray(vectors.reshape(-1, embedding_dim), np.float32)
@@ -314,15 +321,19 @@ class ExpertWriter:
                 f"{location}: expert {name}: expected finite values, got NaN or infinity. Compute "
                 "them again, or pass None if the expert is missing.",
             )
-            times = np.full(len(vectors), -1, np.float32) if times is None else times
-            require(
-                times.shape == (len(vectors),)
-                and times.dtype.kind in "fiu"
-                and (np.abs(times) < np.finfo(np.float32).max).all(),
-                f"{location}: seconds of expert {name}: expected a finite number for each of "
-                f"{len(vectors)} vectors, got {times.dtype} of shape {list(times.shape)}. Correct "
-                "its times.",
-            )
+            if times is None:
+                checked[name] = vectors, np.full(len(vectors), -1, np.float32)
+                continue
+            if (
+                times.shape != (len(vectors),)
+                or times.dtype.kind not in "fiu"
+                or not (np.abs(times) < np.finfo(np.float32).max).all()
+            ):
+                raise DataError(
+                    f"{location}: seconds of expert {name}: expected a finite number for each of "
+                    f"{len(vectors)} vectors, got {times.dtype} of shape {list(times.shape)}. "
+                    "Correct its times."
+                )
             checked[name] = vectors, times.astype(np.float32)
         for name, (vectors, times) in checked.items():
             self._seconds[name].append(times)
