@@ -341,16 +341,49 @@ def list_dataset_names(folder: Path) -> list[str]:
     )
 
 
-def resolve_path(path: str | Path) -> Path:
+def resolve_path(path: str | Path, expected: str = "") -> Path:
     """Find a file or folder by its path, or by its name under ``VISAVIS_DATA``.
 
     Args:
         path: The path or name.
+        expected: Sentence about the expected content, for the error.
 
     Returns:
         An existing path.
+
+    Raises:
+        DataError: If there is no such path.
     """
-    return _find_path(path, "")
+    path = Path(os.path.expanduser(path))
+    require(
+        is_valid_unicode(str(path)),
+        f"{escape_surrogates(str(path))}: expected a path in UTF-8, which the files of a run "
+        "require, got another. Rename it.",
+    )
+    if path.parts and path.parts[0].startswith("hf:") and not os.path.exists(path):
+        return download_dataset(str(path))
+    if os.path.exists(path):
+        return path
+    if is_shard_pattern(path.name):
+        # The folder of a pattern exists, the pattern itself does not.
+        return resolve_path(path.parent, expected) / path.name
+    root = data_folder()
+    if root is None:
+        raise DataError(
+            f"{path}: expected an existing path, got none, and VISAVIS_DATA, where it is searched "
+            "next, is not set. "
+            f"Correct the path, or set VISAVIS_DATA.{expected}"
+        )
+    if os.path.exists(root / path):
+        return root / path
+    names = [entry.name for entry in root.iterdir()] if os.path.isdir(root) else []
+    close, names = closest_name(str(path), names), sorted(names)
+    others = f", or use one of {', '.join(names)}" if 0 < len(names) <= MAX_LISTED_NAMES else ""
+    fix = f"Use {close}." if close else f"Correct the path{others}."
+    raise DataError(
+        f"{path}: expected an existing path, here or under VISAVIS_DATA ({root}), got none. "
+        f"{fix}{expected}"
+    )
 
 
 def path_exists(path: str | Path) -> bool:
@@ -376,7 +409,7 @@ def _locate(path: str | Path) -> tuple[DatasetFormat, Path]:
         pattern for dataset_format in known_formats() for pattern in dataset_format.patterns
     )
     expected = f"one of {patterns} (`visavis catalog formats` describes them)"
-    folder = _find_path(path, f" A data set is a folder with {expected}.")
+    folder = resolve_path(path, f" A data set is a folder with {expected}.")
     if is_shard_pattern(folder.name) and not os.path.exists(folder):
         return WEBDATASET, folder
     if os.path.isfile(folder):
@@ -435,39 +468,6 @@ def _by_content(dataset_format: DatasetFormat, source: Path) -> tuple[DatasetFor
     if dataset_format in (LARGE_TABLE, IMAGE_TABLES) and os.path.isfile(source):
         return (IMAGE_TABLES if has_embedded_images(source) else LARGE_TABLE), source
     return dataset_format, source
-
-
-def _find_path(path: str | Path, expected: str) -> Path:
-    path = Path(os.path.expanduser(path))
-    require(
-        is_valid_unicode(str(path)),
-        f"{escape_surrogates(str(path))}: expected a path in UTF-8, which the files of a run "
-        "require, got another. Rename it.",
-    )
-    if path.parts and path.parts[0].startswith("hf:") and not os.path.exists(path):
-        return download_dataset(str(path))
-    if os.path.exists(path):
-        return path
-    if is_shard_pattern(path.name):
-        # The folder of a pattern exists, the pattern itself does not.
-        return _find_path(path.parent, expected) / path.name
-    root = data_folder()
-    if root is None:
-        raise DataError(
-            f"{path}: expected an existing path, got none, and VISAVIS_DATA, where it is searched "
-            "next, is not set. "
-            f"Correct the path, or set VISAVIS_DATA.{expected}"
-        )
-    if os.path.exists(root / path):
-        return root / path
-    names = [entry.name for entry in root.iterdir()] if os.path.isdir(root) else []
-    close, names = closest_name(str(path), names), sorted(names)
-    others = f", or use one of {', '.join(names)}" if 0 < len(names) <= MAX_LISTED_NAMES else ""
-    fix = f"Use {close}." if close else f"Correct the path{others}."
-    raise DataError(
-        f"{path}: expected an existing path, here or under VISAVIS_DATA ({root}), got none. "
-        f"{fix}{expected}"
-    )
 
 
 # Highest frame rate of common videos. Nobody samples frames at a higher rate.

@@ -370,7 +370,12 @@ def _draw_thing(
     left, top = int(thing.x * size) - half, int(thing.y * size) - half
     center = (thing.x * size - left, thing.y * size - top)
     tile = 2 * half
-    mask = _fill(shape_outline(thing.shape), thing.angle, center, radius, tile)
+    mask, pen = _new_mask(tile)
+    turn = _rotation(thing.angle) * radius * SUPERSAMPLING
+    # The first outline is filled, and the second one is a hole.
+    for outline, fill in zip(shape_outline(thing.shape), (255, 0), strict=False):
+        corners = outline @ turn + np.array(center) * SUPERSAMPLING
+        pen.polygon([tuple(corner) for corner in corners.tolist()], fill=fill)
     # [tile, tile, 1]
     alpha = np.asarray(mask.reduce(SUPERSAMPLING), np.float32)[..., None] / 255
     rows, columns = (
@@ -441,20 +446,6 @@ def _surface(
     if thing.color == "black":
         return color * (1 + 0.5 * light) + 0.22 * rim
     return color * (1 + 0.12 * light) * (1 - 0.50 * rim)
-
-
-def _fill(
-    shape: Outline, angle: float, center: tuple[float, float], radius: float, tile: int
-) -> Image.Image:
-    """Return a supersampled mask: the first outline is filled, and the second one is a hole."""
-    mask, pen = _new_mask(tile)
-    turn = _rotation(angle) * radius * SUPERSAMPLING
-    for points, fill in zip(shape, (255, 0), strict=False):
-        pen.polygon(
-            [tuple(point) for point in (points @ turn + np.array(center) * SUPERSAMPLING).tolist()],
-            fill=fill,
-        )
-    return mask
 
 
 def _pattern(
