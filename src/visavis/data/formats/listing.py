@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fnmatch
 import os
-import re
 import reprlib
 import unicodedata
 from collections import Counter
@@ -577,7 +576,14 @@ def is_valid_unicode(text: str) -> bool:
         Whether it is valid.
     """
     # The fast path of most texts.
-    return text.isascii() or re.search("[\ud800-\udfff]", text) is None
+    if text.isascii():
+        return True
+    # Three times as fast as a search for surrogates.
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def escape_surrogates(text: str) -> str:
