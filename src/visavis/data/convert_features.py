@@ -451,16 +451,17 @@ def _parse_captions(value: Any, video: str, path: Path) -> list[str]:
     captions = []
     for caption in value:
         words = caption if isinstance(caption, list | tuple) else [caption]
-        _require(
-            all(isinstance(word, str | bytes) for word in words),
-            f"{path}: a caption of {video} is not a text: expected a text or a list of words",
-        )
+        # Not _require: the messages of 200,000 captions would take longer than the checks.
+        if not all(isinstance(word, str | bytes) for word in words):
+            raise DataError(
+                f"{path}: a caption of {video} is not a text: expected a text or a list of words. "
+                f"{_CORRECT_FILE}"
+            )
         text = " ".join(word if isinstance(word, str) else word.decode("latin1") for word in words)
-        _require(
-            is_valid_unicode(text),
-            f"{path}: a caption of {video} has an incomplete character",
-            "Fix it in the file.",
-        )
+        if not is_valid_unicode(text):
+            raise DataError(
+                f"{path}: a caption of {video} has an incomplete character. Fix it in the file."
+            )
         captions.append(text)
     return captions
 
@@ -736,12 +737,11 @@ def _write_caption_features(
                 "features."
             )
         # Also false for NaN.
-        _require(
-            np.abs(array).max() < np.finfo(np.float16).max,
-            f"features {name} of the caption {caption[:60]!r}: expected values that are finite in "
-            "float16",
-            "Scale them.",
-        )
+        if not np.abs(array).max() < np.finfo(np.float16).max:
+            raise DataError(
+                f"features {name} of the caption {caption[:60]!r}: expected values that are finite "
+                "in float16. Scale them."
+            )
     lengths = np.array([len(array) for array in features.values()])
     description = StoreDescription(
         "text",

@@ -426,9 +426,9 @@ class _Conversion:
             num_bytes = self._to_numpy(self.compute.binary_length(captions), 0)
             empty = (num_bytes == 0) | self._to_numpy(self.compute.utf8_is_space(captions), True)
             unnamed = row_images[first_row + rows] < 0
-            # Spreadsheets write rows of empty cells.
-            is_blank = unnamed & ~np.isin(rows, rows[~empty])
-            if is_blank.any():
+            if unnamed.any():
+                # Spreadsheets write rows of empty cells.
+                is_blank = unnamed & ~np.isin(rows, rows[~empty])
                 captions = captions.filter(self.pa.array(~is_blank))
                 rows, num_bytes, empty, unnamed = (
                     values[~is_blank] for values in (rows, num_bytes, empty, unnamed)
