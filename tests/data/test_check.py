@@ -538,17 +538,3 @@ def test_image_validation_is_cached_until_a_file_changes(tmp_path):
     with pytest.raises(DataError, match="not an image"):
         open_dataset(tmp_path, decode_images=True, on_progress=progress)
     assert len(progress_calls) == 8
-
-
-@pytest.mark.data
-@pytest.mark.long
-def test_flickr8k_has_no_loss():
-    report = check_dataset("flickr8k")
-    assert report.ok
-    assert {split: (count.images, count.captions) for split, count in report.splits.items()} == {
-        "train": (5_999, 29_995),
-        "val": (1_000, 5_000),
-        "test": (1_000, 5_000),
-    }
-    assert report.image_sizes == {"224x224": 7_999}
-    assert report.seconds < 60

@@ -229,15 +229,6 @@ def test_expert_store_detects_flipped_byte(folder, file):
         ExpertStore.open(folder)
 
 
-def test_expert_store_reports_missing_file(folder):
-    (folder / "sound.npy").unlink()
-    with pytest.raises(
-        DataError,
-        match=r"store lacks sound\.npy of the expert sound\. Restore a complete copy of the folder",
-    ):
-        ExpertStore.open(folder)
-
-
 def test_large_expert_store_is_hashed_again_after_a_change(folder, monkeypatch):
     monkeypatch.setattr(experts_file, "MAX_BYTES_HASHED_AT_OPEN", 0)
     ExpertStore.open(folder)

@@ -103,16 +103,6 @@ def test_table_has_content_of_csv(tmp_path):
         assert data.splits == listed.splits == ("train", "val", "test")
 
 
-def test_large_csv_is_opened_as_a_table(tmp_path, monkeypatch):
-    monkeypatch.setattr(dataset_reader, "LARGE_FILE_BYTES", 10)
-    with open(tmp_path / "captions.csv", "w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([("file_name", "text"), *(row[:2] for row in ROWS)])
-    data = open_dataset(tmp_path)
-    assert data.is_lazy
-    assert list(data.captions) == [row[1] for row in ROWS]
-    assert set(data.splits) <= {"train", "val", "test"}
-
-
 def test_lazy_data_set_equals_tuples_in_every_operation(tmp_path):
     lazy = open_dataset(write_table(tmp_path / "data", many_rows()))
     eager = as_tuples(lazy)
@@ -221,6 +211,10 @@ def test_table_errors_name_column_and_fix(tmp_path):
         (
             {"filename": pa.array([], pa.string()), "caption": pa.array([], pa.string())},
             "has no usable image: the table has no rows",
+        ),
+        (
+            {"filename": ["", None], "caption": ["a", "b"]},
+            r"captions\.parquet has no usable image: no row names an image file\.",
         ),
     ):
         pq.write_table(pa.table(columns), tmp_path / "captions.parquet")
@@ -439,16 +433,6 @@ def test_table_reads_numbered_caption_columns(tmp_path):
         open_dataset(tmp_path)
     data = open_dataset(tmp_path, skip_bad=True)
     assert [[data.captions[i] for i in own] for own in data.captions_of] == [["b", "a", "d"], ["c"]]
-
-
-def test_table_without_file_names_is_one_error(tmp_path):
-    pq.write_table(
-        pa.table({"filename": ["", None], "caption": ["a", "b"]}), tmp_path / "captions.parquet"
-    )
-    with pytest.raises(
-        DataError, match=r"captions\.parquet has no usable image: no row names an image file\."
-    ):
-        open_dataset(tmp_path)
 
 
 @pytest.mark.parametrize("count", [127, 128, 129, 300])

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from visavis.core.errors import DataError
 from visavis.data import check_dataset, open_dataset
@@ -115,64 +110,3 @@ def test_precomp_truncated_or_missing_files_are_errors(tmp_path, damage):
     ):
         open_dataset(tmp_path, skip_bad=True)
     assert [finding.kind for finding in check_dataset(tmp_path).findings] == ["unreadable"]
-
-
-SOURCES = {
-    "dataset_x.json": json.dumps(
-        {
-            "images": [
-                {
-                    "filename": f"{i}.png",
-                    "imgid": i,
-                    "split": "test",
-                    "sentences": [{"raw": "a dog", "tokens": ["a"]}],
-                }
-                for i in range(2)
-            ]
-        }
-    ).encode(),
-    "captions.jsonl": b'{"filename": "a.png", "captions": ["a dog", "two"], "split": "val"}\n{"filename": "b.png", "caption": "x"}\n',
-    "captions.csv": b'filename,caption,caption_2,split\na.png,"a, dog","two\nlines",val\nb.png,x,,train\n',
-}
-SOME_BYTES = st.sampled_from(
-    [
-        b"",
-        b"\x00",
-        b"\xff",
-        b'"',
-        b",",
-        b"\n",
-        b"\r",
-        b"{",
-        b"]",
-        b"null",
-        b"7",
-        b"[[",
-        b"\\ud800",
-        b"../",
-        b"n" * 300,
-    ]
-)
-
-
-@given(
-    st.sampled_from(sorted(SOURCES)),
-    st.lists(st.tuples(st.floats(0, 1), st.integers(0, 8), SOME_BYTES), min_size=1, max_size=3),
-)
-def test_damaged_lists_never_raise_other_errors(name, changes):
-    content = SOURCES[name]
-    for where, width, new in changes:
-        start = round(where * len(content))
-        content = content[:start] + new + content[start + width :]
-    with tempfile.TemporaryDirectory() as root:
-        Path(root, name).write_bytes(content)
-        Path(root, "a.png").write_bytes(b"no picture")
-        report = check_dataset(root)
-        assert all(
-            "\n" not in str(finding) and str(finding).encode() for finding in report.findings
-        )
-        assert not report.ok  # a.png is not an image
-        with suppress(DataError):
-            open_dataset(root)
-        with suppress(DataError):
-            assert open_dataset(root, skip_bad=True).images

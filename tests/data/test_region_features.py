@@ -12,7 +12,7 @@ import torch
 
 import visavis
 from visavis.core.errors import DataError, RecipeError, VisavisError
-from visavis.data.features.regions import RegionFeatures
+from visavis.data.features.expert_store import RegionFeatures
 
 WIDTH = 5
 IDS = ["391895", "1000092795", "7"]
@@ -173,6 +173,9 @@ def test_region_features_report_malformed_folders(tmp_path):
     folder = as_npy(tmp_path, regions())
     np.save(folder / "9.npy", np.array([{"features": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(DataError, match=r"9\.npy"):
+        RegionFeatures.open(folder, silent)
+    np.save(folder / "9.npy", np.array(3.0))
+    with pytest.raises(DataError, match=r"9\.npy: expected .*, got .* of shape"):
         RegionFeatures.open(folder, silent)
     np.save(folder / "9.npy", np.ones((2, WIDTH + 1)))
     with pytest.raises(

@@ -13,13 +13,13 @@ from PIL import Image
 from visavis.cli.search_tables import print_index_report
 from visavis.data import open_dataset
 from visavis.data.dataset_reader import check_dataset
-from visavis.data.images import supported_formats
-from visavis.data.suffixes import (
+from visavis.data.file_names import (
     IMAGE_SUFFIXES,
     UNSUPPORTED_SUFFIXES,
     VIDEO_SUFFIXES,
     describe_other_files,
 )
+from visavis.data.images import supported_formats
 from visavis.retrieval.index_builder import IndexReport
 from visavis.retrieval.run_images import open_image_collection
 from visavis.retrieval.source_files import list_source_files

@@ -143,18 +143,6 @@ def test_losses_equal_peer_losses(row):
     torch.testing.assert_close(mine, right, rtol=1e-9, atol=1e-11)
 
 
-def test_metric_loss_equals_self_supervised_loss():
-    peer = metric_learning()
-    views, ids = torch.randn(2, 7, 5, dtype=torch.float64), torch.arange(7)
-    theirs = peer.losses.SelfSupervisedLoss(peer.losses.NTXentLoss(temperature=0.1))(*views)
-    torch.testing.assert_close(
-        MetricLoss(NTXent(tau=0.1))(torch.cat([*views]), torch.cat([ids, ids])),
-        theirs,
-        rtol=1e-10,
-        atol=1e-12,
-    )
-
-
 def test_integrations_page_lists_tested_equalities():
     (section,) = (text for text in PAGE.read_text().split("\n## ") if "test_equalities.py" in text)
     assert set(re.findall(r"^\| (`.*?`) \|", section, re.MULTILINE)) == set(ROWS)

@@ -25,7 +25,7 @@ from visavis.data.synthetic import (
     write_synthetic_clips,
     write_synthetic_scenes,
 )
-from visavis.data.synthetic.minimal_pairs import EDIT_KINDS, make_scene_pairs
+from visavis.data.synthetic.captions import EDIT_KINDS, make_scene_pairs
 from visavis.data.vocabulary import tokenize
 from visavis.research.robustness.caption_edits import MinimalPair, add_typo, make_minimal_pairs
 from visavis.research.robustness.probes import (

@@ -150,23 +150,15 @@ def test_evaluate_compares_with_any_row(trained):
             r"evaluation.extra_metrics: 'i2t_r2' is not a metric: did you mean i2t_r",
         ),
         ({"published": "goal/3/r152"}, r"published: 'goal/3/r152' is not a row"),
+        (
+            {"evaluation.average_networks": True},
+            r"evaluation\.average_networks: expected two networks in every phase",
+        ),
     ],
 )
 def test_train_rejects_invalid_protocol_before_training(settings, sentence, toys, tmp_path):
     with pytest.raises(visavis.core.errors.VisavisError, match=sentence):
         visavis.train(ROW, out=tmp_path / "run", overrides=overrides(ROW, toys) | settings)
-
-
-def test_protocol_mean_needs_two_networks(toys, tmp_path):
-    with pytest.raises(
-        visavis.core.errors.VisavisError,
-        match=r"evaluation\.average_networks: expected two networks in every phase",
-    ):
-        visavis.train(
-            ROW,
-            out=tmp_path / "run",
-            overrides=overrides(ROW, toys) | {"evaluation.average_networks": True},
-        )
 
 
 LISTED = "visavis catalog recipes --paper"

@@ -12,7 +12,7 @@ import pytest
 
 import visavis
 from visavis.cli.run_tables import print_trained
-from visavis.core.errors import RecipeError, VisavisError
+from visavis.core.errors import VisavisError
 from visavis.evaluation.published_row import PublishedRow, find_metric
 from visavis.training.recipes.files import paper_tables, read_recipe
 from visavis.training.recipes.published_tables import published_results
@@ -230,14 +230,3 @@ def test_ce_rows_train_as_released_code():
         ) == ("Ranger", 0.1, 1e-3, 0)
         assert recipe.model["netvlad_clusters"] == {"audio": 8, "speech": 19, "ocr": 43}
         assert re.search(r"g and for h, .* Mish and batch norm", ROWS[address].substitutes)
-
-
-def test_unknown_row_reports_nearest_row():
-    with pytest.raises(
-        RecipeError, match=r"goal/3: r152-con-co is not a variant: did you mean r152-con-con\?"
-    ):
-        read_recipe("goal/3/r152-con-co")
-    with pytest.raises(
-        RecipeError, match=r"expected a TOML file or the name of a shipped recipe, found neither"
-    ):
-        read_recipe("goal/9/r152-con-con")

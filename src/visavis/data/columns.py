@@ -86,6 +86,7 @@ def unique_texts(blocks: Iterable[pa.Array]) -> tuple[np.ndarray, pa.Array]:
 
     if not all_blocks:
         return np.empty(0, np.int32), pa.array([], pa.large_string())
+    # Rows, index of the text and first rows of each hash table.
     encoded = list(map_in_order(encode, range(_HASH_TABLES)))
     is_first, unique_index = np.zeros(num_rows, bool), np.full(num_rows, -1, np.int32)
     # Unique texts are numbered by their first row, whatever hash table they are in.

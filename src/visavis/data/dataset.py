@@ -33,6 +33,20 @@ ProgressCallback = Callable[[int, int], None]
 T = TypeVar("T")
 
 
+def require(condition: object, problem: str) -> None:
+    """Check content of a file.
+
+    Args:
+        condition: Whether the content is as expected.
+        problem: The expected and the given content, the place and the fix.
+
+    Raises:
+        DataError: If the condition does not hold.
+    """
+    if not condition:
+        raise DataError(problem)
+
+
 @dataclass(frozen=True)
 class ByteRange:
     """Location of an image's bytes: a whole file, or a part of an archive.
@@ -176,10 +190,10 @@ class Image:
         Raises:
             DataError: If it is a video or cannot be read.
         """
-        if self.is_video:
-            raise DataError(
-                f'{self.name}: expected an image, got a video. Read its frames with visual.granularity = "frames".'
-            )
+        require(
+            not self.is_video,
+            f'{self.name}: expected an image, got a video. Read its frames with visual.granularity = "frames".',
+        )
         return self._pixels.read()
 
     def open(self, min_side: int = 0) -> PILImage:
@@ -326,6 +340,7 @@ class Dataset:
     @property
     def splits(self) -> tuple[str, ...]:
         """Names of the splits in order of first occurrence."""
+        # argmax finds the first image of a split.
         names, codes = self._split_codes
         firsts = {
             name: int(np.argmax(codes == code))
@@ -588,21 +603,16 @@ class ContentFingerprint:
         record = storage.cache_folder() / "checks" / f"contents-{key}.json"
         fingerprint: ContentFingerprint | None = storage.read_checksummed_json(record, cls)
         if fingerprint is None:
-            fingerprint = cls(len(files), key, _content_hash(files, on_progress))
+            hashes = {}
+            # In the order of archives and tables, where images of one block are next to each other.
+            ordered = sorted(files.items(), key=lambda file: (file[1].path, file[1].offset))
+            for number, (name, location) in enumerate(ordered, 1):
+                hashes[name] = location.sha256()
+                if on_progress is not None:
+                    on_progress(number, len(files))
+            digest = hashlib.sha256()
+            for entry in sorted(hashes.items()):
+                digest.update(json.dumps(entry).encode())
+            fingerprint = cls(len(files), key, digest.hexdigest()[:32])
             storage.write_checksummed_json(record, asdict(fingerprint))
         return fingerprint
-
-
-def _content_hash(files: Mapping[str, ByteRange], on_progress: ProgressCallback | None) -> str:
-    hashes = {}
-    # In the order of archives and tables, where images of one block are next to each other.
-    for number, (name, location) in enumerate(
-        sorted(files.items(), key=lambda file: (file[1].path, file[1].offset)), 1
-    ):
-        hashes[name] = location.sha256()
-        if on_progress is not None:
-            on_progress(number, len(files))
-    digest = hashlib.sha256()
-    for name, content_hash in sorted(hashes.items()):
-        digest.update(json.dumps([name, content_hash]).encode())
-    return digest.hexdigest()[:32]

@@ -27,7 +27,7 @@ from visavis.core.errors import (
     format_value,
     requires_extra,
 )
-from visavis.data.splits import split_in_name
+from visavis.data.file_names import split_in_name
 
 # Name of a data set of the hub: ``hf:OWNER/NAME``, ``hf:OWNER/NAME:CONFIG`` or
 # ``hf:OWNER/NAME@REVISION``.
@@ -123,23 +123,6 @@ def hub_errors(name: str, expected: str, *, is_download: bool = False) -> Iterat
         hub_logging.set_verbosity(level)
 
 
-# Problem and fix of an HTTP status.
-_STATUS_PROBLEMS = {
-    401: (
-        "it requires a login, or does not exist",
-        "Correct the name, or log in again with hf auth login.",
-    ),
-    403: (
-        "access to it is forbidden",
-        "Request access on its hub page, or log in with a token that may read it.",
-    ),
-    429: (
-        "the hub allows no more requests for now",
-        "Wait a few minutes, or log in with hf auth login.",
-    ),
-}
-
-
 def _hub_error(name: str, expected: str, error: Exception) -> VisavisError:
     """The error of visavis for an error of the hub's library."""
     from huggingface_hub import constants, errors
@@ -153,53 +136,91 @@ def _hub_error(name: str, expected: str, error: Exception) -> VisavisError:
     is_missing = isinstance(error, errors.LocalEntryNotFoundError | errors.DryRunError)
     cause = (error.__cause__ or error) if is_missing else error
     status = getattr(getattr(cause, "response", None), "status_code", 0)
-    kind: type[DataError] = DataError
-    if isinstance(cause, errors.HFValidationError):
-        problem, fix = "invalid name for the hub", "Restore the folder or use another name."
-    elif isinstance(cause, errors.GatedRepoError):
-        problem, fix = (
+    is_system_error = isinstance(error, OSError) and bool(error.errno)
+    # Condition, class, problem and fix. The first condition that holds counts: classes of the
+    # library derive from each other.
+    cases: tuple[tuple[bool, type[DataError], str, str], ...] = (
+        (
+            isinstance(cause, errors.HFValidationError),
+            DataError,
+            "invalid name for the hub",
+            "Restore the folder or use another name.",
+        ),
+        (
+            isinstance(cause, errors.GatedRepoError),
+            DataError,
             "access is restricted",
             "Request access on its hub page and log in with hf auth login.",
-        )
-    elif isinstance(cause, errors.RevisionNotFoundError):
-        problem, fix = "it has no such revision", "Use another revision."
-    elif status in _STATUS_PROBLEMS or status >= 500:
-        kind = HubUnavailableError if status == 429 or status >= 500 else DataError
-        problem, fix = _STATUS_PROBLEMS.get(
-            status, ("the hub has a problem of its own", "Run the command again later.")
-        )
-        problem = f"{problem}, status {status}"
-    elif isinstance(cause, errors.RepositoryNotFoundError):
-        problem, fix = (
+        ),
+        (
+            isinstance(cause, errors.RevisionNotFoundError),
+            DataError,
+            "it has no such revision",
+            "Use another revision.",
+        ),
+        (
+            status == 401,
+            DataError,
+            "it requires a login, or does not exist, status 401",
+            "Correct the name, or log in again with hf auth login.",
+        ),
+        (
+            status == 403,
+            DataError,
+            "access to it is forbidden, status 403",
+            "Request access on its hub page, or log in with a token that may read it.",
+        ),
+        (
+            status == 429,
+            HubUnavailableError,
+            "the hub allows no more requests for now, status 429",
+            "Wait a few minutes, or log in with hf auth login.",
+        ),
+        (
+            status >= 500,
+            HubUnavailableError,
+            f"the hub has a problem of its own, status {status}",
+            "Run the command again later.",
+        ),
+        (
+            isinstance(cause, errors.RepositoryNotFoundError),
+            DataError,
             "it does not exist, or is private",
             "Correct the name, or log in with hf auth login.",
-        )
-    elif "Timeout" in type(cause).__name__:
-        kind, problem = (
+        ),
+        (
+            "Timeout" in type(cause).__name__,
             HubUnavailableError,
             f"{constants.ENDPOINT} did not answer within {constants.HF_HUB_ETAG_TIMEOUT} s",
-        )
-        fix = "Check the network, run the command again later, or set HF_HUB_ETAG_TIMEOUT to more seconds."
-    elif isinstance(cause, json.JSONDecodeError):
-        problem, fix = (
+            "Check the network, run the command again later, or set HF_HUB_ETAG_TIMEOUT to more seconds.",
+        ),
+        (
+            isinstance(cause, json.JSONDecodeError),
+            DataError,
             f"{constants.ENDPOINT} answers with another page",
             "Check HF_ENDPOINT, and log in to the network if it has a login page.",
-        )
-    elif is_missing:
-        kind, problem = (
+        ),
+        (
+            is_missing,
             HubUnreachableError,
             "it was not downloaded before, and the hub is not reachable",
-        )
-        fix = "Connect to the network once."
-    elif isinstance(error, OSError) and error.errno:
-        problem, fix = storage.error_reason(error), "Check the name and the folder of the cache."
-    else:
-        return DataError(
-            f"{name}: expected a complete download from {constants.ENDPOINT}, got an interrupted "
-            f"one ({type(error).__name__}). "
-            "Run the command again."
-        )
-    return kind(f"{name}: expected {expected}, got none ({problem}). {fix}")
+            "Connect to the network once.",
+        ),
+        (
+            is_system_error,
+            DataError,
+            storage.error_reason(error),
+            "Check the name and the folder of the cache.",
+        ),
+    )
+    for applies, kind, problem, fix in cases:
+        if applies:
+            return kind(f"{name}: expected {expected}, got none ({problem}). {fix}")
+    return DataError(
+        f"{name}: expected a complete download from {constants.ENDPOINT}, got an interrupted "
+        f"one ({type(error).__name__}). "
+        "Run the command again."
+    )
 
 
 def download_message(name: str, num_bytes: int, license_name: str) -> str:
@@ -234,6 +255,7 @@ def hub_license(repository: str, kind: Literal["model", "dataset"]) -> str:
     from huggingface_hub import HfApi, constants
 
     info = HfApi(endpoint=constants.ENDPOINT).repo_info(repository, repo_type=kind)
+    # None for a repository without a page.
     card = getattr(info, "card_data", None)
     # The license "other" has a name of its own.
     licenses: Any = (card.get("license_name") or card.get("license") or []) if card else []

@@ -15,7 +15,7 @@ import math
 import struct
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 
 import numpy as np
@@ -70,6 +70,12 @@ class ImageError(DataError):
         self.kind, self.problem = kind, problem
 
 
+def _require(condition: object, kind: str, problem: str, name: str) -> None:
+    """Raise ImageError unless a condition holds."""
+    if not condition:
+        raise ImageError(kind, problem, name)
+
+
 def decode_image(
     content: bytes, name: str, *, min_side: int = 0, allow_animated: bool = False
 ) -> Image.Image:
@@ -115,14 +121,26 @@ def convert_image(image: Image.Image, name: str, *, min_side: int = 0) -> Image.
     """
     with _translate_errors(name):
         with _DECODING[hash((id(image),)) % len(_DECODING)]:
-            if getattr(image, "tile", None) and getattr(image, "fp", None) is None:
-                raise ImageError(
-                    "closed image",
-                    "is closed, expected an open one. Pass its path, or close it later",
-                    name,
-                )
-            content = _read_undecoded_jpeg(image)
-            if content is None:
+            _require(
+                not getattr(image, "tile", None) or getattr(image, "fp", None) is not None,
+                "closed image",
+                "is closed, expected an open one. Pass its path, or close it later",
+                name,
+            )
+            content = None
+            if (
+                isinstance(image, JpegImagePlugin.JpegImageFile)
+                and image.fp is not None
+                and image.tile
+                and not image.decoderconfig
+                and not image.tell()
+            ):
+                # The file of a JPEG of which neither size nor frame was changed. It stays as it is.
+                position = image.fp.tell()
+                image.fp.seek(0)
+                content = image.fp.read()
+                image.fp.seek(position)
+            else:
                 image.load()
         return (
             _to_upright_rgb(image)
@@ -134,21 +152,6 @@ def convert_image(image: Image.Image, name: str, *, min_side: int = 0) -> Image.
 # An opened image that occurs twice in a batch is not decoded by two threads at once, which damages
 # it.
 _DECODING = tuple(threading.Lock() for _ in range(64))
-
-
-def _read_undecoded_jpeg(image: Image.Image) -> bytes | None:
-    """Read the file of an opened JPEG, which stays as it is. None for another image, and after a
-    change of its size or frame.
-    """
-    if not isinstance(image, JpegImagePlugin.JpegImageFile) or image.decoderconfig or image.tell():
-        return None
-    if image.fp is None or not image.tile:
-        return None
-    position = image.fp.tell()
-    image.fp.seek(0)
-    content = image.fp.read()
-    image.fp.seek(position)
-    return content
 
 
 def upright_size(content: bytes, name: str) -> tuple[int, int]:
@@ -215,23 +218,17 @@ def make_thumbnail(
         _reduce(image, max_side, max_pixels)
         image = _to_upright_rgb(image)
         image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS, reducing_gap=2.0)
+        # The profile describes RGB values. Other modes were converted without it.
         if profile and mode == "RGB":
-            # The profile describes RGB values. Other modes were converted without it.
-            image = _to_srgb(image, profile)
+            from PIL import ImageCms
+
+            # An unreadable profile is ignored.
+            with suppress(ImageCms.PyCMSError, OSError, ValueError, TypeError):
+                source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+                target = ImageCms.createProfile("sRGB")
+                image = ImageCms.profileToProfile(image, source, target) or image
         # The copy of the pixels has no metadata.
         return Image.fromarray(np.asarray(image))
-
-
-def _to_srgb(image: Image.Image, profile: bytes) -> Image.Image:
-    """Convert the colors of an image with a color profile. An unreadable profile is ignored."""
-    from PIL import ImageCms
-
-    try:
-        source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
-        converted = ImageCms.profileToProfile(image, source, ImageCms.createProfile("sRGB"))
-    except (ImageCms.PyCMSError, OSError, ValueError, TypeError):
-        return image
-    return converted or image
 
 
 @contextmanager
@@ -278,30 +275,39 @@ def _open(
     content: bytes, name: str, *, allow_animated: bool = False, max_pixels: int = MAX_PIXELS
 ) -> Image.Image:
     """Open an image without decoding it, after all checks that its header allows."""
-    if not content:
-        raise ImageError(
-            "truncated image", f"is truncated: the file is empty (0 bytes). {COPY_AGAIN}", name
-        )
+    _require(
+        content, "truncated image", f"is truncated: the file is empty (0 bytes). {COPY_AGAIN}", name
+    )
     image = _identify(content)
     if image is None:
-        if content.startswith(_MAGIC_BYTES):
-            problem = f"is truncated or damaged in its header ({len(content)} bytes). {COPY_AGAIN}"
-            raise ImageError("truncated image", problem, name)
-        problem = f"is not an image of a known format ({', '.join(supported_formats())}). Convert it to JPEG or PNG, or remove it"
+        _require(
+            not content.startswith(_MAGIC_BYTES),
+            "truncated image",
+            f"is truncated or damaged in its header ({len(content)} bytes). {COPY_AGAIN}",
+            name,
+        )
+        formats = ", ".join(supported_formats())
+        problem = f"is not an image of a known format ({formats}). Convert it to JPEG or PNG, or remove it"
         raise ImageError("not an image", problem, name)
     if image.width * image.height > max_pixels and image.format in _JPEG_FORMATS:
         max_pixels *= _MAX_PROGRESSIVE_FACTOR if _is_progressive(content) else _MAX_JPEG_FACTOR
-    if image.width * image.height > max_pixels:
-        problem = f"has {image.width} x {image.height} pixels, expected at most {max_pixels / 1e6:,.0f} million. Reduce its size"
-        raise ImageError("decompression bomb", problem, name)
+    _require(
+        image.width * image.height <= max_pixels,
+        "decompression bomb",
+        f"has {image.width} x {image.height} pixels, expected at most {max_pixels / 1e6:,.0f} "
+        "million. Reduce its size",
+        name,
+    )
     # An MPO is a photo with previews.
-    if (
-        not allow_animated
-        and image.format != "MPO"
-        and (frames := getattr(image, "n_frames", 1)) > 1
-    ):
-        problem = f"is animated or has pages ({frames} frames), expected a single image. Save one of them as a file"
-        raise ImageError("animated image", problem, name)
+    is_single = allow_animated or image.format == "MPO"
+    frames = 1 if is_single else getattr(image, "n_frames", 1)
+    _require(
+        frames <= 1,
+        "animated image",
+        f"is animated or has pages ({frames} frames), expected a single image. Save one of them as "
+        "a file",
+        name,
+    )
     return image
 
 
@@ -426,6 +432,7 @@ def random_area_box(
         The crop.
     """
     for _ in range(10):
+        # The order of the calls of the generator is a part of a seed.
         area = size[0] * size[1] * _uniform(*scale, generator)
         aspect = math.exp(_uniform(math.log(ratio[0]), math.log(ratio[1]), generator))
         width, height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from visavis.core.encoded import Encoded, concatenate
-from visavis.core.errors import DataError
-from visavis.data.dataset import Dataset
+from visavis.data.dataset import Dataset, require
 from visavis.data.item_sources import ItemSource, PixelSource
 from visavis.data.parallel import map_in_order
 from visavis.data.workers import BatchReader, BatchRequest, WorkerPool
@@ -173,11 +172,11 @@ class BatchSchedule:
         if self.captions_per_image is not None:
             items, unit = int(np.count_nonzero(data.captions_of.counts)), "images"
         count = items // self.batch_size if self.drop_last else -(-items // self.batch_size)
-        if not count:
-            raise DataError(
-                f"data set {data.name} is smaller than one batch of {self.batch_size} {unit}. Set "
-                "a smaller training.batch_size."
-            )
+        require(
+            count,
+            f"data set {data.name} is smaller than one batch of {self.batch_size} {unit}. Set "
+            "a smaller training.batch_size.",
+        )
         return min(count, self.batches_per_epoch or count)
 
     def _pairs(
@@ -203,6 +202,7 @@ class BatchSchedule:
         self, data: Dataset, random: np.random.Generator
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         assert self.captions_per_image is not None
+        # Images without captions are never sampled.
         counts, plan = data.captions_of.counts, []
         for images in self._cut(random.permutation(np.flatnonzero(counts))):
             if (counts[images] == 1).all():  # a permutation of one caption reads no random numbers
@@ -443,12 +443,12 @@ class Loader:
         """Positions of this rank in a batch of ``count`` items. The first ranks have one more if
         the parts are not equal.
         """
-        if count < self.world_size:
-            raise DataError(
-                f"data set {self.data.name}: expected at least {self.world_size} images and "
-                "captions in a batch, one for each process, "
-                f"got {count}. Set a larger training.batch_size, or start fewer processes."
-            )
+        require(
+            count >= self.world_size,
+            f"data set {self.data.name}: expected at least {self.world_size} images and "
+            "captions in a batch, one for each process, "
+            f"got {count}. Set a larger training.batch_size, or start fewer processes.",
+        )
         # Contiguous parts, so that ranks in order concatenate to the global batch.
         size, larger = divmod(count, self.world_size)
         start = self.rank * size + min(self.rank, larger)

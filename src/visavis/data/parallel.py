@@ -137,6 +137,7 @@ def map_on_ray(
     ray = connect_to_ray(action)
     from ray.util import ActorPool
 
+    # More actors than jobs would load models for nothing.
     num_actors = min(workers, len(jobs))
     # Actors share the GPUs equally. 0 on a cluster of CPUs.
     num_gpus = min(1.0, ray.cluster_resources().get("GPU", 0) / num_actors)

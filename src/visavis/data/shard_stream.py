@@ -31,7 +31,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar, overload
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ import torch
 from visavis.core import storage
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError
-from visavis.data.dataset import Dataset, Image, LazyImages, ProgressCallback
+from visavis.data.dataset import Dataset, Image, LazyImages, ProgressCallback, require
 from visavis.data.item_sources import ItemSource, read_unnormalized
 from visavis.data.loader import Batch, BatchSchedule, Loader
 from visavis.data.parallel import map_in_order
@@ -88,7 +88,7 @@ class ShardStream:
         # Some tools number the samples of each shard from 0. Such keys are names within a shard.
         self.has_local_keys = len(set(first_keys)) < len(first_keys)
         self._readers: OrderedDict[int, ShardReader] = OrderedDict()
-        self._lock = threading.Lock()  # images are decoded in several threads
+        self._lock = threading.Lock()
 
     @classmethod
     def open(
@@ -115,10 +115,10 @@ class ShardStream:
         """
         files = list_shards(pattern)
         shards = [shard for shard in _count(pattern, files, skip_bad, on_progress) if shard.count]
-        if not shards:
-            raise DataError(
-                f"{pattern}: expected samples, got {len(files)} empty shards. Check the pattern."
-            )
+        require(
+            shards,
+            f"{pattern}: expected samples, got {len(files)} empty shards. Check the pattern.",
+        )
         return cls(pattern, shards, max_open, skip_bad=skip_bad)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -160,9 +160,18 @@ class ShardStream:
         Raises:
             DataError: If the shard is damaged, or ends before the item.
         """
+        # "right": an item that begins a shard is in it, and not at the end of the one before.
         number = int(np.searchsorted(self.starts, item, "right")) - 1
         row, shard = item - int(self.starts[number]), self.shards[number]
-        reader = self._reader(number)
+        # Images are decoded in several threads.
+        with self._lock:
+            reader = self._readers.pop(number, None)
+            # A damaged shard may have no readable sample, and is not opened again for each item.
+            reader = open_shard(shard) if reader is None else reader
+            self._readers[number] = reader
+            # The shard that was used least recently is closed.
+            if len(self._readers) > self.max_open:
+                self._readers.popitem(last=False)
         if row >= len(reader):
             reason = f" ({reader.damage.removesuffix('.')})" if reader.damage else ""
             raise damaged_shard(
@@ -216,18 +225,6 @@ class ShardStream:
         reader, row = self.locate(item)
         name = f"{reader.name}: {reader.key(row) or row}"
         return Image(name, SPLIT, EmbeddedBytes(Path(name), content=reader.image(row)))
-
-    def _reader(self, number: int) -> ShardReader:
-        """The open shard. The one that was used least recently is closed."""
-        with self._lock:
-            reader = self._readers.pop(number, None)
-            # A damaged shard may have no readable sample, and is not opened again for each item.
-            self._readers[number] = reader = (
-                open_shard(self.shards[number]) if reader is None else reader
-            )
-            if len(self._readers) > self.max_open:
-                self._readers.popitem(last=False)
-            return reader
 
 
 class _StreamItems(LazySequence[T]):
@@ -348,6 +345,7 @@ class StreamPlan(Sequence[PlannedBatch]):
         # The part of item number p is p modulo the number of parts.
         lengths = self._items_before(self.num_items)
         self.part_starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+        # Consecutive batches read the same shards, a few of which are kept.
         self._shuffled = lru_cache(2 * self.interleave + 2)(self._shuffle)
 
     def _items_before(self, number: int) -> np.ndarray:
@@ -363,11 +361,7 @@ class StreamPlan(Sequence[PlannedBatch]):
     def __len__(self) -> int:
         return self.num_batches
 
-    @overload
-    def __getitem__(self, index: int) -> PlannedBatch: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[PlannedBatch]: ...
-    def __getitem__(self, index: int | slice) -> PlannedBatch | Sequence[PlannedBatch]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[number] for number in range(len(self))[index]]
         index = range(len(self))[index]
@@ -375,7 +369,9 @@ class StreamPlan(Sequence[PlannedBatch]):
             self._items_before(number * self.num_items // self.num_batches)
             for number in (index, index + 1)
         )
+        # Items of each part in this batch, [parts].
         counts = end - first
+        # 0, 1, ... within each part.
         offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         positions = np.repeat(self.part_starts + first, counts) + offsets
         # The place of the shard of each item in the shuffled order of shards.
@@ -507,23 +503,23 @@ class StreamLoader(Loader):
         epoch: int,
         number: int,
     ) -> StreamBatch:
-        items, ids, start = (
-            request.images[request.own_images][contents.usable],
-            torch.from_numpy(contents.ids),
-            request.own_images.start,
-        )
-        global_batch = request.images, request.images, start, start
+        items = request.images[request.own_images][contents.usable]
+        ids = torch.from_numpy(contents.ids)
+        # An item is an image and its caption, so both have the same numbers.
         return StreamBatch(
-            items,
-            items,
-            ids,
-            ids,
-            contents.visual,
-            contents.text,
-            epoch,
-            number,
-            self,
-            *global_batch,
+            images=items,
+            captions=items,
+            image_ids=ids,
+            text_ids=ids,
+            visual=contents.visual,
+            text=contents.text,
+            epoch=epoch,
+            index=number,
+            loader=self,
+            global_images=request.images,
+            global_captions=request.images,
+            image_start=request.own_images.start,
+            caption_start=request.own_images.start,
             skipped=tuple(contents.skipped),
         )
 

@@ -10,9 +10,10 @@ import io
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,8 +22,9 @@ import numpy as np
 from visavis.core import storage
 from visavis.core.errors import DataError, VisavisError, requires_extra
 from visavis.data.columns import import_pyarrow
-from visavis.data.dataset import ByteRange
+from visavis.data.dataset import ByteRange, require
 from visavis.data.dataset_reader import resolve_path
+from visavis.data.file_names import IMAGE_SUFFIXES
 from visavis.data.formats.listing import (
     MAX_CAPTION_CHARS,
     escape_surrogates,
@@ -61,11 +63,6 @@ class ShardFile:
     num_samples: int | None = None
 
     @property
-    def is_remote(self) -> bool:
-        """Whether it is on object storage."""
-        return "://" in self.url
-
-    @property
     def name(self) -> str:
         """Name of the file without its folder."""
         return self.url.rpartition("/")[2]
@@ -86,33 +83,41 @@ def list_shards(pattern: str) -> list[ShardFile]:
         DataError: If a shard is missing, or nothing matches the pattern.
     """
     counts: dict[str, int] = {}
+    urls = [pattern]
     if pattern.endswith(".json"):
-        counts = _read_index(pattern)
+        index_url = pattern if "://" in pattern else str(resolve_path(pattern))
+        filesystem, path = open_filesystem(index_url)
+        with (
+            storage_access(index_url, "Check the URL and the credentials."),
+            filesystem.open_input_stream(path) as file,
+        ):
+            content = file.read()
+        folder = index_url.rpartition("/")[0]
+        for shard in storage.parse_json(content, _Index, index_url).shardlist:
+            is_absolute = "://" in shard.url or os.path.isabs(shard.url)
+            counts[shard.url if is_absolute else f"{folder}/{shard.url}"] = shard.nsamples
         urls = list(counts)
     elif re.search(r"\{.+\}", pattern):
         urls = expand_braces(pattern)
-    else:
-        urls = [pattern]
     files = [file for url in urls for file in _list_url(url)]
-    if not files:
-        raise DataError(
-            f"{pattern}: expected shards ({TAR_SUFFIX} or {PARQUET_SUFFIX} files), found none. "
-            "Check the pattern."
-        )
-    if len({os.path.splitext(file.url)[1] for file in files}) > 1:
-        raise DataError(
-            f"{pattern}: expected shards of one kind, got {TAR_SUFFIX} and {PARQUET_SUFFIX} files. "
-            "Name one kind, such as *.tar."
-        )
-    if len({file.name for file in files}) < len(files):
-        raise DataError(
-            f"{pattern}: expected shards with different names, got {len(files)} shards with equal "
-            "ones. Rename them."
-        )
+    require(
+        files,
+        f"{pattern}: expected shards ({TAR_SUFFIX} or {PARQUET_SUFFIX} files), found none. Check "
+        "the pattern.",
+    )
+    require(
+        len({os.path.splitext(file.url)[1] for file in files}) == 1,
+        f"{pattern}: expected shards of one kind, got {TAR_SUFFIX} and {PARQUET_SUFFIX} files. "
+        "Name one kind, such as *.tar.",
+    )
+    # Names are in the fingerprint and in errors, without their folders.
+    require(
+        len({file.name for file in files}) == len(files),
+        f"{pattern}: expected shards with different names, got {len(files)} shards with equal "
+        "ones. Rename them.",
+    )
     by_name = {url.rpartition("/")[2]: count for url, count in counts.items()}
-    return [
-        ShardFile(file.url, file.size, file.changed_ns, by_name.get(file.name)) for file in files
-    ]
+    return [replace(file, num_samples=by_name.get(file.name)) for file in files]
 
 
 @contextmanager
@@ -179,17 +184,26 @@ def local_copy(file: ShardFile) -> Path:
     Raises:
         DataError: If it cannot be read.
     """
-    if not file.is_remote:
+    if "://" not in file.url:
         return Path(file.url)
-    key = hashlib.sha256(json.dumps([file.url, file.size, file.changed_ns]).encode()).hexdigest()[
-        :32
-    ]
+    value = os.environ.get(CACHE_SIZE, DEFAULT_CACHE_GB)
+    limit = -1.0
+    with suppress(ValueError):
+        limit = float(value) * 1e9
+    identity = json.dumps([file.url, file.size, file.changed_ns]).encode()
     folder = storage.cache_folder() / "shards"
-    path = folder / f"{key}{os.path.splitext(file.url)[1]}"
+    suffix = os.path.splitext(file.url)[1]
+    path = folder / f"{hashlib.sha256(identity).hexdigest()[:32]}{suffix}"
     with storage.folder_lock(path, wait=True):
         if not os.path.exists(path):
+            # Also false for NaN.
+            require(
+                limit >= 0,
+                f"{CACHE_SIZE}: expected a number of GB >= 0, got {value!r}. Correct or remove "
+                "this variable.",
+            )
             # Before the download, so that both never exceed the limit.
-            _remove_old_copies(folder, file.size)
+            _remove_old_copies(folder, limit - file.size)
             filesystem, source = open_filesystem(file.url)
             with (
                 storage_access(file.url, "Check the connection and the free disk space."),
@@ -197,40 +211,29 @@ def local_copy(file: ShardFile) -> Path:
                 filesystem.open_input_stream(source) as stream,
                 open(part, "wb") as target,
             ):
-                while block := stream.read(2**22):
-                    target.write(block)
+                shutil.copyfileobj(stream, target, 2**22)
         # The time of the last use, by which old copies are removed.
         os.utime(path)
     return path
 
 
-def _remove_old_copies(folder: Path, size: int) -> None:
-    """Remove the copies that were used least recently, so that one more fits. A process that reads
-    one of them can finish.
-    """
-    value, copies = os.environ.get(CACHE_SIZE, DEFAULT_CACHE_GB), list[tuple[int, int, Path]]()
-    limit = -1.0
-    with suppress(ValueError):
-        limit = float(value) * 1e9
-    if not limit >= 0:
-        raise DataError(
-            f"{CACHE_SIZE}: expected a number of GB >= 0, got {value!r}. Correct or remove this "
-            "variable."
-        )
+def _remove_old_copies(folder: Path, limit: float) -> None:
+    """Remove the copies that were used least recently. A process that reads one of them can finish."""
+    copies = list[tuple[int, int, Path]]()
     for path in folder.glob(f"*{TAR_SUFFIX}"):
         # Another process may remove it now.
         with suppress(FileNotFoundError):
             status = path.stat()
             copies.append((status.st_mtime_ns, status.st_size, path))
-    for _, copy_size, path in sorted(copies, reverse=True):
-        size += copy_size
-        if size > limit:
+    for _, size, path in sorted(copies, reverse=True):
+        limit -= size
+        if limit < 0:
             path.unlink(missing_ok=True)
 
 
 def _list_url(url: str) -> list[ShardFile]:
     """The shard at a path, those that a pattern matches, or those in a folder."""
-    pa = import_pyarrow()
+    file_type = import_pyarrow().fs.FileType
     folder, _, name = url.rpartition("/")
     is_pattern = any(sign in name for sign in "*?[")
     if "://" not in url:
@@ -239,28 +242,21 @@ def _list_url(url: str) -> list[ShardFile]:
     filesystem, path = open_filesystem(folder if is_pattern else url)
     with storage_access(url, "Check the URL and the credentials.", "listed"):
         infos = [filesystem.get_file_info(path)]
-        if is_pattern or infos[0].type == pa.fs.FileType.Directory:
-            infos = filesystem.get_file_info(pa.fs.FileSelector(path))
-            infos = [
-                info
-                for info in infos
-                if fnmatch.fnmatch(info.base_name, name if is_pattern else "*")
-            ]
-            folder = folder if is_pattern else url.rstrip("/")
-        elif infos[0].type == pa.fs.FileType.NotFound:
-            raise DataError(
-                f"{url}: expected an existing shard, got none. Check the pattern of the shards."
+        if is_pattern or infos[0].type == file_type.Directory:
+            infos = filesystem.get_file_info(import_pyarrow().fs.FileSelector(path))
+            if is_pattern:
+                infos = [info for info in infos if fnmatch.fnmatch(info.base_name, name)]
+            else:
+                folder = url.rstrip("/")
+        else:
+            require(
+                infos[0].type != file_type.NotFound,
+                f"{url}: expected an existing shard, got none. Check the pattern of the shards.",
             )
-    shards = sorted(
-        (
-            info
-            for info in infos
-            if info.type == pa.fs.FileType.File and info.extension in ("tar", "parquet")
-        ),
-        key=lambda info: info.path,
-    )
     return [
-        ShardFile(f"{folder}/{info.base_name}", info.size, info.mtime_ns or 0) for info in shards
+        ShardFile(f"{folder}/{info.base_name}", info.size, info.mtime_ns or 0)
+        for info in sorted(infos, key=lambda info: info.path)
+        if info.type == file_type.File and info.extension in ("tar", "parquet")
     ]
 
 
@@ -273,26 +269,6 @@ class _IndexedShard:
 @dataclass(frozen=True)
 class _Index:
     shardlist: list[_IndexedShard]
-
-
-def _read_index(url: str) -> dict[str, int]:
-    """Number of samples by shard of an index file. Relative paths are resolved against its folder."""
-    if "://" not in url:
-        url = str(resolve_path(url))
-    filesystem, path = open_filesystem(url)
-    with (
-        storage_access(url, "Check the URL and the credentials."),
-        filesystem.open_input_stream(path) as file,
-    ):
-        content = file.read()
-    index = storage.parse_json(content, _Index, url)
-    folder = url.rpartition("/")[0]
-    return {
-        shard.url
-        if "://" in shard.url or os.path.isabs(shard.url)
-        else f"{folder}/{shard.url}": shard.nsamples
-        for shard in index.shardlist
-    }
 
 
 @dataclass(frozen=True)
@@ -387,6 +363,7 @@ class TarReader:
             DataError: If it is not UTF-8.
         """
         key = self.keys[row]
+        # Not require: the message would take longer than the check.
         if not is_valid_unicode(key):
             raise DataError(
                 f"{self.tar.location(key)}: expected a name in UTF-8, got other bytes. Rename the "
@@ -407,7 +384,7 @@ class TarReader:
             DataError: If the sample has no image.
         """
         key = self.keys[row]
-        return self.tar.read_member(self.file, key, self.tar.find_image(key))
+        return self.tar.read_member(self.file, key, self.tar.find(key, IMAGE_SUFFIXES, "image"))
 
     def captions(self, row: int) -> list[str]:
         """Read the captions of a sample.
@@ -444,27 +421,23 @@ class ParquetReader:
                 for name in (self.image_column, columns.file, *columns.captions)
                 if name is not None
             ]
-            self._check_size(file.metadata.row_group(shard.row_group))
-            self.table = file.read_row_group(shard.row_group, columns=list(dict.fromkeys(names)))
-
-    def _check_size(self, group: Any) -> None:
-        """Refuse columns of few huge values by the metadata, before they are in memory."""
-        for number in range(group.num_columns):
-            chunk = group.column(number)
-            column, size = chunk.path_in_schema.partition(".")[0], chunk.total_uncompressed_size
-            is_text = column in self.columns.captions
+            group = file.metadata.row_group(shard.row_group)
             # Reading takes three times the size of a column.
-            per_row, minimum = (
-                (4 * MAX_CAPTION_CHARS, 2**26)
-                if is_text
-                else (MAX_IMAGE_BYTES // 8, MAX_IMAGE_BYTES)
+            limits = dict.fromkeys(
+                columns.captions, max(2**26, 4 * MAX_CAPTION_CHARS * group.num_rows)
             )
-            limit = max(minimum, per_row * group.num_rows)
-            if (is_text or column == self.image_column) and size > limit:
-                raise DataError(
-                    f"{self.name}: {column}: expected at most {limit:,} bytes, got {size:,}. "
-                    "Remove the huge values."
+            if self.image_column not in limits:
+                limits[self.image_column] = MAX_IMAGE_BYTES * max(1, group.num_rows / 8)
+            # Columns of few huge values are found before they are in memory.
+            for chunk in map(group.column, range(group.num_columns)):
+                column, size = chunk.path_in_schema.partition(".")[0], chunk.total_uncompressed_size
+                limit = limits.get(column, size)
+                require(
+                    size <= limit,
+                    f"{self.name}: {column}: expected at most {limit:,.0f} bytes, got {size:,}. "
+                    "Remove the huge values.",
                 )
+            self.table = file.read_row_group(shard.row_group, columns=list(dict.fromkeys(names)))
 
     def _read_cell(self, column: str | None, row: int, max_bytes: int = MAX_TEXT_BYTES) -> Any:
         return read_cell(self.table[column], row, f"{self.name}, row {row}, {column}", max_bytes)
@@ -500,13 +473,13 @@ class ParquetReader:
             DataError: If the table has no bytes of it.
         """
         value = self._read_cell(self.image_column, row, MAX_IMAGE_BYTES)
-        content = value.get("bytes") if isinstance(value, dict) else value
-        if not isinstance(content, bytes):
-            raise DataError(
-                f"{self.name}, row {row}: expected the bytes of an image in column "
-                f"{self.image_column}, got {type(content).__name__}. "
-                "Store the bytes of the images in the table."
-            )
+        content: Any = value.get("bytes") if isinstance(value, dict) else value
+        require(
+            isinstance(content, bytes),
+            f"{self.name}, row {row}: expected the bytes of an image in column "
+            f"{self.image_column}, got {type(content).__name__}. "
+            "Store the bytes of the images in the table.",
+        )
         return content
 
     def captions(self, row: int) -> list[str]:
@@ -525,6 +498,7 @@ class ParquetReader:
         captions = [
             text for value in values for text in parse_captions(value) or () if text.strip()
         ]
+        # Not require: a text may have megabytes.
         if not captions:
             raise DataError(
                 f"{self.name}, row {row}: expected a caption, got {values[0]!r:.40}. Add it to the "

@@ -20,8 +20,8 @@ from PIL.Image import Image as PILImage
 
 from visavis.core import storage
 from visavis.core.errors import DataError, requires_extra
+from visavis.data.file_names import VIDEO_SUFFIXES
 from visavis.data.images import COPY_AGAIN, MAX_PIXELS, decoder_version
-from visavis.data.suffixes import VIDEO_SUFFIXES
 
 VideoSource = Path | BinaryIO
 # Maximum number of frames that a model reads at once. This limits the memory.
@@ -39,6 +39,7 @@ _IMAGE_CODECS = ("mjpeg", "png", "bmp", "gif", "webp", "tiff")
 # Number that changes with the decoding here, so that a video that it refused is tried again.
 _DECODING_VERSION = 2
 _CONVERT = "or convert it to mp4 (h264)"
+_NO_FRAME = f"has no frame that can be decoded. {COPY_AGAIN}, {_CONVERT}"
 
 
 class VideoError(DataError):
@@ -52,6 +53,12 @@ class VideoError(DataError):
     def __init__(self, problem: str, name: str):
         super().__init__(f"video {name} {problem}.")
         self.problem = problem
+
+
+def _require(condition: object, problem: str, name: str) -> None:
+    """Raise VideoError unless a condition holds."""
+    if not condition:
+        raise VideoError(problem, name)
 
 
 def decoder_versions() -> str:
@@ -138,10 +145,8 @@ def count_frames(source: VideoSource, name: str, frames_per_second: float) -> in
             ``MAX_FRAMES_PER_VIDEO``.
         MissingExtra: If PyAV is not installed.
     """
-    with open_frames(source, name, frames_per_second, max_frames=MAX_FRAMES_PER_VIDEO) as (
-        count,
-        _,
-    ):
+    limited = open_frames(source, name, frames_per_second, max_frames=MAX_FRAMES_PER_VIDEO)
+    with limited as (count, _):
         return count
 
 
@@ -205,13 +210,13 @@ def open_frames(
     with _open_stream(source, name) as (container, stream):
         timeline = _read_timeline(container, stream, name)
         count = timeline.num_frames(frames_per_second)
-        if max_frames is not None and count > max_frames:
-            raise VideoError(
-                f"has {count:,} frames in {timeline.seconds:,.0f} seconds at {frames_per_second:g} "
-                "frames per second, expected at most "
-                f"{max_frames:,}. Cut it, or train with a lower visual.frames_per_second",
-                name,
-            )
+        _require(
+            max_frames is None or count <= max_frames,
+            f"has {count:,} frames in {timeline.seconds:,.0f} seconds at {frames_per_second:g} "
+            f"frames per second, expected at most {max_frames or 0:,}. Cut it, or train with a "
+            "lower visual.frames_per_second",
+            name,
+        )
         yield count, _decode(container, stream, name, timeline, count, frames_per_second)
 
 
@@ -220,6 +225,7 @@ def _decode(
 ) -> Iterator[PILImage]:
     # The time line has read all packets.
     container.seek(0, any_frame=False, backward=True)
+    # A frame is converted once, however often it is shown.
     number, shown, image = 0, None, None
     for frame in container.decode(stream):
         time = timeline.first if frame.time is None else frame.time
@@ -229,13 +235,13 @@ def _decode(
             number += 1
         shown, image = frame, None
     if shown is None:
-        raise VideoError(f"has no frame that can be decoded. {COPY_AGAIN}, {_CONVERT}", name)
-    if (missing := timeline.last - (shown.time or 0)) > _SLACK_S:
-        raise VideoError(
-            f"is damaged: the last {missing:.0f} seconds of its frames cannot be decoded. "
-            f"{COPY_AGAIN}",
-            name,
-        )
+        raise VideoError(_NO_FRAME, name)
+    missing = timeline.last - (shown.time or 0)
+    _require(
+        missing <= _SLACK_S,
+        f"is damaged: the last {missing:.0f} seconds of its frames cannot be decoded. {COPY_AGAIN}",
+        name,
+    )
     # The last frame is shown until the end.
     yield from [_to_image(shown)] * (count - number)
 
@@ -256,10 +262,8 @@ def iter_frames(source: VideoSource, name: str, frames_per_second: float) -> Ite
             cannot be decoded.
         MissingExtra: If PyAV is not installed.
     """
-    with open_frames(source, name, frames_per_second, max_frames=MAX_FRAMES_PER_VIDEO) as (
-        _,
-        frames,
-    ):
+    limited = open_frames(source, name, frames_per_second, max_frames=MAX_FRAMES_PER_VIDEO)
+    with limited as (_, frames):
         yield from frames
 
 
@@ -280,7 +284,7 @@ def first_frame(source: VideoSource, name: str) -> PILImage:
     with _open_stream(source, name) as (container, stream):
         for frame in container.decode(stream):
             return _to_image(frame)
-    raise VideoError(f"has no frame that can be decoded. {COPY_AGAIN}, {_CONVERT}", name)
+    raise VideoError(_NO_FRAME, name)
 
 
 def frame_at(source: VideoSource, name: str, seconds: float) -> PILImage:
@@ -322,27 +326,29 @@ def _open_stream(source: VideoSource, name: str) -> Iterator[tuple[Any, Any]]:
         import av
     opened = storage.open_file(source) if isinstance(source, Path) else nullcontext(source)
     with opened as file:
-        if not file.read(1):
-            raise VideoError(f"is empty (0 bytes). {COPY_AGAIN}", name)
+        _require(file.read(1), f"is empty (0 bytes). {COPY_AGAIN}", name)
         file.seek(0)
         try:
             # Playlists and similar formats could read other files of this machine.
             with av.open(file, options={"format_whitelist": _FORMATS}) as container:
                 stream = _shown_stream(container)
-                if stream is None:
-                    raise VideoError(
-                        "has no frames: it contains only sound, or nothing. Replace it by a video "
-                        "with frames, or remove it",
-                        name,
-                    )
-                if stream.codec_context is None:
-                    raise VideoError(
-                        "has a codec that this FFmpeg does not support. Convert it to mp4 (h264)",
-                        name,
-                    )
-                if stream.width * stream.height > MAX_PIXELS:
-                    problem = f"has frames of {stream.width} x {stream.height} pixels, expected at most {MAX_PIXELS:,}"
-                    raise VideoError(f"{problem}. Reduce its size", name)
+                _require(
+                    stream is not None,
+                    "has no frames: it contains only sound, or nothing. Replace it by a video with "
+                    "frames, or remove it",
+                    name,
+                )
+                _require(
+                    stream.codec_context is not None,
+                    "has a codec that this FFmpeg does not support. Convert it to mp4 (h264)",
+                    name,
+                )
+                _require(
+                    stream.width * stream.height <= MAX_PIXELS,
+                    f"has frames of {stream.width} x {stream.height} pixels, expected at most "
+                    f"{MAX_PIXELS:,}. Reduce its size",
+                    name,
+                )
                 # Frame threads, which FFmpeg does not use by default.
                 stream.thread_type = "AUTO"
                 yield container, stream
@@ -393,8 +399,7 @@ def _read_timeline(container: Any, stream: Any, name: str) -> _Timeline:
             first = time if first is None else min(first, time)
             if last is None or time >= last:
                 last, interval = time, duration
-    if not num_packets:
-        raise VideoError(f"has no frames. {COPY_AGAIN}", name)
+    _require(num_packets, f"has no frames. {COPY_AGAIN}", name)
     if first is None or last is None:
         # The cover of a file with sound alone.
         return _Timeline(0.0, 0.0, 0.0)
@@ -417,19 +422,19 @@ def _read_timeline(container: Any, stream: Any, name: str) -> _Timeline:
     available = (
         last + interval - first if stream.frames else max(end, last + interval) - min(start, first)
     )
-    if total - available > _SLACK_S and not 0 < stream.frames <= num_packets:
-        raise VideoError(
-            f"is truncated: {available:.0f} of its {total:.0f} seconds are available. {COPY_AGAIN}",
-            name,
-        )
+    _require(
+        total - available <= _SLACK_S or 0 < stream.frames <= num_packets,
+        f"is truncated: {available:.0f} of its {total:.0f} seconds are available. {COPY_AGAIN}",
+        name,
+    )
     end = first + declared if declared else last + interval
     timeline = _Timeline(first, last, end if end - last > _SLIDE_S + 1e-6 else last)
-    if timeline.seconds > MAX_SECONDS:
-        raise VideoError(
-            f"has {timeline.seconds:,.0f} seconds, expected at most {MAX_SECONDS:,}. Cut it, "
-            f"{_CONVERT}",
-            name,
-        )
+    _require(
+        timeline.seconds <= MAX_SECONDS,
+        f"has {timeline.seconds:,.0f} seconds, expected at most {MAX_SECONDS:,}. Cut it, "
+        f"{_CONVERT}",
+        name,
+    )
     return timeline
 
 

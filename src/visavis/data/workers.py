@@ -71,6 +71,7 @@ def choose_workers(setting: int, num_images: int, *, has_gpu: bool) -> int:
         The number of workers. By default 0 for few images, for few cores without a GPU, and for
         little shared memory, through which workers send batches.
     """
+    # Linux. Elsewhere workers send batches in another way.
     shared_memory = "/dev/shm"
     has_memory = (
         not os.path.isdir(shared_memory)
@@ -240,6 +241,7 @@ class WorkerPool:
             VisavisError: As the reader raises it.
             DataError: If a worker ends unexpectedly.
         """
+        # The identity of this generator marks the epoch in progress.
         numbered_requests = ((reader, request) for request in requests)
         self._sampler.requests = numbered_requests
         try:

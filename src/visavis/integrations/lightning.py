@@ -61,6 +61,7 @@ class PairLossSteps:
         return self._logged_loss("val_loss", batch, sync_dist=True)
 
     def _logged_loss(self, name: str, batch: Any, **log_options: Any) -> Tensor:
+        # The batch size weights the mean of an epoch.
         images, *others = self.embed(batch)
         value = self.loss(images, *others)
         self.log(name, value, batch_size=len(images), prog_bar=True, **log_options)

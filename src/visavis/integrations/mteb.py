@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,6 +153,7 @@ class MtebEncoder:
                 f"{self.mteb_model_meta.name}: expected texts or images, got "
                 f"{', '.join(items) or 'other columns'}. Choose another task."
             )
+        # [N, D]: the sum of the vectors of an item of several modalities.
         return torch.stack(vectors).sum(0)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
@@ -193,6 +194,7 @@ def _group_items(batches: Iterable[dict[str, Any]], size: int) -> Iterator[dict[
         for name in MODALITIES:
             if name in batch:
                 pending.setdefault(name, []).extend(batch[name])
+        # A batch of other columns is reported by the encoder.
         if not pending:
             yield {}
         elif len(next(iter(pending.values()))) >= size:
@@ -228,22 +230,18 @@ def find_tasks(names: Sequence[Any]) -> list[Any]:
     for name in names:
         if isinstance(name, mteb.AbsTask):
             tasks.append(name)
-        else:
-            tasks += _tasks_of_name(mteb, name)
+            continue
+        try:
+            tasks.append(mteb.get_task(name))
+        except KeyError:
+            try:
+                tasks += mteb.get_benchmark(name).tasks
+            except KeyError:
+                raise VisavisError(
+                    f"tasks: expected the name of a task or benchmark of mteb, got {name!r}. "
+                    "List them with mteb available-tasks and mteb available-benchmarks."
+                ) from None
     return tasks
-
-
-def _tasks_of_name(mteb: Any, name: Any) -> list[Any]:
-    """Return the task of a name, or the tasks of the benchmark of this name."""
-    with suppress(KeyError):
-        return [mteb.get_task(name)]
-    try:
-        return list(mteb.get_benchmark(name).tasks)
-    except KeyError:
-        raise VisavisError(
-            f"tasks: expected the name of a task or benchmark of mteb, got {name!r}. "
-            "List them with mteb available-tasks and mteb available-benchmarks."
-        ) from None
 
 
 def check_output(folder: Path) -> None:

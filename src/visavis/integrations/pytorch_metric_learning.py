@@ -186,6 +186,7 @@ class CrossBatchMemory(nn.Module):
                 f"{size}. Set a larger memory."
             )
         num_seen = int(self.num_seen)
+        # A ring: the oldest items are overwritten.
         slots = (num_seen + torch.arange(len(embeddings), device=embeddings.device)) % size
         self.embedding_memory = self.embedding_memory.to(embeddings).index_copy(
             0, slots, embeddings.detach()
@@ -193,6 +194,7 @@ class CrossBatchMemory(nn.Module):
         self.label_memory = self.label_memory.to(embeddings.device).index_copy(0, slots, labels)
         self.num_seen += len(embeddings)
         filled = slice(0, min(num_seen + len(embeddings), size))
+        # [queries, candidates]: an item and itself in the memory.
         same = slots[:, None] == torch.arange(size, device=slots.device)[None, filled]
         targets = Targets(query_ids=labels, candidate_ids=self.label_memory[filled], ignore=same)
         logits = pair_loss.logits(cosine(embeddings, self.embedding_memory[filled]))
@@ -218,6 +220,7 @@ class CrossBatchMemory(nn.Module):
         if group.world_size == 1:
             return embeddings, labels
         scaled = group.scale_for_ddp_mean(embeddings)
+        # The values of the items, and the scaled gradient.
         exact = embeddings.detach() + (scaled - scaled.detach())
         return torch.cat(
             [all_items[: local_slice.start], exact, all_items[local_slice.stop :]]

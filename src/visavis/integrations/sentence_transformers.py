@@ -63,7 +63,7 @@ class VisavisLoss(nn.Module):
             mini-batch.
 
     Raises:
-        SpecError: If mini_batch_size is not an integer >= 1.
+        SpecError: If mini_batch_size is below 1.
     """
 
     def __init__(
@@ -75,11 +75,7 @@ class VisavisLoss(nn.Module):
         mini_batch_size: int | None = None,
     ) -> None:
         super().__init__()
-        if mini_batch_size is not None and (
-            isinstance(mini_batch_size, bool)
-            or not isinstance(mini_batch_size, int)
-            or mini_batch_size < 1
-        ):
+        if mini_batch_size is not None and mini_batch_size < 1:
             raise SpecError(
                 "mini_batch_size: expected an integer >= 1, or None for all inputs at once, got "
                 f"{format_value(mini_batch_size)}. Set one of them."
@@ -99,8 +95,11 @@ class VisavisLoss(nn.Module):
         self.loss = PairLoss(
             objective, scale=scale, gather=gather, dataset=f"VisavisLoss {self.number} of its model"
         )
-        if isinstance(self.loss.scale, LearnedScale | nn.Parameter):
-            _save_scales_with_trainer()
+        # Each Trainer that is made from now on saves the scale. A loss does not see its trainer.
+        trainer = sys.modules.get("transformers.trainer")
+        is_learned = isinstance(self.loss.scale, LearnedScale | nn.Parameter)
+        if is_learned and trainer and _ScaleCheckpoints not in trainer.DEFAULT_CALLBACKS:
+            trainer.DEFAULT_CALLBACKS.append(_ScaleCheckpoints)
 
     def forward(
         self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None
@@ -134,6 +133,7 @@ class VisavisLoss(nn.Module):
         positives, *negatives = others
         if not negatives:
             return self.loss(anchors, positives, ids)
+        # [negatives of all columns, D]
         extra = torch.cat(negatives)
         return self.loss(
             anchors, positives, ids, extra_texts=extra, extra_text_ids=[_UNMATCHED_ID] * len(extra)
@@ -166,10 +166,26 @@ class VisavisLoss(nn.Module):
     def _embed(self, features: dict[str, Any]) -> Tensor:
         if self.mini_batch_size is None:
             return self.model(features)["sentence_embedding"]
+        tensors = {
+            name: value
+            for name, value in features.items()
+            if isinstance(value, Tensor) and value.dim()
+        }
+        # Every tensor must have one row per input.
+        lengths = {len(value) for value in tensors.values()}
+        if len(lengths) != 1:
+            shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in tensors.items())
+            raise ShapeError(
+                "mini_batch_size: expected features with one row per input, got "
+                f"{shapes or 'no tensors'}. Leave mini_batch_size out."
+            )
+        starts = range(0, max(lengths.pop(), 1), self.mini_batch_size)
         parts = [
-            _MiniBatch(self.model, part) for part in _split_features(features, self.mini_batch_size)
+            {name: value[start : start + self.mini_batch_size] for name, value in tensors.items()}
+            for start in starts
         ]
-        return embedding_matrix(encode_in_chunks(lambda part: part(), parts))
+        batches = [_MiniBatch(self.model, features | part) for part in parts]
+        return embedding_matrix(encode_in_chunks(lambda batch: batch(), batches))
 
     @property
     def uses_gradient_cache(self) -> bool:
@@ -265,28 +281,6 @@ class _MiniBatch:
         return model(dict(self.features))["sentence_embedding"]
 
 
-def _split_features(features: dict[str, Any], size: int) -> list[dict[str, Any]]:
-    """Split features into mini-batches. Every tensor must have one row per input."""
-    tensors = {
-        name: value for name, value in features.items() if isinstance(value, Tensor) and value.dim()
-    }
-    lengths = {len(value) for value in tensors.values()}
-    if len(lengths) != 1:
-        shapes = (
-            ", ".join(f"{name} {list(value.shape)}" for name, value in tensors.items())
-            or "no tensors"
-        )
-        raise ShapeError(
-            f"mini_batch_size: expected features with one row per input, got {shapes}. Leave "
-            "mini_batch_size out."
-        )
-    starts = range(0, max(lengths.pop(), 1), size)
-    return [
-        features | {name: value[start : start + size] for name, value in tensors.items()}
-        for start in starts
-    ]
-
-
 class _ScaleCheckpoints:
     """Callback that saves learned scales in the checkpoints of the trainer, which saves only the
     model, and restores them.
@@ -323,13 +317,6 @@ class _ScaleCheckpoints:
         if not event.startswith("on_"):
             raise AttributeError(event)
         return lambda *_, **__: None
-
-
-def _save_scales_with_trainer() -> None:
-    """Add the callback to every Trainer that is made from now on. A loss does not see its trainer."""
-    trainer = sys.modules.get("transformers.trainer")
-    if trainer is not None and _ScaleCheckpoints not in trainer.DEFAULT_CALLBACKS:
-        trainer.DEFAULT_CALLBACKS.append(_ScaleCheckpoints)
 
 
 def _learned_scales(model: nn.Module) -> dict[str, nn.Parameter]:

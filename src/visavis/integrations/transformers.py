@@ -84,33 +84,26 @@ class TrainerLoss:
                 "labels: expected one id per row, got none. Add a column labels and set "
                 "TrainingArguments(label_names=['labels'])."
             )
-        images, texts = (self._embeddings(outputs, name) for name in self.names)
+        ids, embeddings = to_id_tensor(labels, "labels"), []
+        named = outputs if isinstance(outputs, Mapping) else {}
+        for name in self.names:
+            if not isinstance(named.get(name), Tensor):
+                available = ", ".join(named) or f"a {type(outputs).__name__}"
+                raise ShapeError(
+                    f"{name}: expected embeddings in the outputs of the model, got {available}. "
+                    "Set TrainerLoss(image_embeds=, text_embeds=)."
+                )
+            validate_labels(ids, named[name], embeddings_name=name)
+            embeddings.append(named[name])
         # Evaluation runs without gradient. It must not gather over ranks.
         self.loss.train(torch.is_grad_enabled())
-        ids = to_id_tensor(labels, "labels")
-        for items, name in zip((images, texts), self.names, strict=True):
-            validate_labels(ids, items, embeddings_name=name)
         value = self.loss(
-            images, texts, ids, scale=None if self.logit_scale is None else self.logit_scale.exp()
+            *embeddings, ids, scale=None if self.logit_scale is None else self.logit_scale.exp()
         )
         if distributed.is_available() and distributed.is_initialized():
             value = value + sum(zero.to(value) for zero in _zero_terms(outputs))
+        # Trainer sums the losses of the batches of a step.
         return value if num_items_in_batch is None else value * len(labels) / num_items_in_batch
-
-    def _embeddings(self, outputs: Any, name: str) -> Tensor:
-        if not isinstance(outputs, Mapping) or not isinstance(
-            embeddings := outputs.get(name), Tensor
-        ):
-            available = (
-                ", ".join(outputs)
-                if isinstance(outputs, Mapping)
-                else f"a {type(outputs).__name__}"
-            )
-            raise ShapeError(
-                f"{name}: expected embeddings in the outputs of the model, got {available}. Set "
-                "TrainerLoss(image_embeds=, text_embeds=)."
-            )
-        return embeddings
 
 
 def _zero_terms(outputs: Any) -> Iterator[Tensor]:

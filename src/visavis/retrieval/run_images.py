@@ -20,8 +20,8 @@ from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import Progress
 from visavis.core.run_context import RunContext
 from visavis.data import Dataset, Image, open_dataset
+from visavis.data.dataset_reader import validate_images
 from visavis.data.formats.listing import ListedImage, Listing
-from visavis.data.image_validation import validate_images
 from visavis.data.item_sources import AnyFeatures, ItemSource, StoredFeatures
 from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.inference import consecutive_batches, encode_items, score_all_pairs

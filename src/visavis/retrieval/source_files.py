@@ -12,8 +12,13 @@ from visavis.core.errors import DataError, NoDataset
 from visavis.data import Dataset, open_dataset
 from visavis.data.dataset import ByteRange
 from visavis.data.dataset_reader import path_exists, resolve_path
-from visavis.data.formats.caption_table import ALL_FILE_NAMES
-from visavis.data.formats.delimited_text import parse_table
+from visavis.data.file_names import (
+    UNSUPPORTED_SUFFIXES,
+    VISUAL_SUFFIXES,
+    describe_other_files,
+    unsupported_problem,
+)
+from visavis.data.formats.caption_table import ALL_FILE_NAMES, parse_table
 from visavis.data.formats.image_files import (
     NO_EXCLUSION,
     Exclusion,
@@ -24,12 +29,6 @@ from visavis.data.formats.image_files import (
 )
 from visavis.data.formats.listing import clean_name, is_valid_unicode
 from visavis.data.formats.table_columns import find_file_column
-from visavis.data.suffixes import (
-    UNSUPPORTED_SUFFIXES,
-    VISUAL_SUFFIXES,
-    describe_other_files,
-    unsupported_problem,
-)
 from visavis.data.video import is_video
 
 # Stores hold times as int64 ns: up to the year 2262. File systems may report later times.

@@ -20,7 +20,7 @@ from torch import Tensor
 from visavis.core import storage
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError
-from visavis.data.dataset import Dataset
+from visavis.data.dataset import Dataset, require
 
 
 def look_up_rows(row_of: dict[str, int], keys: Iterable[str], folder: Path) -> np.ndarray:
@@ -85,9 +85,11 @@ def read_padded(
         >>> vectors[..., 0].tolist(), mask.tolist()
         ([[4.0, 0.0], [0.0, 2.0]], [[True, False], [True, True]])
     """
+    # [n]
     starts, lengths = offsets[rows], offsets[rows + 1] - offsets[rows]
     read_lengths = np.minimum(lengths, max_length) if max_length else lengths
     positions = np.arange(read_lengths.max(initial=min_length))
+    # [n, L]
     mask = positions < read_lengths[:, None]
     # Position p of m reads vector floor(p n / m) of n: the first one, then at equal intervals.
     spaced = positions * lengths[:, None] // np.maximum(read_lengths, 1)[:, None]
@@ -179,16 +181,18 @@ class ArrayFeatures:
         Raises:
             DataError: If the folder has no such features.
         """
-        from visavis.data.formats.precomp import (
+        from visavis.data.formats.published_lists import (
             PRECOMP,
             find_precomp_files,
             load_precomp_features,
         )
 
-        if not (files := find_precomp_files(path)):
-            raise DataError(
-                f'{path}: features = "precomp" expects {PRECOMP.description}. Add these files or name other features.'
-            )
+        files = find_precomp_files(path)
+        require(
+            files,
+            f'{path}: features = "precomp" expects {PRECOMP.description}. Add these files or name '
+            "other features.",
+        )
         arrays = load_precomp_features(path)
         names = [
             f"{split}-{index}" for split, array in arrays.items() for index in range(len(array))
@@ -301,12 +305,9 @@ def _scan(features: ArrayFeatures) -> int | None:
     rows_per_read, first = max(ROWS_PER_READ, SCAN_BYTES // (4 * math.prod(features.shape))), 0
     for array in features.arrays:
         for start in range(0, len(array), rows_per_read):
+            rows = np.arange(start, min(start + rows_per_read, len(array)))
             # A copy, because torch warns about arrays that cannot be written.
-            block = torch.from_numpy(
-                np.array(
-                    _read_rows(array, np.arange(start, min(start + rows_per_read, len(array))))
-                )
-            )
+            block = torch.from_numpy(np.array(_read_rows(array, rows)))
             # NaN is both the smallest and the largest value. This is much faster than a comparison
             # of each value.
             if not all(bound.float().isfinite() for bound in block.aminmax()):
@@ -337,9 +338,9 @@ def _read_rows(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
                 os.pread(file.fileno(), row_bytes, array.offset + row * row_bytes)
                 for row in rows.tolist()
             )
-    if len(content) < len(rows) * row_bytes:
-        raise DataError(
-            f"{array.filename}: expected {len(array):,} rows, got fewer. The file was changed "
-            "while it was read. Start again."
-        )
+    require(
+        len(content) == len(rows) * row_bytes,
+        f"{array.filename}: expected {len(array):,} rows, got fewer. The file was changed "
+        "while it was read. Start again.",
+    )
     return np.frombuffer(content, array.dtype).reshape(len(rows), *array.shape[1:])

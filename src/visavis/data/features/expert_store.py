@@ -10,17 +10,25 @@ and none if the expert is missing. An expert with known times has them in ``NAME
 Example:
     >>> with create_expert_store(folder, {"appearance": 2048, "sound": 128}) as store:    # doctest: +SKIP
     ...     store.append("video7", {"appearance": frames, "sound": None})
+
+Features of regions by image id, any number per image, are ``.tsv`` of bottom-up-attention, or a
+folder with a ``.npy`` or ``.npz`` per image. They are converted once into a store in the cache.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import json
 import os
 import re
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
@@ -30,6 +38,7 @@ from torch import Tensor
 from visavis.core import storage
 from visavis.core.encoded import Encoded, seconds_part
 from visavis.core.errors import DataError, suggest_name
+from visavis.data.dataset import ProgressCallback, require
 from visavis.data.features.arrays import are_offsets, look_up_rows, read_padded
 from visavis.data.features.store import MAX_BYTES_HASHED_AT_OPEN, raise_as_damaged
 from visavis.data.video import video_id
@@ -120,23 +129,21 @@ class ExpertStore:
             DamagedCacheError: If its content has changed.
         """
         folder = Path(folder)
-        if not os.path.exists(folder / EXPERTS_FILE):
-            raise DataError(
-                f"{folder} is not a store of experts: expected a file {EXPERTS_FILE}. Create one "
-                "with visavis data convert."
-            )
+        require(
+            os.path.exists(folder / EXPERTS_FILE),
+            f"{folder} is not a store of experts: expected a file {EXPERTS_FILE}. Create one with "
+            "visavis data convert.",
+        )
         with raise_as_damaged():
             contents = storage.read_json(folder / EXPERTS_FILE, _Contents)
-            if invalid_name := next(
-                (name for name in contents.embedding_dims if not EXPERT_NAME.fullmatch(name)), None
-            ):
-                raise _damaged(
-                    f"{folder / EXPERTS_FILE} has the expert {invalid_name!r}, which is not "
-                    "allowed as a file name"
+            for name in contents.embedding_dims:
+                _require_intact(
+                    EXPERT_NAME.fullmatch(name),
+                    f"{folder / EXPERTS_FILE} has the expert {name!r}, which is not allowed as a "
+                    "file name",
                 )
             experts = {
-                name: _open_expert(folder, name, embedding_dim, contents)
-                for name, embedding_dim in contents.embedding_dims.items()
+                name: _open_expert(folder, name, contents) for name in contents.embedding_dims
             }
         _verify(folder, contents, experts)
         if unknown := [name for name in names if name not in experts]:
@@ -198,12 +205,13 @@ class ExpertStore:
         item_of: dict[str, str] = {}
         for item in items:
             key = self._key(item)
-            if (first := item_of.setdefault(key, item)) != item:
-                raise DataError(
-                    f"{first} and {item} would both read the features {key!r} of {self.folder}. "
-                    "Store features of each by its full name, with "
-                    "its folder, or remove one of them from the data."
-                )
+            first = item_of.setdefault(key, item)
+            require(
+                first == item,
+                f"{first} and {item} would both read the features {key!r} of {self.folder}. Store "
+                "features of each by its full name, with its folder, or remove one of them from "
+                "the data.",
+            )
 
     def _key(self, item: str) -> str:
         return next(
@@ -276,27 +284,59 @@ class ExpertWriter:
                 values that are not finite.
         """
         seconds, location = seconds or {}, location or item
-        if item in self._items:
-            raise DataError(
-                f"{location}: duplicate item {item!r}: expected the features of each item once. "
-                "Remove the copy."
-            )
+        require(
+            item not in self._items,
+            f"{location}: duplicate item {item!r}: expected the features of each item once. "
+            "Remove the copy.",
+        )
         if unknown := [name for name in experts if name not in self._embedding_dims]:
             raise DataError(
                 f"{location}: unknown expert {unknown[0]!r}: "
                 f"{suggest_name(unknown[0], self._embedding_dims)}"
             )
         # All experts are checked before any is written: an error leaves no half of an item.
-        checked = {
-            name: _to_rows(experts.get(name), location, name, embedding_dim)
-            for name, embedding_dim in self._embedding_dims.items()
-        }
-        times = {
-            name: _to_seconds(seconds.get(name), location, name, len(vectors))
-            for name, vectors in checked.items()
-        }
-        for name, vectors in checked.items():
-            self._seconds[name].append(times[name])
+        checked: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        for name, embedding_dim in self._embedding_dims.items():
+            vectors, times = experts.get(name), seconds.get(name)
+            if vectors is None and times is None:
+                checked[name] = np.empty((0, embedding_dim), np.float32), np.empty(0, np.float32)
+                continue
+            vectors = np.empty((0, embedding_dim), np.float32) if vectors is None else vectors
+            # Not require: the messages would take longer than the checks.
+            if (
+                vectors.ndim not in (1, 2)
+                or vectors.shape[-1] != embedding_dim
+                or vectors.dtype.kind not in "fiu"
+            ):
+                raise DataError(
+                    f"{location}: expert {name}: expected numbers of shape [length, "
+                    f"{embedding_dim}], got {vectors.dtype} of shape {list(vectors.shape)}. "
+                    "Correct its vectors."
+                )
+            # A value that float32 cannot hold becomes infinite, which the next check reports.
+            with np.errstate(over="ignore"):
+                vectors = np.ascontiguousarray(vectors.reshape(-1, embedding_dim), np.float32)
+            require(
+                np.isfinite(vectors).all(),
+                f"{location}: expert {name}: expected finite values, got NaN or infinity. Compute "
+                "them again, or pass None if the expert is missing.",
+            )
+            if times is None:
+                checked[name] = vectors, np.full(len(vectors), -1, np.float32)
+                continue
+            if (
+                times.shape != (len(vectors),)
+                or times.dtype.kind not in "fiu"
+                or not (np.abs(times) < np.finfo(np.float32).max).all()
+            ):
+                raise DataError(
+                    f"{location}: seconds of expert {name}: expected a finite number for each of "
+                    f"{len(vectors)} vectors, got {times.dtype} of shape {list(times.shape)}. "
+                    "Correct its times."
+                )
+            checked[name] = vectors, times.astype(np.float32)
+        for name, (vectors, times) in checked.items():
+            self._seconds[name].append(times)
             self._files[name].write(vectors.data)
             self._digests[name].update(vectors.data)
             self._lengths[name].append(len(vectors))
@@ -346,16 +386,14 @@ def create_expert_store(
     """
     folder = Path(folder)
     for name, embedding_dim in embedding_dims.items():
-        if (
-            not EXPERT_NAME.fullmatch(name)
-            or name.endswith((".offsets", ".seconds"))
-            or embedding_dim < 1
-        ):
-            raise DataError(
-                f"expert {name!r}: expected a name of letters, digits, . _ - and a dimension >= 1, "
-                f"got dimension {embedding_dim}. "
-                "Rename it, or correct its dimension."
-            )
+        # The name is a part of the names of files.
+        require(
+            EXPERT_NAME.fullmatch(name)
+            and not name.endswith((".offsets", ".seconds"))
+            and embedding_dim > 0,
+            f"expert {name!r}: expected a name of letters, digits, . _ - and a dimension >= 1, got "
+            f"dimension {embedding_dim}. Rename it, or correct its dimension.",
+        )
     if os.path.exists(folder):
         storage.prepare_empty_folder(folder, will_be_replaced=True)
     with storage.atomic_folder(folder) as part, ExitStack() as opened:
@@ -378,78 +416,37 @@ def _write_header(file: BinaryIO, rows: int, embedding_dim: int) -> None:
     )
 
 
-def _to_rows(
-    vectors: np.ndarray | None, location: str, name: str, embedding_dim: int
-) -> np.ndarray:
-    if vectors is None:
-        return np.empty((0, embedding_dim), np.float32)
-    if (
-        vectors.ndim not in (1, 2)
-        or vectors.shape[-1] != embedding_dim
-        or vectors.dtype.kind not in "fiu"
-    ):
-        raise DataError(
-            f"{location}: expert {name}: expected numbers of shape [length, {embedding_dim}], got "
-            f"{vectors.dtype} of shape "
-            f"{list(vectors.shape)}. Correct its vectors."
-        )
-    with np.errstate(over="ignore"):
-        single = np.ascontiguousarray(vectors.reshape(-1, embedding_dim), np.float32)
-    if not np.isfinite(single).all():
-        raise DataError(
-            f"{location}: expert {name}: expected finite values, got NaN or infinity. Compute them "
-            "again, or pass None if the expert is missing."
-        )
-    return single
-
-
-def _to_seconds(seconds: np.ndarray | None, location: str, name: str, length: int) -> np.ndarray:
-    if seconds is None:
-        return np.full(length, -1, np.float32)
-    if (
-        seconds.shape != (length,)
-        or seconds.dtype.kind not in "fiu"
-        or not (np.abs(seconds) < np.finfo(np.float32).max).all()
-    ):
-        raise DataError(
-            f"{location}: seconds of expert {name}: expected a finite number for each of {length} "
-            f"vectors, got {seconds.dtype} of shape "
-            f"{list(seconds.shape)}. Correct its times."
-        )
-    return seconds.astype(np.float32)
-
-
-def _open_expert(folder: Path, name: str, embedding_dim: int, contents: _Contents) -> _Expert:
+def _open_expert(folder: Path, name: str, contents: _Contents) -> _Expert:
     """Open the files of an expert and check them against ``experts.json``."""
     is_timed = name in contents.timed_experts
-    files = [f"{name}.npy", f"{name}.offsets.npy", *([f"{name}.seconds.npy"] if is_timed else [])]
-    for file in (folder / file for file in files):
-        if not os.path.exists(file):
-            raise _damaged(f"{folder} lacks {file.name} of the expert {name}")
+    for file in (f"{name}.npy", f"{name}.offsets.npy", *[f"{name}.seconds.npy"] * is_timed):
+        _require_intact(
+            os.path.exists(folder / file), f"{folder} lacks {file} of the expert {name}"
+        )
     vectors = storage.read_array(folder / f"{name}.npy", dimensions=2, memory_map=True)
     offsets = storage.read_array(folder / f"{name}.offsets.npy", dimensions=1, kinds="i")
-    if (
-        not are_offsets(offsets, len(contents.items))
-        or vectors.shape != (offsets[-1], embedding_dim)
-        or vectors.dtype != np.float32
-    ):
-        actual = f"{vectors.dtype} of shape {list(vectors.shape)}"
-        raise _damaged(
-            f"{folder / name}.npy has {actual}, which does not match {EXPERTS_FILE} and its offsets"
-        )
-    seconds = (
-        storage.read_array(folder / f"{name}.seconds.npy", dimensions=1, kinds="f")
-        if is_timed
-        else None
+    _require_intact(
+        are_offsets(offsets, len(contents.items))
+        and vectors.shape == (offsets[-1], contents.embedding_dims[name])
+        and vectors.dtype == np.float32,
+        f"{folder / name}.npy has {vectors.dtype} of shape {list(vectors.shape)}, which does not "
+        f"match {EXPERTS_FILE} and its offsets",
     )
-    if seconds is not None and (seconds.shape != vectors.shape[:1] or seconds.dtype != np.float32):
-        actual = f"{seconds.dtype} of shape {list(seconds.shape)}"
-        raise _damaged(f"{folder / name}.seconds.npy has {actual}, which does not match {name}.npy")
+    if not is_timed:
+        return _Expert(vectors, offsets, None)
+    seconds = storage.read_array(folder / f"{name}.seconds.npy", dimensions=1, kinds="f")
+    _require_intact(
+        seconds.shape == vectors.shape[:1] and seconds.dtype == np.float32,
+        f"{folder / name}.seconds.npy has {seconds.dtype} of shape {list(seconds.shape)}, which "
+        f"does not match {name}.npy",
+    )
     return _Expert(vectors, offsets, seconds)
 
 
-def _damaged(problem: str) -> storage.DamagedCacheError:
-    return storage.DamagedCacheError(f"{problem}.{RESTORE_STORE}")
+def _require_intact(condition: object, problem: str) -> None:
+    """Raise DamagedCacheError about the content of a store unless a condition holds."""
+    if not condition:
+        raise storage.DamagedCacheError(f"{problem}.{RESTORE_STORE}")
 
 
 def _checksum(
@@ -475,14 +472,264 @@ def _verify(folder: Path, contents: _Contents, experts: dict[str, _Expert]) -> N
     is_small = sum(expert.vectors.nbytes for expert in experts.values()) <= MAX_BYTES_HASHED_AT_OPEN
     if not is_small and storage.read_checksummed_json(record, str) == contents.sha256:
         return
-    if (
-        _checksum(
-            contents.items,
-            contents.embedding_dims,
-            {name: expert.digest() for name, expert in experts.items()},
-        )
-        != contents.sha256
-    ):
-        raise _damaged(f"checksum mismatch of the experts in {folder}")
+    digests = {name: expert.digest() for name, expert in experts.items()}
+    _require_intact(
+        _checksum(contents.items, contents.embedding_dims, digests) == contents.sha256,
+        f"checksum mismatch of the experts in {folder}",
+    )
     if not is_small:
         storage.write_checksummed_json(record, contents.sha256)
+
+
+# Bytes of a float32 in a ``.tsv``.
+BYTES_PER_VALUE = 4
+MAX_LINE_BYTES = 2**27
+MEGABYTE = 2**20
+# Names of the array in an ``.npz``.
+NPZ_KEYS = ("features", "feat", "x")
+
+
+def find_region_files(path: Path) -> list[Path]:
+    """Find files of region features.
+
+    Args:
+        path: A ``.tsv``, or a folder with ``.tsv``, ``.npy`` or ``.npz`` files.
+
+    Returns:
+        The files.
+
+    Raises:
+        DataError: If there are none.
+    """
+    if os.path.isfile(path):
+        return [path]
+    for patterns in (("*.tsv", "*.tsv.[0-9]*"), ("*.npy", "*.npz")):
+        if files := sorted(file for pattern in patterns for file in path.glob(pattern)):
+            return files
+    raise DataError(
+        f"{path} has no region features: expected .tsv of bottom-up-attention, or ID.npy or ID.npz "
+        "for each image. Add these files."
+    )
+
+
+def read_regions(
+    files: list[Path], on_progress: ProgressCallback
+) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Read the region features of all images.
+
+    Args:
+        files: Files from ``find_region_files``.
+        on_progress: Called with what is read and the total, in megabytes of ``.tsv`` or files.
+
+    Yields:
+        Image id, location in the files, and features ``[R, D]``.
+
+    Raises:
+        DataError: If features are malformed. The message has their location.
+    """
+    embedding_dim = 0
+    reader = _read_tsv if ".tsv" in files[0].name else _read_arrays
+    for item, location, features in reader(files, on_progress):
+        embedding_dim = embedding_dim or (features.shape[-1] if features.ndim else 0)
+        require(
+            features.ndim == 2 and features.shape[1] == embedding_dim and len(features),
+            f"{location}: expected numbers of shape [regions, {embedding_dim}], got "
+            f"{features.dtype} of shape {list(features.shape)}. Correct the features of this image.",
+        )
+        yield item, location, features
+
+
+def _read_tsv(
+    files: list[Path], on_progress: ProgressCallback
+) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Read lines of bottom-up-attention: the id is first, and the number of boxes, boxes and
+    features are last, in base64.
+    """
+    total, done = sum(file.stat().st_size for file in files), 0
+    for path in files:
+        with storage.reading_regular_file(path), open(path, "rb") as file:
+            # Not the iteration over the file: a line of a damaged file may have any length.
+            lines = iter(partial(file.readline, MAX_LINE_BYTES), b"")
+            for number, line in enumerate(lines, 1):
+                location, columns = f"{path}, line {number}", line.rstrip(b"\r\n").split(b"\t")
+                require(
+                    len(columns) > 5,
+                    f"{location}: expected the tab-separated columns id, width, height, number of "
+                    f"boxes, boxes and features, got {len(columns)} columns. Use a file of "
+                    "bottom-up-attention.",
+                )
+                item, boxes = columns[0].decode(errors="replace"), columns[-3]
+                try:
+                    numbers = base64.b64decode(columns[-1], validate=True)
+                except binascii.Error:
+                    raise DataError(
+                        f"{location}: expected the features of image {item} as base64 in the last "
+                        "column. The line may be truncated."
+                    ) from None
+                regions = int(boxes) if boxes.isdigit() else 0
+                require(
+                    regions and numbers and len(numbers) % (BYTES_PER_VALUE * regions) == 0,
+                    f"{location}: {len(numbers):,} bytes of features do not match "
+                    f"{boxes.decode(errors='replace')!r} boxes. The line may be truncated.",
+                )
+                yield item, location, np.frombuffer(numbers, "<f4").reshape(regions, -1)
+                done += len(line)
+                on_progress(done // MEGABYTE, total // MEGABYTE)
+
+
+def _read_arrays(
+    files: list[Path], on_progress: ProgressCallback
+) -> Iterator[tuple[str, str, np.ndarray]]:
+    for number, path in enumerate(files, 1):
+        if path.suffix == ".npy":
+            yield path.stem, str(path), storage.read_array(path, kinds="fiu")
+        else:
+            with storage.reading_regular_file(path):
+                try:
+                    with np.load(path, allow_pickle=False) as archive:
+                        name = next((name for name in NPZ_KEYS if name in archive), None)
+                        array: Any = None if name is None else archive[name]
+                except (
+                    ValueError,
+                    EOFError,
+                    KeyError,
+                    AttributeError,
+                    zipfile.BadZipFile,
+                ) as error:
+                    raise DataError(
+                        f"{path} is not a readable .npz of numbers: {storage.error_reason(error)}. "
+                        "Save the array again with numpy.savez."
+                    ) from None
+            require(
+                array is not None,
+                f"{path} has no features: expected an array named {' or '.join(NPZ_KEYS)}. Rename "
+                "its array.",
+            )
+            yield path.stem, str(path), array
+        on_progress(number, len(files))
+
+
+REGIONS_EXPERT = "regions"
+COCO_FILE_NAME = re.compile(r"COCO_[a-z]+\d{4}_(\d{12})")
+
+
+class RegionFeatures:
+    """Features ``[R, D]`` of each image. They are found by its name, its name without folder and
+    suffix, or its number.
+
+    The number is that of an MS-COCO file name (``COCO_val2014_000000000042.jpg`` is 42), or a name
+    that consists of digits.
+
+    Args:
+        path: The file or folder of the features.
+        store: Their converted store.
+    """
+
+    def __init__(self, path: Path, store: ExpertStore):
+        self.path, self.store = path, store
+        # Without leading zeros. The id itself has precedence over the number.
+        numbers = {str(int(item)): row for row, item in enumerate(store.items) if item.isdecimal()}
+        self._row = numbers | {item: row for row, item in enumerate(store.items)}
+        self.has_variable_length = len(set(store.lengths(REGIONS_EXPERT).tolist())) > 1
+
+    @classmethod
+    def open(cls, path: str | Path, on_progress: ProgressCallback) -> RegionFeatures:
+        """Open the features of a file or folder. They are converted at the first call and when a
+        file has changed.
+
+        Args:
+            path: The file or folder.
+            on_progress: Called with what is converted and the total, in megabytes of ``.tsv`` or
+                files.
+
+        Returns:
+            The features.
+        """
+        path = Path(path)
+        files = find_region_files(path)
+        folder = storage.cache_folder() / "regions" / f"{path.name}-{storage.stat_hash(files)}"
+        # Several processes of a training open the features at once.
+        with storage.folder_lock(folder, wait=True):
+            if not os.path.exists(folder):
+                _convert(files, folder, on_progress)
+            try:
+                return cls(path, ExpertStore.open(folder))
+            except storage.DamagedCacheError as reason:
+                storage.remove_damaged(
+                    folder,
+                    [file for file in folder.iterdir() if os.path.isfile(file)],
+                    str(reason).removesuffix(RESTORE_STORE),
+                )
+                _convert(files, folder, on_progress)
+                return cls(path, ExpertStore.open(folder))
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    @property
+    def sha256(self) -> str:
+        """Checksum of all ids and features."""
+        return self.store.sha256
+
+    @property
+    def embedding_dim(self) -> int:
+        """Dimension of a region."""
+        return self.store.embedding_dim
+
+    def rows(self, keys: Iterable[str]) -> np.ndarray:
+        """Look up the rows of images.
+
+        Args:
+            keys: Image names.
+
+        Returns:
+            Row numbers.
+
+        Raises:
+            DataError: If an image has no features.
+        """
+        names = list(keys)
+        rows = [
+            next((self._row[key] for key in _keys(name) if key in self._row), -1) for name in names
+        ]
+        if missing := [name for name, row in zip(names, rows, strict=True) if row < 0]:
+            tried = " or ".join(dict.fromkeys(_keys(missing[0])))
+            raise DataError(
+                f"{self.path} has no features of {len(missing):,} of {len(names):,} images, such "
+                f"as {missing[0]} (searched for {tried}). "
+                f"Its ids look like {self.store.items[0]}. Add the missing features."
+            )
+        return np.array(rows, dtype=np.int64)
+
+    def read(self, rows: Sequence[int] | np.ndarray) -> Encoded:
+        """Read rows.
+
+        Args:
+            rows: Row numbers.
+
+        Returns:
+            Float32 features ``[n, R, D]``, with a mask if images have different numbers of regions.
+        """
+        stored: Any = self.store.read(rows)
+        mask = stored.mask[REGIONS_EXPERT] if self.has_variable_length else None
+        return Encoded(stored.vectors[REGIONS_EXPERT], mask)
+
+
+def _keys(name: str) -> Iterable[str]:
+    """Yield the ids under which the features of an image may be stored, the most specific first."""
+    path = Path(name)
+    yield from (name, path.name, path.stem)
+    if (number := COCO_FILE_NAME.fullmatch(path.stem)) or path.stem.isdecimal():
+        yield str(int(number[1] if number else path.stem))
+
+
+def _convert(files: list[Path], folder: Path, on_progress: ProgressCallback) -> None:
+    images = read_regions(files, on_progress)
+    first = next(images, None)
+    if first is None:
+        raise DataError(
+            f"{files[0]} is empty: expected region features, one image per line. Download it again."
+        )
+    with create_expert_store(folder, {REGIONS_EXPERT: first[2].shape[1]}) as store:
+        for item, location, features in chain([first], images):
+            store.append(item, {REGIONS_EXPERT: features}, location=f"{location}: image {item}")

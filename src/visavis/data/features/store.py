@@ -30,6 +30,7 @@ from torch import Tensor
 from visavis.core import storage
 from visavis.core.encoded import Encoded, Granularity, Modality
 from visavis.core.errors import DataError, RefusedOverwrite, StorageError
+from visavis.data.dataset import require
 from visavis.data.features.arrays import are_offsets, look_up_rows, read_padded
 
 # Granularities with a different number of vectors per item, and the file of their vectors.
@@ -156,11 +157,11 @@ def read_description(folder: Path) -> StoreDescription:
         DataError: If the folder is not a store.
         DamagedCacheError: If the description is not of this version.
     """
-    if not os.path.exists(folder / "features.json"):
-        raise DataError(
-            f"{folder} is not a feature store: expected a file features.json. Create one with "
-            "visavis features."
-        )
+    require(
+        os.path.exists(folder / "features.json"),
+        f"{folder} is not a feature store: expected a file features.json. Create one with "
+        "visavis features.",
+    )
     try:
         with raise_as_damaged():
             return storage.read_json(folder / "features.json", StoreDescription)
@@ -193,6 +194,7 @@ def create_store(
         rows = description.num_items
         if description.has_variable_length:
             assert lengths is not None
+            # [N + 1], with the end of the last item.
             offsets = np.concatenate([[0], np.cumsum(lengths)])
             storage.write_array(part / "offsets.npy", offsets)
             rows = int(offsets[-1])
@@ -261,6 +263,7 @@ class FeatureStore:
                 f"{folder} is unfinished: expected {count:,} rows, got {done:,}. Run visavis "
                 "features again to continue."
             )
+        # The size and time of each file are those of the last verification.
         is_unchanged = store._file_stats() == store.progress.file_stats
         if is_unchanged and store.vectors.nbytes > MAX_BYTES_HASHED_AT_OPEN:
             return store
@@ -463,12 +466,12 @@ class FeatureWriter:
         if self.description.has_variable_length:
             values = values[items.mask]  # type: ignore[index]
         # Also false for NaN.
-        if not values.abs().max() < torch.finfo(torch.float16).max:
-            raise DataError(
-                f"{self.description.encoder}: features near row {self.rows_written} of "
-                f"{self.store.folder} are not finite in float16. "
-                "Check the item of this row and the encoder."
-            )
+        require(
+            values.abs().max() < torch.finfo(torch.float16).max,
+            f"{self.description.encoder}: features near row {self.rows_written} of "
+            f"{self.store.folder} are not finite in float16. "
+            "Check the item of this row and the encoder.",
+        )
         path, array = self._vectors_path, self.store.vectors
         start, end = self._offsets[self.rows_written], self._offsets[self.rows_written + len(items)]
         content = (

@@ -19,16 +19,16 @@ from typing import Any, BinaryIO
 
 from visavis.core import storage
 from visavis.core.errors import DataError
-from visavis.data.dataset import ByteRange
-from visavis.data.formats.listing import Listing, clean_name
-from visavis.data.hub_files import hub_repository
-from visavis.data.suffixes import (
+from visavis.data.dataset import ByteRange, require
+from visavis.data.file_names import (
     DATASET_SUFFIXES,
     UNSUPPORTED_SUFFIXES,
     VIDEO_SUFFIXES,
     VISUAL_SUFFIXES,
     describe_other_files,
 )
+from visavis.data.formats.listing import Listing, clean_name
+from visavis.data.hub_files import hub_repository
 
 # Patterns of hidden names, and of the thumbnails, recycle bins, snapshots and resource forks of
 # storage devices and operating systems.
@@ -62,19 +62,15 @@ class Exclusion:
     @cached_property
     def _expressions(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
         """Expressions of names and of paths."""
-        names = [
-            *EXCLUDED_NAMES,
-            *(pattern for pattern in self.patterns if "/" not in pattern.rstrip("/")),
-        ]
-        paths = [pattern.lstrip("/") for pattern in self.patterns if "/" in pattern.rstrip("/")]
-        names_expression, paths_expression = (
+        is_path = {pattern: "/" in pattern.rstrip("/") for pattern in self.patterns}
+        names = [*EXCLUDED_NAMES, *(pattern for pattern in self.patterns if not is_path[pattern])]
+        paths = [pattern.lstrip("/") for pattern in self.patterns if is_path[pattern]]
+        return tuple(  # type: ignore[return-value]
             re.compile(
-                "|".join(fnmatch.translate(pattern.rstrip("/")) for pattern in patterns),
-                re.IGNORECASE,
+                "|".join(fnmatch.translate(text.rstrip("/")) for text in texts), re.IGNORECASE
             )
-            for patterns in (names, paths)
+            for texts in (names, paths)
         )
-        return names_expression, paths_expression
 
     def matches(self, path: str) -> bool:
         """Return whether a file or folder is excluded by itself.
@@ -171,6 +167,7 @@ def scan_folder(folder: Path, exclusion: Exclusion = NO_EXCLUSION) -> FolderScan
         try:
             with os.scandir(folder / parent) as listed:
                 entries = sorted(listed, key=lambda entry: entry.name)
+            # A link may lead back to this folder.
             seen.add(_identity(os.stat(folder / parent)))
         except OSError as error:
             scan.unreadable[parent or "."] = (
@@ -281,17 +278,6 @@ class ImageFiles:
         self.by_clean_path.setdefault(clean_name(path), path)
         self.by_name.setdefault(path.rpartition("/")[2], []).append(path)
 
-    def add_unreadable(self, path: str, reason: str) -> None:
-        """Add a path that cannot be read.
-
-        Args:
-            path: Path in the folder.
-            reason: The reason.
-        """
-        path = path_key(path)
-        self.unreadable[path] = reason
-        self.unreadable_names.setdefault(path.rpartition("/")[2], reason)
-
     def find(self, file: str) -> str | None:
         """Find a listed file: by its path, or else by its base name if it is unique, or else in
         ``VISAVIS_IMAGE_ROOTS``.
@@ -327,17 +313,18 @@ class ImageFiles:
         if file in self.by_clean_path:
             return self.by_clean_path[file]
         matches = self.by_name.get(file.rpartition("/")[2], [])
-        if len(matches) > 1:
-            raise DataError(f"the image could be {' or '.join(matches[:3])}. List its folder, too")
+        require(
+            len(matches) <= 1,
+            f"the image could be {' or '.join(matches[:3])}. List its folder, too",
+        )
         if matches:
             return matches[0]
-        videos = (
-            []
-            if "." in file
-            else [path for suffix in VIDEO_SUFFIXES for path in self.by_name.get(file + suffix, [])]
+        suffixes = () if "." in file else VIDEO_SUFFIXES
+        videos = [path for suffix in suffixes for path in self.by_name.get(file + suffix, [])]
+        require(
+            len(videos) <= 1,
+            f"the video could be {' or '.join(videos[:3])}. List its suffix, too",
         )
-        if len(videos) > 1:
-            raise DataError(f"the video could be {' or '.join(videos[:3])}. List its suffix, too")
         if videos:
             return videos[0]
         listed_path = next(
@@ -354,11 +341,11 @@ class ImageFiles:
                     f"the image is missing, and a folder is not searched: {self.unsearched[0]}"
                 )
             return None
-        if not storage.is_inside(listed_path, self.folder):
-            raise DataError(
-                f"the image is outside {self.folder}. Move it there, or add its folder to "
-                f"{storage.IMAGE_ROOTS}"
-            )
+        require(
+            storage.is_inside(listed_path, self.folder),
+            f"the image is outside {self.folder}. Move it there, or add its folder to "
+            f"{storage.IMAGE_ROOTS}",
+        )
         # An excluded file, such as a hidden one. find_files leaves them out.
         self.by_path[file] = ByteRange(listed_path, root=Path(os.path.realpath(self.folder)))
         return file
@@ -372,12 +359,9 @@ class ImageFiles:
         Returns:
             Whether the file itself, a folder or an archive cannot be read.
         """
+        has_broken_archive = any(kind == "broken archive" for kind, _, _ in self.problems)
         is_unreadable = path_key(file).rpartition("/")[2] in self.unreadable_names
-        return (
-            is_unreadable
-            or bool(self.unsearched)
-            or any(kind == "broken archive" for kind, _, _ in self.problems)
-        )
+        return is_unreadable or bool(self.unsearched) or has_broken_archive
 
     @property
     def images(self) -> list[str]:
@@ -431,24 +415,21 @@ def find_files(folder: Path) -> ImageFiles:
     Returns:
         The files.
     """
-    files, archives, root, scan = (
-        ImageFiles(folder),
-        [],
-        Path(os.path.realpath(folder)),
-        scan_folder(folder),
-    )
+    files, root, scan = ImageFiles(folder), Path(os.path.realpath(folder)), scan_folder(folder)
     for name, problem in scan.problems.items():
-        files.add_unreadable(name, problem)
+        path = path_key(name)
+        files.unreadable[path] = problem
+        files.unreadable_names.setdefault(path.rpartition("/")[2], problem)
         if name in scan.unreadable and (
             os.path.isdir(folder / name) or os.path.splitext(name)[1] in ("", ".tar")
         ):
             files.unsearched.append(f"{name}: {problem}")
+    suffixes = (".tar", *_COMPRESSED_SUFFIXES)
     for name in scan.files:
-        if name.endswith((".tar", *_COMPRESSED_SUFFIXES)):
-            archives.append(folder / name)
-        else:
+        if not name.endswith(suffixes):
             files.add(name, ByteRange(folder / name, root=root))
-    for archive in archives:
+    # After all files, because the first file of a path is used.
+    for archive in (folder / name for name in scan.files if name.endswith(suffixes)):
         try:
             with storage.open_file(archive, root) as file:
                 for member, location in archive_members(file, archive, root):
@@ -507,8 +488,10 @@ class _HeaderFile:
 
 
 def _headers(file: BinaryIO, archive: Path, root: Path | None) -> Iterator[tuple[str, ByteRange]]:
-    if file.read(6).startswith(_COMPRESSED_MAGIC_BYTES) or not archive.name.endswith(".tar"):
-        raise DataError(_COMPRESSED_ARCHIVE)
+    require(
+        archive.name.endswith(".tar") and not file.read(6).startswith(_COMPRESSED_MAGIC_BYTES),
+        _COMPRESSED_ARCHIVE,
+    )
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     with tarfile.open(fileobj=_HeaderFile(file), mode="r:") as tar:
@@ -533,11 +516,11 @@ def _headers(file: BinaryIO, archive: Path, root: Path | None) -> Iterator[tuple
                 )
         # tarfile takes a damaged header for the end of the archive. A real end is a block of zeros.
         file.seek(tar.offset)
-        if any(file.read(tarfile.BLOCKSIZE)):
-            raise DataError(
-                f"the archive is damaged: expected a header at byte {tar.offset}, the remaining "
-                "content cannot be read"
-            )
+        require(
+            not any(file.read(tarfile.BLOCKSIZE)),
+            f"the archive is damaged: expected a header at byte {tar.offset}, the remaining "
+            "content cannot be read",
+        )
 
 
 def containing_folder(folder: Path) -> Path:
@@ -571,12 +554,9 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
                 f"found no image file under {folder}, so the data set has only captions",
             )
         return
-    used, has_missing, listed = (
-        dict[str, str](),
-        False,
-        {path_key(entry.file) for entry in listing.images if entry.file},
-    )
-    files_of_unusable = set[str | None]()
+    # Listed path by file that is used.
+    used, has_missing, files_of_unusable = dict[str, str](), False, set[str | None]()
+    listed = {path_key(entry.file) for entry in listing.images if entry.file}
     for entry in listing.images:
         if not entry.usable and entry.file is not None:
             with suppress(DataError):
@@ -603,9 +583,9 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
             entry.location = files.by_path[key]
             used[key] = path_key(entry.file)
     for kind, location, message in files.problems:
-        (listing.add_loss if has_missing and kind == "broken archive" else listing.add_note)(
-            kind, location, message
-        )
+        # A missing image may be in a broken archive.
+        is_loss = has_missing and kind == "broken archive"
+        (listing.add_loss if is_loss else listing.add_note)(kind, location, message)
     for path, message in files.unreadable.items():
         listing.add_note("unreadable file", path, message)
     for path in files.images:

@@ -24,11 +24,11 @@ import numpy as np
 from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.data.columns import import_pyarrow
-from visavis.data.dataset import ByteRange
+from visavis.data.dataset import ByteRange, require
+from visavis.data.file_names import find_split_files, normalize_split_name, splits_of_files
 from visavis.data.formats.image_files import attach_files, containing_folder
 from visavis.data.formats.listing import DatasetFormat, Listing, shorten
 from visavis.data.formats.table_columns import TableColumns, parse_captions
-from visavis.data.splits import find_split_files, normalize_split_name, splits_of_files
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,33 +87,21 @@ class _GroupCache:
     """Image columns of the row groups that were used last."""
 
     def __init__(self) -> None:
-        self.columns, self.lock, self.num_bytes = (
-            OrderedDict[tuple[Any, ...], Any](),
-            threading.Lock(),
-            0,
-        )
+        self.columns, self.lock = OrderedDict[tuple[Any, ...], Any](), threading.Lock()
+        self.num_bytes = 0
 
     def read(self, image: EmbeddedImage) -> pa.ChunkedArray:
         """Return the bytes of all images of a row group."""
         with storage.open_file(image.path, image.root) as file:
             status = os.fstat(file.fileno())
             # The identity of the opened file: a path may lead to another file now.
-            key = (
-                status.st_dev,
-                status.st_ino,
-                status.st_mtime_ns,
-                status.st_size,
-                image.column,
-                image.group,
-            )
+            identity = status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+            key = (*identity, image.column, image.group)
             with self.lock:
                 column = self.columns.pop(key, None)
                 if column is None:
-                    column = _image_bytes(
-                        _TableFile(image.path, file)
-                        .read_group(image.group, [image.column])
-                        .column(image.column)
-                    )
+                    group = _TableFile(image.path, file).read_group(image.group, [image.column])
+                    column = _image_bytes(group.column(image.column))
                     self.num_bytes += column.nbytes
                 self.columns[key] = column
                 while len(self.columns) > 1 and self.num_bytes > CACHED_BYTES:
@@ -142,30 +130,25 @@ class _TableFile:
         with self._errors():
             if path.suffix == ".parquet":
                 self.parquet = self.pa.parquet.ParquetFile(file)
-                self.schema, self.num_groups = (
-                    self.parquet.schema_arrow,
-                    self.parquet.num_row_groups,
-                )
+                self.schema = self.parquet.schema_arrow
+                self.num_groups = self.parquet.num_row_groups
             else:
-                self._open_arrow(file)
+                # The opened file is mapped and not its path, which may have been replaced by a link
+                # to another place.
+                self.buffer = self.pa.memory_map(f"/dev/fd/{file.fileno()}").read_buffer()
+                try:
+                    reader = self.pa.ipc.open_file(self.buffer)
+                    # A batch of a compressed file is decompressed when it is read.
+                    self.num_groups, self._read_batch = reader.num_record_batches, reader.get_batch
+                except self.pa.ArrowInvalid:
+                    # `save_to_disk` writes the format of streams.
+                    reader = self.pa.ipc.open_stream(self.buffer)
+                    batches = list(reader)
+                    self.num_groups, self._read_batch = len(batches), batches.__getitem__
+                self.schema = reader.schema
             # PyArrow decodes names when they are read. Names that are not UTF-8 raise the error
             # here.
             _field_names(self.schema)
-
-    def _open_arrow(self, file: Any) -> None:
-        # The opened file is mapped and not its path, which may have been replaced by a link to
-        # another place.
-        self.buffer = self.pa.memory_map(f"/dev/fd/{file.fileno()}").read_buffer()
-        try:
-            reader = self.pa.ipc.open_file(self.buffer)
-            # A batch of a compressed file is decompressed when it is read.
-            self.num_groups, self._read_batch = reader.num_record_batches, reader.get_batch
-        except self.pa.ArrowInvalid:
-            # `save_to_disk` writes the format of streams.
-            reader = self.pa.ipc.open_stream(self.buffer)
-            batches = list(reader)
-            self.num_groups, self._read_batch = len(batches), batches.__getitem__
-        self.schema = reader.schema
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -183,15 +166,13 @@ class _TableFile:
             if self.parquet is not None:
                 # The caller has threads of its own.
                 table = self.parquet.read_row_group(number, columns=columns, use_threads=False)
-                table.validate(full=True)
-                return table
-            names = dict.fromkeys(
-                column if column in self.schema.names else column.rpartition(".")[0]
-                for column in columns
-            )
-            table = self.pa.Table.from_batches(
-                [self._read_batch(number)], schema=self.schema
-            ).select(list(names))
+            else:
+                names = dict.fromkeys(
+                    column if column in self.schema.names else column.rpartition(".")[0]
+                    for column in columns
+                )
+                batch = self.pa.Table.from_batches([self._read_batch(number)], schema=self.schema)
+                table = batch.select(list(names))
             # Damaged offsets would be read outside the file.
             table.validate(full=True)
             return table
@@ -325,7 +306,16 @@ def list_image_tables(source: Path) -> Listing:
     # Names need all rows: a path that repeats with other bytes names no image.
     _check_paths(listing, rows)
     for row in rows:
-        _add_row(listing, row)
+        is_new = row.name not in listing.by_name
+        image = listing.add_row(row.name, row.captions, row.split, row.location)
+        if image is None or not is_new:
+            continue
+        image.location = row.image
+        if row.has_bytes and row.image is None:
+            image.file = row.path
+            if not row.path:
+                message = "the row has no bytes of an image"
+                listing.add_loss("missing image", row.location, message, image)
     # Only tables that name files need a search of the folder.
     if any(image.usable and image.location is None for image in listing.images):
         attach_files(listing, folder, may_lack_pixels=False)
@@ -373,11 +363,11 @@ def _read_rows(
                 if image is None
                 else table.locations(number, image, first_row, root)
             )
-            if len(locations) != len(group):
-                raise DataError(
-                    f"{path} cannot be read as a table: row group {number} has columns of "
-                    "different lengths. Copy the file again."
-                )
+            require(
+                len(locations) == len(group),
+                f"{path} cannot be read as a table: row group {number} has columns of "
+                "different lengths. Copy the file again.",
+            )
             struct_paths = (
                 table.pa.compute.struct_field(group.column(image), "path").to_pylist()
                 if has_path
@@ -446,39 +436,21 @@ def _check_paths(listing: Listing, rows: list[_Row]) -> None:
     """
     unnamed = [row for row in rows if row.name is None and row.has_bytes]
     first_row_of: dict[str, _Row] = {}
-    repeated: dict[str, tuple[_Row, _Row]] = {}
+    repeated: dict[str, _Row] = {}
     for row in unnamed:
-        if not row.path or (first := first_row_of.setdefault(row.path, row)) is row:
-            continue
-        if len(repeated) < _MAX_COMPARED_PATHS:
-            repeated.setdefault(row.path, (first, row))
-    differs = next(
-        (
-            (a, b)
-            for a, b in repeated.values()
-            if a.image and b.image and a.image.read() != b.image.read()
-        ),
-        None,
-    )
-    if differs is not None:
-        message = f"{differs[0].path} is the path of different images, so each row is an image of its own. Add a column filename"
-        listing.add_note("repeated path", differs[1].location, message)
+        is_first = not row.path or first_row_of.setdefault(row.path, row) is row
+        if row.path and not is_first and len(repeated) < _MAX_COMPARED_PATHS:
+            repeated.setdefault(row.path, row)
+    names_images = True
+    for path, row in repeated.items():
+        first = first_row_of[path]
+        if first.image and row.image and first.image.read() != row.image.read():
+            message = f"{path} is the path of different images, so each row is an image of its own. Add a column filename"
+            listing.add_note("repeated path", row.location, message)
+            names_images = False
+            break
     for row in unnamed:
-        row.name = row.path if row.path and differs is None else row.row_name
-
-
-def _add_row(listing: Listing, row: _Row) -> None:
-    earlier = listing.by_name.get(row.name or "")
-    image = listing.add_row(row.name, row.captions, row.split, row.location)
-    if image is None or image is earlier:
-        return
-    image.location = row.image
-    if row.has_bytes and row.image is None:
-        image.file = row.path
-        if not row.path:
-            listing.add_loss(
-                "missing image", row.location, "the row has no bytes of an image", image
-            )
+        row.name = row.path if row.path and names_images else row.row_name
 
 
 IMAGE_TABLES = DatasetFormat(

@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -38,9 +39,15 @@ from visavis.data.columns import (
     offsets_and_bytes,
     unique_texts,
 )
-from visavis.data.dataset import Dataset
-from visavis.data.formats.caption_table import ALL_FILE_NAMES, EXPECTED_HEADER
-from visavis.data.formats.delimited_text import NAME_NUMBER, TableLayout, read_layout
+from visavis.data.dataset import Dataset, require
+from visavis.data.file_names import MISSING_TEXTS, normalize_split_name, split_by_hash
+from visavis.data.formats.caption_table import (
+    ALL_FILE_NAMES,
+    EXPECTED_HEADER,
+    NAME_NUMBER,
+    TableLayout,
+    read_layout,
+)
 from visavis.data.formats.listing import (
     MAX_CAPTION_CHARS,
     NAME_PADDING,
@@ -57,7 +64,6 @@ from visavis.data.formats.table_columns import (
     named_columns,
     split_caption_list,
 )
-from visavis.data.splits import MISSING_TEXTS, normalize_split_name, split_by_hash
 
 # Bytes of a text file that are searched for quotes at once.
 _SEARCHED_BYTES = 2**24
@@ -220,8 +226,9 @@ class _Conversion:
     """
 
     def __init__(self, path: Path):
-        self.path, self.pa, self.problems = path, import_pyarrow(), _Problems()
-        self.compute = self.pa.compute
+        self.path, self.pa, self.compute = path, import_pyarrow(), import_pyarrow().compute
+        # Number of problems by kind, and the first ones.
+        self.problems, self.examples = Counter[str](), list[Finding]()
         self.layout, file_format = _file_format(path, self.pa)
         try:
             names = file_format.inspect(str(path), self.pa.fs.LocalFileSystem()).names
@@ -233,10 +240,8 @@ class _Conversion:
             self.table = self.pa.dataset.dataset(path, format=file_format)
         except (self.pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
             raise self._unreadable(error) from None
-        self.file_column, self.caption_columns = (
-            find_file_column(names, path),
-            find_caption_columns(names, path),
-        )
+        self.file_column = find_file_column(names, path)
+        self.caption_columns = find_caption_columns(names, path)
         self.split_columns = named_columns(names, ("split",))
 
     def write(self, folder: Path) -> TableSummary:
@@ -265,21 +270,17 @@ class _Conversion:
             "image without caption"
         )
         for code in np.unique(image_problem[image_problem > 0]).tolist():
-            self.problems.add(
+            self._add_problem(
                 _KIND_NAMES[code],
                 np.flatnonzero(image_problem == code),
                 lambda image: str(names[image]),
             )
-        image_rows, new_index = (
-            np.flatnonzero(image_problem == 0),
-            np.cumsum(image_problem == 0) - 1,
-        )
-        rows_of_chunks = (
-            image_rows[start : start + ROWS_PER_CHUNK]
-            for start in range(0, len(image_rows), ROWS_PER_CHUNK)
-        )
+        # Rows of usable images in the whole table, and the index of each row among them.
+        image_rows = np.flatnonzero(image_problem == 0)
+        new_index = np.cumsum(image_problem == 0) - 1
+        blocks = np.split(image_rows, range(ROWS_PER_CHUNK, len(image_rows), ROWS_PER_CHUNK))
         self._write_column(
-            folder / "names.arrow", (names.take(self.pa.array(rows)) for rows in rows_of_chunks)
+            folder / "names.arrow", (names.take(self.pa.array(rows)) for rows in blocks)
         )
         arrays = {"splits": splits[image_rows], "image_of": new_index[caption_images]}
         counts = (len(names), len(usable), len(image_rows), len(caption_images))
@@ -296,8 +297,8 @@ class _Conversion:
             digest.hexdigest()[:32],
             split_names,
             *counts,
-            self.problems.counts,
-            tuple(self.problems.examples),
+            dict(self.problems),
+            tuple(self.examples),
         )
 
     def _batches(self, columns: list[str]) -> Iterator[tuple[int, Any]]:
@@ -387,14 +388,12 @@ class _Conversion:
         rows = np.flatnonzero((row_images >= 0) & (row_codes >= 0))
         if not len(rows):
             codes.clear()
-            blocks = (
-                names.slice(start, ROWS_PER_CHUNK // 8).to_pylist()
-                for start in range(0, len(names), ROWS_PER_CHUNK // 8)
-            )
+            # Few texts are Python objects at once.
+            starts = range(0, len(names), ROWS_PER_CHUNK // 8)
             assigned = (
                 codes.setdefault(split_by_hash(name), len(codes))
-                for block in blocks
-                for name in block
+                for start in starts
+                for name in names.slice(start, ROWS_PER_CHUNK // 8).to_pylist()
             )
             return np.fromiter(assigned, np.int8, len(names)), tuple(codes), problem
         images, row_codes = row_images[rows], row_codes[rows]
@@ -434,19 +433,20 @@ class _Conversion:
                 rows, num_bytes, empty, unnamed = (
                     values[~is_blank] for values in (rows, num_bytes, empty, unnamed)
                 )
-                self._add_problem("caption without image", first_row, np.unique(rows[unnamed]))
             # A text has at most as many characters as bytes. Only candidates are counted.
             too_long = num_bytes > MAX_CAPTION_CHARS
             if too_long.any():
                 too_long = self._to_numpy(self.compute.utf8_length(captions), 0) > MAX_CAPTION_CHARS
-            self._add_problem("empty caption", first_row, rows[empty])
-            self._add_problem("caption too long", first_row, rows[too_long])
-            missing, malformed = (
-                self._is_missing(captions),
-                self._matches(captions, _have_byte(captions, b"[({"), is_list_text),
-            )
-            self._add_problem("missing caption", first_row, rows[missing])
-            self._add_problem("malformed list", first_row, rows[malformed])
+            missing = self._is_missing(captions)
+            malformed = self._matches(captions, _have_byte(captions, b"[({"), is_list_text)
+            for kind, problem_rows in (
+                ("caption without image", np.unique(rows[unnamed])),
+                ("empty caption", rows[empty]),
+                ("caption too long", rows[too_long]),
+                ("missing caption", rows[missing]),
+                ("malformed list", rows[malformed]),
+            ):
+                self._add_problem(kind, first_row + problem_rows, self._name_row)
             yield captions, first_row + rows, ~(empty | too_long | missing | malformed)
 
     def _captions(self, batch: Any) -> tuple[Any, np.ndarray]:
@@ -461,10 +461,8 @@ class _Conversion:
             return parts[0]
         rows = np.concatenate([rows for _, rows in parts])
         order = np.argsort(rows, kind="stable")
-        captions, rows = (
-            self.pa.concat_arrays([texts for texts, _ in parts]).take(self.pa.array(order)),
-            rows[order],
-        )
+        captions = self.pa.concat_arrays([texts for texts, _ in parts]).take(self.pa.array(order))
+        rows = rows[order]
         # As in a small CSV file, empty cells at the end of a row are not captions, except the
         # first.
         filled = np.flatnonzero(
@@ -525,10 +523,10 @@ class _Conversion:
         """A column as valid texts."""
         types, kind = self.pa.types, column.type
         kind = kind.value_type if types.is_dictionary(kind) else kind
-        if not (types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind)):
-            raise DataError(
-                f"{self.path}: column {name}: expected texts, got {column.type}. Store texts in it."
-            )
+        require(
+            types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind),
+            f"{self.path}: column {name}: expected texts, got {column.type}. Store texts in it.",
+        )
         texts = column.cast(self.pa.large_string())
         if self.layout is not None and self.layout.has_spaces:
             texts = self.compute.utf8_ltrim(texts, characters=" ")
@@ -543,12 +541,17 @@ class _Conversion:
 
     def _to_numpy(self, column: Any, missing: Any) -> np.ndarray:
         """A column as an array, with a value for null."""
-        array: np.ndarray = self.compute.fill_null(column, missing).to_numpy(zero_copy_only=False)
-        return array
+        return self.compute.fill_null(column, missing).to_numpy(zero_copy_only=False)
 
-    def _add_problem(self, kind: str, first_row: int, rows: np.ndarray) -> None:
-        """Add a problem of rows of a block."""
-        self.problems.add(kind, rows, lambda row: f"{self.path.name}, row {first_row + row + 1:,}")
+    def _name_row(self, row: int) -> str:
+        return f"{self.path.name}, row {row + 1:,}"
+
+    def _add_problem(self, kind: str, items: np.ndarray, locate: Callable[[int], str]) -> None:
+        """Add a problem of images or rows."""
+        if len(items):
+            new_examples = items[: max(0, _MAX_EXAMPLES - self.problems[kind])].tolist()
+            self.examples += [Finding(kind, locate(item), _KINDS[kind]) for item in new_examples]
+            self.problems[kind] += len(items)
 
     def _write_column(self, path: Path, blocks: Iterator[Any]) -> None:
         """Write a column with the same number of rows in each record batch."""
@@ -582,23 +585,6 @@ class _Conversion:
                 digest.update(content[offsets[0] : offsets[-1]].data)
 
 
-class _Problems:
-    """Number of problems by kind, and the first ones."""
-
-    def __init__(self) -> None:
-        self.counts, self.examples = dict[str, int](), list[Finding]()
-
-    def add(self, kind: str, items: np.ndarray, location: Callable[[int], str]) -> None:
-        if not len(items):
-            return
-        before = self.counts.get(kind, 0)
-        self.counts[kind] = before + len(items)
-        self.examples += [
-            Finding(kind, location(item), _KINDS[kind])
-            for item in items[: max(0, _MAX_EXAMPLES - before)].tolist()
-        ]
-
-
 def _have_byte(texts: Any, values: bytes, *, last: bool = False) -> np.ndarray:
     """Whether the first or last byte of each text is one of some values."""
     offsets, content = offsets_and_bytes(texts)
@@ -615,13 +601,10 @@ def _file_format(path: Path, pa: Any) -> tuple[TableLayout | None, Any]:
     """The layout of a text file, and the format of a file for ``pyarrow.dataset``. A caption in a
     text file is never null.
     """
+    if path.suffix == ".parquet":
+        return None, pa.dataset.ParquetFileFormat()
     if path.suffix not in _TEXT_SUFFIXES:
-        return (
-            None,
-            pa.dataset.ParquetFileFormat()
-            if path.suffix == ".parquet"
-            else pa.dataset.IpcFileFormat(),
-        )
+        return None, pa.dataset.IpcFileFormat()
     layout, encoding = read_layout(path, ALL_FILE_NAMES, EXPECTED_HEADER)
     _check_quotes(path, layout, encoding)
     # Arrow removes a byte order mark of UTF-8.

@@ -22,9 +22,9 @@ import numpy as np
 from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.data.dataset import ByteRange, Dataset, Image
+from visavis.data.file_names import MISSING_TEXTS, SPLITS, split_by_hash
 from visavis.data.formats.table_columns import is_list_text
 from visavis.data.hub_files import hub_repository
-from visavis.data.splits import MISSING_TEXTS, SPLITS, split_by_hash
 from visavis.data.vocabulary import MULTILINGUAL_ADVICE, has_unspaced_script
 
 # Files that `datasets` writes next to its tables. A pattern such as "dataset*.json" does not match
@@ -236,6 +236,7 @@ class Listing:
                     image,
                 )
             image.split = image.split or split_by_hash(image.name)
+        # After splits, whose texts are checked, too.
         self.check_texts()
         # Images whose captions are all unusable get another message than those without any.
         captioned = {caption.image for caption in self.captions}
@@ -309,17 +310,13 @@ class Listing:
         counts = Counter(finding.kind for finding in losses)
         if not image_rows:
             raise no_usable_image(self.source, counts, losses[0])
-        num_images, num_captions = (
-            (len(image_rows), len(self.images)),
-            (len(caption_rows), len(self.captions)),
-        )
+        num_images = len(image_rows), len(self.images)
+        num_captions = len(caption_rows), len(self.captions)
         # Stored features have a row for each listed item. A data set without all of them has the
         # rows of its own.
         has_all_items = num_images[0] == num_images[1] and num_captions[0] == num_captions[1]
-        images, captions = (
-            [self.images[row] for row in image_rows],
-            [self.captions[row] for row in caption_rows],
-        )
+        images = [self.images[row] for row in image_rows]
+        captions = [self.captions[row] for row in caption_rows]
         return Dataset(
             name=self.name,
             images=tuple(Image(image.name, image.split or "", image.location) for image in images),
@@ -578,8 +575,10 @@ def is_valid_unicode(text: str) -> bool:
     Returns:
         Whether it is valid.
     """
+    # The fast path of most texts.
     if text.isascii():
         return True
+    # Three times as fast as a search for surrogates.
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,5 @@
-"""Published lists of images and videos with captions: MS-COCO, Karpathy's JSON, MSR-VTT and MSVD.
+"""Data sets as they are published: MS-COCO, Karpathy's JSON, MSR-VTT, MSVD, and stored features of
+the VSE++ family.
 
 - MS-COCO as downloaded: ``annotations/captions_train2017.json`` and ``captions_val2017.json`` next to
   the images, with ``{"images": [{"id", "file_name"}], "annotations": [{"image_id", "id", "caption"}]}``.
@@ -16,6 +17,10 @@
   video. ``train_list.txt``, ``val_list.txt`` and ``test_list.txt`` name 1,200, 100 and 670 videos
   with about 40 captions each. Lines that begin with ``#`` are comments. Captions of videos that are
   not in a list are skipped.
+- VSE++ family: ``train_ims.npy`` and ``train_caps.txt``, and the same for dev (val) and test. The
+  captions file has one caption per line. The features have one row per image with the same number of
+  captions each, or one row per caption with each image as many times in succession. Such a data set
+  has no pixels. Image ``train-7`` is the eighth image of ``train_ims.npy``.
 
 Source: Chen et al. (2015), Microsoft COCO Captions. Xu et al. (2016) for MSR-VTT. Chen and Dolan
 (2011) and Venugopalan et al. (2015) for MSVD.
@@ -31,9 +36,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from visavis.core import storage
 from visavis.core.errors import DataError
-from visavis.data.dataset import Dataset
+from visavis.data.dataset import Dataset, require
+from visavis.data.file_names import SPLITS, normalize_split_name, split_priority, splits_of_files
 from visavis.data.formats.listing import (
     DatasetFormat,
     ListedImage,
@@ -43,7 +51,6 @@ from visavis.data.formats.listing import (
     read_list,
     shorten,
 )
-from visavis.data.splits import normalize_split_name, split_priority, splits_of_files
 from visavis.data.vocabulary import tokenize
 
 
@@ -63,8 +70,13 @@ def parse_json(text: str) -> Any:
     Raises:
         ValueError: If the text is not JSON.
     """
+
+    def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = dict(pairs)
+        return value if len(value) == len(pairs) else DuplicateKeyObject(value)
+
     try:
-        return json.loads(text, object_pairs_hook=_detect_duplicate_keys)
+        return json.loads(text, object_pairs_hook=make_object)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -185,11 +197,6 @@ def add_caption_entry(
         )
 
 
-def _detect_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    return value if len(value) == len(pairs) else DuplicateKeyObject(value)
-
-
 COCO_PATTERN = "captions_*.json"
 ANNOTATIONS = "annotations"
 
@@ -225,38 +232,26 @@ def list_coco(source: Path) -> Listing:
     root = Path(os.path.abspath(folder))
     listing = Listing(source, folder=root.parent if root.name == ANNOTATIONS else root)
     for file, split in splits_of_files(files, folder).items():
-        _read_file(listing, file, split)
+        content = parse_json_list(read_list(file, listing.folder), file)
+        images, annotations = require_lists(content, file, "images", "annotations")
+        folder_name, by_id = file.stem.removeprefix("captions_"), dict[str | int, ListedImage]()
+        for number, entry in enumerate(images):
+            name, image_id = read_fields(entry, "file_name", "id")
+            if not isinstance(name, str) or not name or not isinstance(image_id, str | int):
+                location = f"{file.name}, image {number}"
+                expected = "an object with id and file_name"
+                add_malformed_image(listing, entry, expected, location, split)
+                continue
+            image = listing.add_image(name, split)
+            # Files of the same name may be in several folders.
+            image.file = name if "/" in name else f"{folder_name}/{name}"
+            if (first := by_id.setdefault(image_id, image)) is not image:
+                message = f"its id {image_id} is already the id of {first.name}"
+                listing.add_loss("duplicate id", name, message, image)
+        for number, entry in enumerate(annotations):
+            location = f"{file.name}, annotation {number}"
+            add_caption_entry(listing, entry, "image_id", by_id, location)
     return listing
-
-
-def _read_file(listing: Listing, file: Path, split: str | None) -> None:
-    content = parse_json_list(read_list(file, listing.folder), file)
-    images, annotations = require_lists(content, file, "images", "annotations")
-    folder = file.stem.removeprefix("captions_")
-    by_id: dict[str | int, ListedImage] = {}
-    for number, entry in enumerate(images):
-        name, image_id = read_fields(entry, "file_name", "id")
-        if not isinstance(name, str) or not name or not isinstance(image_id, str | int):
-            add_malformed_image(
-                listing,
-                entry,
-                "an object with id and file_name",
-                f"{file.name}, image {number}",
-                split,
-            )
-            continue
-        image = listing.add_image(name, split)
-        # Files of the same name may be in several folders.
-        image.file = name if "/" in name else f"{folder}/{name}"
-        if by_id.setdefault(image_id, image) is not image:
-            listing.add_loss(
-                "duplicate id",
-                name,
-                f"its id {image_id} is already the id of {by_id[image_id].name}",
-                image,
-            )
-    for number, entry in enumerate(annotations):
-        add_caption_entry(listing, entry, "image_id", by_id, f"{file.name}, annotation {number}")
 
 
 COCO = DatasetFormat(
@@ -289,7 +284,12 @@ def list_karpathy(path: Path) -> Listing:
     if isinstance(listed, dict) and "annotations" in listed:
         return replace(list_coco(path), format_name=COCO.name)
     [images] = require_lists(listed, path, "images")
-    _note_broken_lines(listing, text)
+    # ``read_list`` has escaped bytes that are not UTF-8. The first of each line is noted.
+    for number, line in enumerate(text.split("\n"), 1):
+        if broken := re.search("[\udc80-\udcff]", line):
+            position = len(line[: broken.start()].encode()) + 1
+            message = f"byte {position} of the line ({ord(broken[0]) - 0xDC00:#04x}) is not UTF-8"
+            listing.add_note("broken UTF-8", f"{path.name}:{number}", message)
     ids: dict[str, str] = {}
     for record in images:
         _read_image(listing, record, ids)
@@ -314,10 +314,9 @@ def _read_image(listing: Listing, record: Any, ids: dict[str, str]) -> None:
         else str(number)
     )
     folder, split = record.get("filepath"), record.get("split")
+    has_folder = folder and file and isinstance(folder, str)
     image = ListedImage(
-        name,
-        normalize_split_name(split),
-        f"{folder}/{file}" if folder and file and isinstance(folder, str) else file,
+        name, normalize_split_name(split), f"{folder}/{file}" if has_folder else file
     )
     listing.images.append(image)
     for key, value, kind in (
@@ -326,45 +325,24 @@ def _read_image(listing: Listing, record: Any, ids: dict[str, str]) -> None:
         ("cocoid or imgid", number, str | int | float),
     ):
         if value is not None and not isinstance(value, kind):
-            listing.add_loss(
-                "malformed entry",
-                name,
-                f"its {key} is {shorten(value)}, expected another kind of value",
-                image,
-            )
+            message = f"its {key} is {shorten(value)}, expected another kind of value"
+            listing.add_loss("malformed entry", name, message, image)
     if isinstance(record, DuplicateKeyObject):
         listing.add_loss("malformed entry", name, "a key is duplicated", image)
     if file is None and number is None:
-        listing.add_loss(
-            "caption without image",
-            location,
-            "the captions name no image: no filename, cocoid or imgid",
-            image,
-        )
+        message = "the captions name no image: no filename, cocoid or imgid"
+        listing.add_loss("caption without image", location, message, image)
     for key in ("imgid", "cocoid"):
         if earlier := _earlier(ids, key, record, name):
-            listing.add_loss(
-                "duplicate id",
-                name,
-                f"its {key} {record[key]} is already the id of {earlier}",
-                image,
-            )
-    _read_sentences(listing, record.get("sentences", []), image, ids)
-
-
-def _read_sentences(
-    listing: Listing, sentences: Any, image: ListedImage, ids: dict[str, str]
-) -> None:
+            message = f"its {key} {record[key]} is already the id of {earlier}"
+            listing.add_loss("duplicate id", name, message, image)
+    sentences = record.get("sentences", [])
     if not isinstance(sentences, list):
-        listing.add_loss(
-            "malformed entry",
-            image.name,
-            f"sentences is {shorten(sentences)}, expected a list",
-            image,
-        )
+        message = f"sentences is {shorten(sentences)}, expected a list"
+        listing.add_loss("malformed entry", name, message, image)
         return
-    for number, sentence in enumerate(sentences, 1):
-        location = f"{image.name}, caption {number}"
+    for position, sentence in enumerate(sentences, 1):
+        location = f"{name}, caption {position}"
         # Some lists have plain texts instead of objects.
         sentence = sentence if isinstance(sentence, dict) else {"raw": sentence}
         text = sentence.get("raw", sentence.get("tokens"))
@@ -373,29 +351,20 @@ def _read_sentences(
         caption = listing.add_caption(text if isinstance(text, str) else "", image, location)
         if not isinstance(text, str) or isinstance(sentence, DuplicateKeyObject):
             once = ", each once" * isinstance(sentence, DuplicateKeyObject)
-            listing.add_loss(
-                "malformed entry",
-                location,
-                f"expected raw or tokens{once}, got {shorten(sentence)}",
-                caption,
-            )
+            message = f"expected raw or tokens{once}, got {shorten(sentence)}"
+            listing.add_loss("malformed entry", location, message, caption)
         elif earlier := _earlier(ids, "sentid", sentence, location):
-            listing.add_loss(
-                "duplicate id",
-                location,
-                f"its sentid {sentence['sentid']} is already the id of {earlier}",
-                caption,
-            )
+            message = f"its sentid {sentence['sentid']} is already the id of {earlier}"
+            listing.add_loss("duplicate id", location, message, caption)
 
 
 def _earlier(ids: dict[str, str], key: str, record: dict[str, Any], owner: str) -> str | None:
     """Return the earlier owner of a record's id, or None if the id is new."""
-    if record.get(key) is None:
+    value = record.get(key)
+    if value is None:
         return None
-    first = ids.setdefault(
-        f"{key} {record[key] if isinstance(record[key], str | int | float) else shorten(record[key])}",
-        owner,
-    )
+    shown = value if isinstance(value, str | int | float) else shorten(value)
+    first = ids.setdefault(f"{key} {shown}", owner)
     return None if first == owner else first
 
 
@@ -420,15 +389,6 @@ def _find_duplicate_names(listing: Listing) -> None:
         )
         message = f"the image is listed in splits {earlier.split} and {image.split}, the one in {removed.split} is skipped"
         listing.add_loss("image in two splits", image.name, message, removed)
-
-
-def _note_broken_lines(listing: Listing, text: str) -> None:
-    """Note the first byte of each line that is not UTF-8, which ``read_list`` has escaped."""
-    for number, line in enumerate(text.split("\n"), 1):
-        if broken := re.search("[\udc80-\udcff]", line):
-            position = len(line[: broken.start()].encode()) + 1
-            message = f"byte {position} of the line ({ord(broken[0]) - 0xDC00:#04x}) is not UTF-8"
-            listing.add_note("broken UTF-8", f"{listing.source.name}:{number}", message)
 
 
 KARPATHY = DatasetFormat(
@@ -478,19 +438,19 @@ def match_coco_ids(data: Dataset, path: Path) -> tuple[dict[int, int], dict[int,
     for position, (image, own_captions) in enumerate(
         zip(data.images, data.captions_of, strict=True)
     ):
-        if image.name not in listed:
-            raise DataError(
-                f"image {image.name} is not in {path}. Use the images that this list describes."
-            )
+        require(
+            image.name in listed,
+            f"image {image.name} is not in {path}. Use the images that this list describes.",
+        )
         entry = listed[image.name]
         same_texts = [tokenize(data.captions[i]) for i in own_captions] == [
             tokenize(sentence.raw) for sentence in entry.sentences
         ]
-        if not same_texts or len(entry.sentids) != len(own_captions):
-            raise DataError(
-                f"image {image.name} has other captions than in {path}, or another order of them. "
-                "Use the captions of this list."
-            )
+        require(
+            same_texts and len(entry.sentids) == len(own_captions),
+            f"image {image.name} has other captions than in {path}, or another order of them. "
+            "Use the captions of this list.",
+        )
         images[entry.cocoid] = position
         captions |= dict(zip(entry.sentids, own_captions.tolist(), strict=True))
     return images, captions
@@ -526,11 +486,11 @@ def read_captions_and_splits(path: Path) -> tuple[dict[str, list[str]], dict[str
     """
     listing = _list_files(path, [path])
     for image in listing.images:
-        if not is_valid_unicode(f"{image.name} {image.split}"):
-            raise DataError(
-                f"{path}: expected a name and split in UTF-8, got {image.name!r} in split "
-                f"{image.split!r}. Correct it."
-            )
+        require(
+            is_valid_unicode(f"{image.name} {image.split}"),
+            f"{path}: expected a name and split in UTF-8, got {image.name!r} in split "
+            f"{image.split!r}. Correct it.",
+        )
     captions: dict[str, list[str]] = {image.name: [] for image in listing.images if image.usable}
     for caption in listing.captions:
         if not caption.usable or caption.image is None or not is_valid_unicode(caption.text):
@@ -595,12 +555,13 @@ def list_msvd(folder: Path) -> Listing:
     """
     listing = Listing(folder)
     for split, file in SPLIT_FILES.items():
-        if not os.path.exists(folder / file):
-            raise DataError(
-                f"{folder / file} is missing: expected {MSVD.description}. Add this list."
-            )
+        require(
+            os.path.exists(folder / file),
+            f"{folder / file} is missing: expected {MSVD.description}. Add this list.",
+        )
         for name in read_list(folder / file, folder).split():
             listing.add_image(name, split)
+    # Captions of videos that no list names.
     unlisted = set()
     for number, line in enumerate(read_list(folder / CAPTIONS_FILE, folder).split("\n"), 1):
         name, _, caption = line.strip().partition(" ")
@@ -621,5 +582,166 @@ MSVD = DatasetFormat(
     suffixes=(CAPTIONS_FILE,),
     read=list_msvd,
     image_files="optional",
+    reads_whole_folder=True,
+)
+
+
+def list_precomp(folder: Path) -> Listing:
+    """List the images and captions of a folder, split by split.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The listing.
+
+    Raises:
+        DataError: If features have no captions, or their shapes differ between splits.
+    """
+    listing, features = Listing(folder), dict[str, np.ndarray]()
+    for split, stem in _stems(folder).items():
+        features[split], captions, problem = _open_split(folder, stem)
+        if problem:
+            listing.add_loss("wrong row count", f"{stem}_caps.txt", problem)
+            continue
+        images = [ListedImage(f"{split}-{index}", split) for index in range(len(features[split]))]
+        listing.images += images
+        # Captions of an image are in succession.
+        for line, caption in enumerate(captions):
+            image = images[line * len(images) // len(captions)]
+            listing.add_caption(caption, image, f"{stem}_caps.txt:{line + 1}")
+    _check_shapes(folder, features)
+    listing.feature_files = tuple(find_precomp_files(folder))
+    listing.find_nonfinite_features = lambda: [
+        f"{split}-{index}"
+        for split, rows in features.items()
+        if np.issubdtype(rows.dtype, np.floating)
+        for index, row in enumerate(rows)
+        if not np.isfinite(row).all()
+    ]
+    return listing
+
+
+def load_precomp_features(path: str | Path) -> dict[str, np.ndarray]:
+    """Load the features of all splits, memory-mapped.
+
+    Args:
+        path: The folder.
+
+    Returns:
+        Features of shape ``[images, ...]`` by split. Row i belongs to image ``<split>-i``.
+
+    Raises:
+        DataError: If rows and captions do not match, or the shapes differ between splits.
+    """
+    folder, features = Path(path), dict[str, np.ndarray]()
+    for split, stem in _stems(folder).items():
+        features[split], _, problem = _open_split(folder, stem)
+        require(not problem, f"{folder}: {problem}. Store one caption per line.")
+    _check_shapes(folder, features)
+    return features
+
+
+def find_precomp_files(path: str | Path) -> list[Path]:
+    """Find the feature arrays of a folder.
+
+    Args:
+        path: The folder.
+
+    Returns:
+        Paths of the arrays.
+    """
+    return sorted(Path(path).glob("*_ims.npy"))
+
+
+def _check_shapes(folder: Path, features: dict[str, np.ndarray]) -> None:
+    shapes = {split: rows.shape[1:] for split, rows in features.items()}
+    first = next(iter(shapes), "")
+    if other := next((split for split, shape in shapes.items() if shape != shapes[first]), None):
+        raise DataError(
+            f"{folder}: expected features of one shape, got {shapes[first]} per image in {first} "
+            f"and {shapes[other]} in {other}. "
+            "Extract the features of all splits with one encoder."
+        )
+
+
+def _stems(folder: Path) -> dict[str, str]:
+    """Find the splits of a folder, and the beginning of the file names of each."""
+    stems = dict[str, str]()
+    for path in find_precomp_files(folder):
+        stem = path.name.removesuffix("_ims.npy")
+        other = stems.setdefault(normalize_split_name(stem) or stem, stem)
+        require(
+            other == stem,
+            f"{folder} has both {other}_ims.npy and {path.name}, which are names of the same "
+            "split. Remove one of them.",
+        )
+    # train, val and test first, then other splits by name.
+    order = [*(split for split in SPLITS if split in stems), *sorted(stems.keys() - set(SPLITS))]
+    return {split: stems[split] for split in order}
+
+
+def _open_split(folder: Path, stem: str) -> tuple[np.ndarray, list[str], str]:
+    """Return the features of each image, all captions, and the problem of their numbers. "": none."""
+    features, texts = folder / f"{stem}_ims.npy", folder / f"{stem}_caps.txt"
+    rows = storage.read_array(features, folder, kinds="fiu", memory_map=True)
+    require(
+        rows.ndim > 1 and 0 not in rows.shape,
+        f"{features}: expected numbers with one row per image, got {rows.dtype} of shape "
+        f"{rows.shape}. Save them as an array.",
+    )
+    require(
+        os.path.exists(texts),
+        f"{texts} is missing: expected the captions of {features.name}. Write one caption per "
+        "line.",
+    )
+    lines = read_list(texts, folder).split("\n")
+    captions = [line.rstrip("\r") for line in (lines[:-1] if not lines[-1] else lines)]
+    if not captions or len(captions) % len(rows):
+        problem = (
+            f"expected {len(rows)} captions, as {features.name} has rows, or a multiple of it, got "
+            f"{len(captions)}"
+        )
+        return rows[:0], captions, problem
+    if len(captions) > len(rows):
+        return rows, captions, ""
+    # As many captions as rows: each image has one caption, or is stored once for each.
+    copies = _count_copies(rows)
+    if not copies:
+        # Taken as different images, every caption would be wrong for the copies of its own image.
+        problem = f"expected each image of {features.name} the same number of times in succession"
+        return rows[:0], captions, problem
+    return rows[::copies], captions, ""
+
+
+def _count_copies(rows: np.ndarray) -> int:
+    """Return how often each image is stored in succession, judged by up to 200 places in the file.
+    0: most images are stored several times, but not all equally often.
+    """
+
+    def are_equal(start: int, count: int) -> bool:
+        group = np.asarray(rows[start : start + count])
+        first = np.broadcast_to(group[:1], group.shape)
+        return np.array_equal(group, first, equal_nan=np.issubdtype(group.dtype, np.floating))
+
+    def places(step: int) -> np.ndarray:
+        return np.unique(np.linspace(0, len(rows) // step - 1, 200).astype(int)) * step
+
+    copies = next((n for n in range(1, len(rows)) if not are_equal(n - 1, 2)), len(rows))
+    if copies == len(rows):  # constant features, such as zeros, of any number of images
+        return 1
+    if len(rows) % copies == 0 and all(are_equal(start, copies) for start in places(copies)):
+        return copies
+    neighbors = places(1)[:-1]
+    return 0 if np.mean([are_equal(start, 2) for start in neighbors]) > 0.5 else 1
+
+
+PRECOMP = DatasetFormat(
+    name="precomp",
+    description="train_ims.npy with train_caps.txt, likewise dev and test (stored features, and one caption per line)",
+    patterns=("*_ims.npy",),
+    suffixes=("_ims.npy", "_caps.txt"),
+    read=list_precomp,
+    image_files="none",
     reads_whole_folder=True,
 )

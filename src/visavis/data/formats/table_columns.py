@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from visavis.core.errors import DataError
 from visavis.data.columns import import_pyarrow
-from visavis.data.splits import MISSING_TEXTS
+from visavis.data.dataset import require
+from visavis.data.file_names import MISSING_TEXTS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -137,11 +138,11 @@ def find_file_column(names: Sequence[str], location: object) -> str:
     }
     # Names may differ in case only.
     columns = [name for name in names if normalize_column(name) in file_names]
-    if len(columns) != 1:
-        raise DataError(
-            f"{location}: expected one column with the image file, got {len(columns)} "
-            f"({', '.join(names):.80}). Name one of them filename."
-        )
+    require(
+        len(columns) == 1,
+        f"{location}: expected one column with the image file, got {len(columns)} "
+        f"({', '.join(names):.80}). Name one of them filename.",
+    )
     return columns[0]
 
 
@@ -160,13 +161,13 @@ def find_caption_columns(names: Sequence[str], location: object) -> list[str]:
         DataError: If there is none, or if it is unclear which of them is meant.
     """
     kinds = _caption_kinds(names)
-    only_kind = next(iter(kinds.values())) if len(kinds) == 1 else None
+    only_kind = next(iter(kinds.values())) if len(kinds) == 1 else []
     columns = kinds.get("caption") or kinds.get("captions") or only_kind
-    if columns is None:
-        raise DataError(
-            f"{location}: expected one column with the caption, got {len(kinds)} "
-            f"({', '.join(names):.80}). Name one of them caption."
-        )
+    require(
+        columns,
+        f"{location}: expected one column with the caption, got {len(kinds)} "
+        f"({', '.join(names):.80}). Name one of them caption.",
+    )
     return columns
 
 
@@ -210,28 +211,23 @@ class TableColumns:
         others = [name for name in schema.names if name not in (*embedded, *captions)]
         files = named_columns(others, FILE_NAMES, OTHER_FILE_NAMES, ID_NAMES if images else ())
         columns = ", ".join(f"{field.name} ({field.type!s:.40})" for field in schema)
-        if len(images) > 1 or not (images or files):
-            expected = (
-                f"{', '.join(IMAGE_NAMES)} with bytes, or {', '.join(FILE_NAMES)} with a file"
-            )
-            raise DataError(
-                f"{location}: expected a column with the image ({expected}), got {columns}. Rename "
-                "the column."
-            )
-        if not captions:
-            raise DataError(
-                f"{location}: expected a column with the caption ({', '.join(CAPTION_NAMES)}), got "
-                f"{columns}. Rename the column."
-            )
+        require(
+            len(images) == 1 or (files and not images),
+            f"{location}: expected a column with the image ({', '.join(IMAGE_NAMES)} with bytes, "
+            f"or {', '.join(FILE_NAMES)} with a file), got {columns}. Rename the column.",
+        )
+        require(
+            captions,
+            f"{location}: expected a column with the caption ({', '.join(CAPTION_NAMES)}), got "
+            f"{columns}. Rename the column.",
+        )
         split = named_columns(schema.names, ("split",))
-        if repeated := [
-            name
-            for name in (*images, *files[:1], *captions, *split)
-            if schema.names.count(name) > 1
-        ]:
-            raise DataError(
-                f"{location}: expected one column {repeated[0]}, got "
-                f"{schema.names.count(repeated[0])}. Rename the others."
+        for name in (*images, *files[:1], *captions, *split):
+            # Arrow reads the first of them.
+            require(
+                schema.names.count(name) == 1,
+                f"{location}: expected one column {name}, got {schema.names.count(name)}. Rename "
+                "the others.",
             )
         return cls(
             images[0] if images else None,
@@ -263,11 +259,11 @@ def read_cell(
     if import_pyarrow().types.is_dictionary(cell.type):
         cell = cell.cast(cell.type.value_type)
     # Before it becomes a Python object: a cell of a hostile file may have gigabytes.
-    if cell.nbytes > max_bytes:
-        raise DataError(
-            f"{location}: expected at most {max_bytes:,} bytes, got {cell.nbytes:,}. Shorten the "
-            "text or image."
-        )
+    require(
+        cell.nbytes <= max_bytes,
+        f"{location}: expected at most {max_bytes:,} bytes, got {cell.nbytes:,}. Shorten the text "
+        "or image.",
+    )
     try:
         return cell[0].as_py()
     except ValueError as error:

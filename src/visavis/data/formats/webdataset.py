@@ -11,19 +11,24 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from visavis.core import storage
 from visavis.core.errors import DataError, requires_extra
-from visavis.data.dataset import ByteRange
+from visavis.data.dataset import ByteRange, require
+from visavis.data.file_names import (
+    IMAGE_SUFFIXES,
+    find_split_files,
+    normalize_split_name,
+    splits_of_files,
+)
 from visavis.data.formats.image_files import archive_members, containing_folder
 from visavis.data.formats.listing import DatasetFormat, Listing, escape_surrogates
 from visavis.data.formats.table_columns import CAPTION_NAMES, MAX_TEXT_BYTES, parse_captions
 from visavis.data.images import MAX_IMAGE_BYTES
-from visavis.data.splits import find_split_files, normalize_split_name, splits_of_files
-from visavis.data.suffixes import IMAGE_SUFFIXES
 
 TAR_SUFFIX = ".tar"
 TEXT_SUFFIXES = (".txt", ".caption")
@@ -77,8 +82,20 @@ class TarSamples:
             damage = str(error)
         return cls(name, samples, damage, tuple(repeated))
 
-    def _find(self, key: str, suffixes: tuple[str, ...], content: str) -> str:
-        """The extension of a member, with the preferred suffix."""
+    def find(self, key: str, suffixes: Sequence[str], content: str) -> str:
+        """Find a member of a sample.
+
+        Args:
+            key: Key of the sample.
+            suffixes: Suffixes of the member, the preferred one first.
+            content: The content, for the error.
+
+        Returns:
+            The extension of the member.
+
+        Raises:
+            DataError: If the sample has no such member.
+        """
         for suffix in suffixes:
             for extension in self.samples[key]:
                 if f".{extension}".endswith(suffix):
@@ -99,20 +116,6 @@ class TarSamples:
             The file and the key in valid Unicode.
         """
         return f"{self.name}: {escape_surrogates(key):.200}"
-
-    def find_image(self, key: str) -> str:
-        """Find the image of a sample.
-
-        Args:
-            key: Key of the sample.
-
-        Returns:
-            The extension of the member.
-
-        Raises:
-            DataError: If the sample has no image.
-        """
-        return self._find(key, IMAGE_SUFFIXES, "image")
 
     def read_member(
         self, file: BinaryIO, key: str, extension: str, max_bytes: int = MAX_IMAGE_BYTES
@@ -164,7 +167,7 @@ class TarSamples:
         Raises:
             DataError: If it has no caption.
         """
-        value = self._read_text(file, key, self._find(key, (*TEXT_SUFFIXES, ".json"), "caption"))
+        value = self._read_text(file, key, self.find(key, (*TEXT_SUFFIXES, ".json"), "caption"))
         if isinstance(value, dict):
             value = next((value[name] for name in CAPTION_NAMES if name in value), None)
         captions = [text for text in parse_captions(value) or () if text.strip()]
@@ -248,16 +251,13 @@ def find_shards(source: Path) -> list[Path]:
     shards = list[Path]()
     for name in expand_braces(source.name) if "{" in source.name else [source.name]:
         is_pattern = any(sign in name for sign in "*?[")
-        matches = sorted(
-            filter(
-                os.path.isfile, source.parent.glob(name) if is_pattern else [source.parent / name]
-            )
+        paths = source.parent.glob(name) if is_pattern else [source.parent / name]
+        matches = sorted(filter(os.path.isfile, paths))
+        require(
+            matches,
+            f"{source.parent / name}: expected an existing shard, got none. Check the pattern "
+            f"of the shards, {source.name}.",
         )
-        if not matches:
-            raise DataError(
-                f"{source.parent / name}: expected an existing shard, got none. Check the pattern "
-                f"of the shards, {source.name}."
-            )
         shards += matches
     return shards
 
@@ -314,7 +314,7 @@ def _add_sample(
 ) -> None:
     location = f"{shard.name}: {key}"
     try:
-        extension = shard.find_image(key)
+        extension = shard.find(key, IMAGE_SUFFIXES, "image")
     except DataError as error:
         listing.add_loss("missing image", location, str(error).removesuffix("."))
         return

@@ -3,14 +3,16 @@
 A caption is planned first (which things it mentions, which of their attributes, which relations).
 Then it is written with synonyms and in one of several word orders. Idioms that contain colors or
 shapes ("once in a blue moon") state no facts and are distractors.
+
+A minimal pair is a true and a false caption that are written from facts which differ in one edit.
+The edited caption is checked against the scene. If it happens to be true, another edit is sampled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
-from typing import TypeVar
 
 import numpy as np
 
@@ -23,10 +25,10 @@ from visavis.data.synthetic.scene import (
     MAX_OBJECTS,
     RELATIONS,
     Scene,
+    SceneObject,
+    T,
     pick,
 )
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,30 +49,22 @@ class CaptionFacts:
     total: int | None = None
 
     def __post_init__(self) -> None:
-        for mention in self.mentions:
-            for name, value in mention.items():
-                if value not in ATTRIBUTES.get(name, ()):
-                    raise DataError(
-                        f"a caption states {name}={value!r}, which is not an attribute of "
-                        "synthetic things."
-                    )
-        if self.background not in (None, *BACKGROUNDS) or self.total not in (
-            None,
-            *range(1, MAX_OBJECTS + 1),
-        ):
-            raise DataError(
-                f"a caption: expected 1 to {MAX_OBJECTS} things on a known background, got "
-                f"{self.total!r} on {self.background!r}."
+        problem = ""
+        for name, value in (stated for mention in self.mentions for stated in mention.items()):
+            if value not in ATTRIBUTES.get(name, ()):
+                problem = f"attributes of synthetic things, got {name}={value!r}"
+        totals = (None, *range(1, MAX_OBJECTS + 1))
+        if self.background not in (None, *BACKGROUNDS) or self.total not in totals:
+            problem = (
+                f"1 to {MAX_OBJECTS} things on a known background, got {self.total!r} on "
+                f"{self.background!r}"
             )
+        count = len(self.mentions)
         for i, name, j in self.relations:
-            if (
-                name not in RELATIONS
-                or not 0 <= min(i, j) <= max(i, j) < len(self.mentions) <= MAX_OBJECTS
-            ):
-                raise DataError(
-                    f"a caption: expected {', '.join(RELATIONS)} of {len(self.mentions)} mentions, "
-                    f"got {name!r} of {i} and {j}."
-                )
+            if name not in RELATIONS or not 0 <= min(i, j) <= max(i, j) < count <= MAX_OBJECTS:
+                problem = f"{', '.join(RELATIONS)} of {count} mentions, got {name!r} of {i} and {j}"
+        if problem:
+            raise DataError(f"a caption: expected {problem}.")
 
 
 @dataclass(frozen=True)
@@ -116,6 +110,7 @@ def write_captions(
     Returns:
         The captions.
     """
+    # A caption may be sampled twice.
     by_text: dict[str, SceneCaption] = {}
     while len(by_text) < count:
         caption = write_caption(scene, rng, style)
@@ -225,11 +220,11 @@ class _Writer:
         if not location:
             text = self._pick(lexicon.OPENINGS) + body
         elif self._happens(0.3):
-            text = (
-                f"{location}, {body}"
-                if self._happens(0.5)
-                else f"{location} {'are' if self._plural(body) else 'is'} {body}"
+            is_plural = body.split(maxsplit=1)[0] in lexicon.NUMBER_WORDS.values() or (
+                not self.relations and len(self.mentions) > 1
             )
+            verb = "are" if is_plural else "is"
+            text = f"{location}{',' if self._happens(0.5) else f' {verb}'} {body}"
         elif "," in body or self._happens(0.15):
             text = f"{self._pick(lexicon.OPENINGS)}{body}, {'all' if len(self.mentions) > 2 else 'seen'} {location}"
         else:
@@ -239,15 +234,11 @@ class _Writer:
         text = text[0].upper() + text[1:]
         return text + "." if self._happens(0.7) else text
 
-    def _plural(self, body: str) -> bool:
-        return body.split(maxsplit=1)[0] in lexicon.NUMBER_WORDS.values() or (
-            not self.relations and len(self.mentions) > 1
-        )
-
     def _mention(self, index: int) -> str:
         """Write a noun phrase for one thing. Its stated attributes are sampled each time."""
         thing = self.scene.things[index]
         stated = {"shape": thing.shape, "color": thing.color}
+        # A mention states the shape, the color or both.
         drop = self.rng.random()
         if drop < 0.10:
             del stated["color"]
@@ -369,6 +360,7 @@ def fact_relevance(
         true_facts = np.concatenate(
             [_true_facts(scene) for scene in scenes[start : start + block_size]]
         )
+        # [scenes, orders, facts], then the best order of each scene.
         points = (true_facts @ weights.T).reshape(-1, len(_ORDERS), len(facts)).max(1)
         relevance[start : start + block_size] = points / totals
     return relevance
@@ -389,6 +381,7 @@ def _true_facts(scene: Scene) -> np.ndarray:
     for i, name, j in scene.relations:
         relations[RELATIONS.index(name), i, j] = 1
     orders = np.array(_ORDERS)
+    # [24, relations, slots, slots]: relations of the things in each order.
     related = relations[:, orders[:, :, None], orders[:, None, :]].swapaxes(0, 1)
     scene_facts = np.concatenate(
         [
@@ -425,3 +418,156 @@ def _stated_weights(facts: CaptionFacts) -> np.ndarray:
 
 def _one_hot(values: Sequence[object], value: object) -> np.ndarray:
     return np.array([candidate == value for candidate in values], np.float32)
+
+
+# Edits of a kind that are sampled for a scene before the kind is skipped.
+MAX_TRIES = 12
+
+
+@dataclass(frozen=True)
+class ScenePair:
+    """A true caption and a false one.
+
+    Attributes:
+        kind: Kind of the edit.
+        true: The true caption.
+        edited: The false caption. A negation has no facts of its own and negates those of ``true``.
+    """
+
+    kind: str
+    true: SceneCaption
+    edited: SceneCaption
+
+
+def make_scene_pairs(
+    scene: Scene, rng: np.random.Generator, style: Style = DEFAULT_STYLE
+) -> list[ScenePair]:
+    """Make at most one pair of each kind.
+
+    Args:
+        scene: The scene.
+        rng: Random generator.
+        style: Words of the captions.
+
+    Returns:
+        The pairs.
+    """
+    pairs = []
+    for kind in EDIT_KINDS:
+        for _ in range(MAX_TRIES):
+            if (fact_pair := _sample_edit(kind, scene, rng)) is None:
+                break
+            true, edited = fact_relevance([scene], fact_pair)[0]
+            if true == 1 and edited < 1:
+                pairs.append(
+                    ScenePair(kind, *(_plain_caption(facts, style) for facts in fact_pair))
+                )
+                break
+    mention = _mention(pick(rng, scene.things))
+    negated = SceneCaption(f"There is no {_noun(mention, style, bare=True)}", CaptionFacts())
+    pairs.append(
+        ScenePair(
+            "negated",
+            SceneCaption(f"There is {_noun(mention, style)}", CaptionFacts((mention,))),
+            negated,
+        )
+    )
+    return pairs
+
+
+FactPair = tuple[CaptionFacts, CaptionFacts]
+EDIT_KINDS = (
+    *(f"{name} replaced" for name in ("color", "shape", "pattern", "size")),
+    "background replaced",
+    "colors swapped",
+    "relation replaced",
+    "roles swapped",
+    "number replaced",
+    "total replaced",
+)
+
+
+def _sample_edit(kind: str, scene: Scene, rng: np.random.Generator) -> FactPair | None:
+    """Sample facts of a true caption, and the same facts after an edit of a kind. None: the scene
+    has nothing to edit.
+    """
+    several = len(scene.things) > 1
+    # The order of the calls of the generator is a part of a seed.
+    match kind:
+        case "colors swapped":
+            if not several:
+                return None
+            a, b = (_mention(scene.things[i]) for i in rng.permutation(len(scene.things))[:2])
+            swapped = a | {"color": b["color"]}, b | {"color": a["color"]}
+            return CaptionFacts((a, b)), CaptionFacts(swapped)
+        case "relation replaced" | "roles swapped":
+            if not scene.relations:
+                return None
+            i, name, j = pick(rng, sorted(scene.relations))
+            mentions = _mention(scene.things[i]), _mention(scene.things[j])
+            true = CaptionFacts(mentions, ((0, name, 1),))
+            if kind == "roles swapped":
+                return true, replace(true, mentions=mentions[::-1])
+            return true, replace(true, relations=((1, name, 0),))
+    thing = pick(rng, scene.things)
+    mention = _mention(thing)
+    match kind:
+        case "number replaced":
+            number = sum(_mention(other) == mention for other in scene.things)
+            if not 1 < number < MAX_OBJECTS:
+                return None
+            return CaptionFacts((mention,) * number), CaptionFacts((mention,) * (number + 1))
+        case "total replaced":
+            if not several:
+                return None
+            true = CaptionFacts((mention,), total=len(scene.things))
+            return true, replace(
+                true, total=_pick_other(rng, tuple(lexicon.NUMBER_WORDS), len(scene.things))
+            )
+        case "background replaced":
+            true = CaptionFacts((mention,), background=scene.background)
+            return true, replace(true, background=_pick_other(rng, BACKGROUNDS, scene.background))
+    name = kind.removesuffix(" replaced")
+    stated = mention | {name: getattr(thing, name)}
+    other = stated | {name: _pick_other(rng, ATTRIBUTES[name], stated[name])}
+    return CaptionFacts((stated,)), CaptionFacts((other,))
+
+
+def _mention(thing: SceneObject) -> dict[str, str]:
+    return {"shape": thing.shape, "color": thing.color}
+
+
+def _pick_other(rng: np.random.Generator, values: Sequence[T], value: T) -> T:
+    return pick(rng, [candidate for candidate in values if candidate != value])
+
+
+def _plain_caption(facts: CaptionFacts, style: Style) -> SceneCaption:
+    """Write facts in the plainest words."""
+    if facts.relations:
+        first, name, _ = facts.relations[0]
+        relation = (lexicon.INVERSE_RELATIONS if first else lexicon.RELATIONS)[name][0]
+        body = f" {relation} ".join(_noun(mention, style) for mention in facts.mentions)
+    elif len(facts.mentions) > 1 and all(
+        mention == facts.mentions[0] for mention in facts.mentions
+    ):
+        attributes = facts.mentions[0]
+        body = f"{lexicon.NUMBER_WORDS[len(facts.mentions)]} {lexicon.pluralize(_noun(attributes, style, bare=True))}"
+    else:
+        body = lexicon.join_phrases([_noun(mention, style) for mention in facts.mentions])
+    if facts.total is not None:
+        body = f"{lexicon.NUMBER_WORDS[facts.total]} things, one of them {body}"
+    if facts.background is not None:
+        body = f"{body} {lexicon.BACKGROUND_PHRASES[facts.background][0]}"
+    return SceneCaption(body[0].upper() + body[1:], facts)
+
+
+def _noun(attributes: dict[str, str], style: Style, *, bare: bool = False) -> str:
+    adjectives = [
+        vocabulary[attributes[name]][0]
+        for name, vocabulary in (("size", lexicon.SIZES), ("pattern", lexicon.PATTERNS))
+        if name in attributes
+    ]
+    phrase = " ".join(
+        [*adjectives, style.colors[attributes["color"]][0], style.shapes[attributes["shape"]][0]]
+    )
+    return phrase if bare else lexicon.with_article(phrase)

@@ -100,16 +100,11 @@ class SyntheticClip:
     def frames(self) -> tuple[Scene, ...]:
         """The scene of each frame."""
         if self.is_crossing:
-            return tuple(
-                self._crossing(step / (CROSSING_FRAMES - 1)) for step in range(CROSSING_FRAMES)
-            )
+            shares = (step / (CROSSING_FRAMES - 1) for step in range(CROSSING_FRAMES))
+            return tuple(self._frame(self.events[0], share) for share in shares)
         return (
-            *(
-                self._event_frame(event, amount)
-                for event in self.events
-                for amount in EVENT_PROGRESS
-            ),
-            self._scene(self.things),
+            *(self._frame(event, amount) for event in self.events for amount in EVENT_PROGRESS),
+            Scene(self.background, self.things, self.grain),
         )
 
     @cached_property
@@ -138,48 +133,37 @@ class SyntheticClip:
         blocks = np.arange(len(self.events) * len(EVENT_PROGRESS)).reshape(len(self.events), -1)
         return np.append(blocks[::-1], blocks.size)
 
-    def _scene(self, things: tuple[SceneObject, ...]) -> Scene:
-        return Scene(self.background, things, self.grain)
-
-    def _replace_thing(self, index: int, *changed: SceneObject) -> Scene:
-        return self._scene((*self.things[:index], *changed, *self.things[index + 1 :]))
-
-    def _event_frame(self, event: ClipEvent, progress: float) -> Scene:
-        if event.action == "vanish":
-            return self._replace_thing(event.thing) if progress else self._scene(self.things)
-        return self._replace_thing(event.thing, self._acting_thing(event, progress))
-
-    def _acting_thing(self, event: ClipEvent, progress: float) -> SceneObject:
-        thing = self.things[event.thing]
+    def _frame(self, event: ClipEvent, progress: float) -> Scene:
+        """The scene during an event. Numbers are rounded, so that they are equal in the files."""
+        thing, acting = self.things[event.thing], list[SceneObject]()
         if event.action in DIRECTIONS:
             x, y = DIRECTIONS[event.action]
-            return _move_to(
-                thing,
-                thing.x + progress * MOVE_DISTANCE * x,
-                thing.y + progress * MOVE_DISTANCE * y,
-            )
-        if event.action == "meet":
+            if self.is_crossing:
+                # From one side to the other along one axis.
+                offset = round(0.8 * (progress - 0.5), 6)
+                place = 0.5 + offset * x if x else thing.x, 0.5 + offset * y if y else thing.y
+            else:
+                distance = progress * MOVE_DISTANCE
+                place = thing.x + distance * x, thing.y + distance * y
+            acting = [replace(thing, x=round(place[0], 4), y=round(place[1], 4))]
+        elif event.action == "meet":
             other = self.things[1 - event.thing]
-            share = progress * max(
-                0.0, 1 - 2 * RADIUS / float(np.hypot(other.x - thing.x, other.y - thing.y))
-            )
-            return _move_to(
-                thing, thing.x + share * (other.x - thing.x), thing.y + share * (other.y - thing.y)
-            )
-        if event.action == "grow":
-            return replace(
-                thing, radius=round(thing.radius * (1 + progress * (GROWTH_FACTOR - 1)), 4)
-            )
-        return replace(thing, color=CHANGED_COLOR if progress else thing.color)
-
-    def _crossing(self, share: float) -> Scene:
-        (event,) = self.events
-        x, y = DIRECTIONS[event.action]
-        thing, offset = self.things[event.thing], round(0.8 * (share - 0.5), 6)
-        return self._replace_thing(
-            event.thing,
-            _move_to(thing, 0.5 + offset * x if x else thing.x, 0.5 + offset * y if y else thing.y),
-        )
+            dx, dy = other.x - thing.x, other.y - thing.y
+            # Until the two touch.
+            share = progress * max(0.0, 1 - 2 * RADIUS / float(np.hypot(dx, dy)))
+            acting = [
+                replace(thing, x=round(thing.x + share * dx, 4), y=round(thing.y + share * dy, 4))
+            ]
+        elif event.action == "grow":
+            radius = round(thing.radius * (1 + progress * (GROWTH_FACTOR - 1)), 4)
+            acting = [replace(thing, radius=radius)]
+        elif event.action == "change":
+            acting = [replace(thing, color=CHANGED_COLOR if progress else thing.color)]
+        elif not progress:
+            # A thing that vanishes is still there in the first frame.
+            acting = [thing]
+        things = (*self.things[: event.thing], *acting, *self.things[event.thing + 1 :])
+        return Scene(self.background, things, self.grain)
 
 
 def sample_clip(rng: np.random.Generator, *, crossing: bool) -> SyntheticClip:
@@ -211,10 +195,6 @@ def sample_clip(rng: np.random.Generator, *, crossing: bool) -> SyntheticClip:
         for thing, action in sampled
     )
     return SyntheticClip(pick(rng, BACKGROUNDS), things, events, crossing, int(rng.integers(2**31)))
-
-
-def _move_to(thing: SceneObject, x: float, y: float) -> SceneObject:
-    return replace(thing, x=round(x, 4), y=round(y, 4))
 
 
 ACTION_PHRASES = {
@@ -258,33 +238,21 @@ def write_clip_captions(
     Returns:
         The captions.
     """
+    verb_phrases = CROSSING_PHRASES if clip.is_crossing else ACTION_PHRASES
     captions: dict[str, None] = {}
     while len(captions) < count:
-        captions.setdefault(_caption(clip, rng, mention_sound=mention_sound))
+        phrases = []
+        # The order of the calls of the generator is a part of a seed.
+        for event in clip.events:
+            verb_phrase = pick(rng, verb_phrases[event.action]).format(
+                other=_thing_phrase(clip, 1 - event.thing, rng)
+            )
+            if mention_sound and event.sound and rng.random() < 0.5:
+                verb_phrase += f" {pick(rng, SOUND_PHRASES).format(sound=event.sound)}"
+            phrases.append(f"{_thing_phrase(clip, event.thing, rng)} {verb_phrase}")
+        forms = ORDER_PHRASES if len(phrases) > 1 else ("{0}", "{0} slowly", "we see how {0}")
+        captions.setdefault(pick(rng, forms).format(*phrases))
     return list(captions)
-
-
-def _caption(clip: SyntheticClip, rng: np.random.Generator, *, mention_sound: bool) -> str:
-    phrases = [
-        _event_phrase(clip, event, rng, mention_sound=mention_sound) for event in clip.events
-    ]
-    if len(phrases) == 1:
-        return pick(rng, ("{0}", "{0} slowly", "we see how {0}")).format(*phrases)
-    return pick(rng, ORDER_PHRASES).format(*phrases)
-
-
-def _event_phrase(
-    clip: SyntheticClip, event: ClipEvent, rng: np.random.Generator, *, mention_sound: bool
-) -> str:
-    verb_phrase = pick(
-        rng, (CROSSING_PHRASES if clip.is_crossing else ACTION_PHRASES)[event.action]
-    ).format(other=_thing_phrase(clip, 1 - event.thing, rng))
-    sound = (
-        f" {pick(rng, SOUND_PHRASES).format(sound=event.sound)}"
-        if mention_sound and event.sound and rng.random() < 0.5
-        else ""
-    )
-    return f"{_thing_phrase(clip, event.thing, rng)} {verb_phrase}{sound}"
 
 
 def _thing_phrase(clip: SyntheticClip, index: int, rng: np.random.Generator) -> str:
@@ -316,10 +284,12 @@ def expert_features(clip: SyntheticClip, noise: dict[str, np.ndarray]) -> dict[s
         "motion": [_motion(before, after) for before, after in pairwise(frames)],
         "sound": [volume * (np.array(SOUNDS) == sound) for sound, volume in clip.sounds],
     }
-    return {
-        name: (_rotate(name, np.array(values)) + NOISE_STD * noise[name]).astype(np.float32)
-        for name, values in clean.items()
-    }
+    features = {}
+    for name, values in clean.items():
+        rows = np.array(values)  # [frames, values]
+        rotated = rows @ _rotation(name, rows.shape[1])
+        features[name] = (rotated + NOISE_STD * noise[name]).astype(np.float32)
+    return features
 
 
 def sample_noise(clip: SyntheticClip, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -349,17 +319,21 @@ def partner_noise(clip: SyntheticClip, noise: dict[str, np.ndarray]) -> dict[str
         Noise by expert.
     """
     order = clip.partner_frame_order
+    # Motion is between frames, so it has one vector less.
     between = order[order < len(order) - 1]
     return {name: part[between if name == "motion" else order] for name, part in noise.items()}
 
 
 def _appearance(scene: Scene) -> np.ndarray:
     """Encode for each color: position, size and shape."""
+    # [colors, cells + size + shapes]
     values = np.zeros((len(_ALL_COLORS), len(_CELLS) + 1 + len(SHAPES)))
     for thing in scene.things:
-        shape = np.array(SHAPES) == thing.shape
+        # How much of the thing is in each of nine cells.
+        distances = np.abs(np.array([thing.x, thing.y]) - _CELLS)
+        in_cells = np.prod(np.maximum(1 - distances / _CELL, 0), -1)
         values[_ALL_COLORS.index(thing.color)] += np.concatenate(
-            [_cell_weights(thing), [thing.radius / 0.1 - 1], shape]
+            [in_cells, [thing.radius / 0.1 - 1], np.array(SHAPES) == thing.shape]
         )
     return values.ravel()
 
@@ -368,6 +342,7 @@ def _motion(before: Scene, after: Scene) -> np.ndarray:
     """Encode for each quarter of the image the movement left, right, up and down, growth,
     shrinking, vanishing, appearance and change.
     """
+    # [quarters, movements]
     values = np.zeros((4, 9))
     for old in before.things:
         new = next((thing for thing in after.things if _is_same_thing(old, thing)), None)
@@ -396,22 +371,14 @@ def _is_same_thing(old: SceneObject, new: SceneObject) -> bool:
     )
 
 
-def _cell_weights(thing: SceneObject) -> np.ndarray:
-    """Return how much of a thing is in each of nine cells."""
-    return np.prod(np.maximum(1 - np.abs(np.array([thing.x, thing.y]) - _CELLS) / _CELL, 0), -1)
-
-
 def _quarter(thing: SceneObject) -> int:
     return 2 * (thing.x > 0.5) + (thing.y > 0.5)
-
-
-def _rotate(name: str, values: np.ndarray) -> np.ndarray:
-    return values @ _rotation(name, values.shape[1])
 
 
 @cache
 def _rotation(name: str, values: int) -> np.ndarray:
     """Return orthonormal rows, equal in all data sets."""
+    # Not the hash of the name, which differs between processes.
     square = np.random.default_rng([len(name), values]).standard_normal((EXPERT_DIMS[name], values))
     return np.linalg.qr(square)[0].T
 

@@ -23,6 +23,7 @@ class _Draw:
 
     def __init__(self, size: int, rng: np.random.Generator):
         self.size, self.rng = size, rng
+        # Centers of pixels, so that an image of any size shows the same scene.
         axis = (np.arange(size, dtype=np.float32) + 0.5) / size
         self.x, self.y = axis[None, :], axis[:, None]
 
@@ -31,6 +32,7 @@ class _Draw:
 
     def gradient(self, *stops: Rgb) -> np.ndarray:
         """Return a vertical gradient of evenly spaced colors."""
+        # [size, 3], then [size, size, 3].
         stop_positions = np.linspace(0, 1, len(stops))
         rows = np.stack(
             [
@@ -48,6 +50,7 @@ class _Draw:
         return np.clip((self.y - np.asarray(height, np.float32)) * self.size + 0.5, 0, 1)
 
     def disc(self, x: float, y: float, radius: float, soft: float = 0.0) -> np.ndarray:
+        # At least a pixel of softness: an edge without it would look jagged.
         distance = np.hypot(self.x - x, self.y - y)
         return np.clip((radius - distance) / max(soft, 1 / self.size) + 0.5, 0, 1)
 
@@ -57,6 +60,7 @@ class _Draw:
 
     def curve(self, middle: float, swing: float, waves: float = 1.0) -> np.ndarray:
         """Return a gently rolling line over x."""
+        # Two waves of unrelated lengths, so that hills do not repeat.
         a, b = self.rng.uniform(0, 6.28, 2)
         return middle + swing * (
             np.sin(6.28 * waves * self.x[0] + a) + 0.4 * np.sin(14.0 * waves * self.x[0] + b)
@@ -66,6 +70,7 @@ class _Draw:
         """Return stretched noise [size, size, 1] around 0: grass is tall, sand is even, wood is
         wide.
         """
+        # Noise of fewer pixels, enlarged.
         shape = (-(-self.size // stretch_y), -(-self.size // stretch_x))
         noise = self.rng.standard_normal(shape, np.float32)
         if stretch_x > 1 or stretch_y > 1:
@@ -85,6 +90,7 @@ class _Draw:
             self.positions(0.6 * radius, 1.4 * radius, count),
             strict=True,
         ):
+            # Beyond three radii a Gaussian is invisible. Only this window is computed.
             reach = int(3 * r * self.size) + 1
             i, j = int(v * self.size), int(u * self.size)
             rows, columns = (
@@ -103,6 +109,7 @@ def _blend(canvas: np.ndarray, color: Rgb | np.ndarray, coverage: np.ndarray) ->
 
 def _meadow(draw: _Draw) -> np.ndarray:
     canvas = draw.gradient((0.52, 0.78, 0.96), (0.80, 0.92, 0.98), (0.93, 0.97, 0.94))
+    # Four discs in a row for each of two clouds.
     clouds = [
         draw.disc(x + 0.055 * step - 0.08, y + 0.012 * (-1) ** step, radius, 0.05)
         for x, y in zip(draw.positions(0.1, 0.9, 2), draw.positions(0.08, 0.24, 2), strict=True)
@@ -358,16 +365,24 @@ def _draw_thing(
 ) -> None:
     """Blend the shadow or halo and then the thing into ``canvas [size, size, 3]``, in place."""
     radius = thing.radius * size
+    # A tile around the thing, with room for its shadow or halo.
     half = int(radius * 1.6) + 3
     left, top = int(thing.x * size) - half, int(thing.y * size) - half
     center = (thing.x * size - left, thing.y * size - top)
     tile = 2 * half
-    mask = _fill(shape_outline(thing.shape), thing.angle, center, radius, tile)
+    mask, pen = _new_mask(tile)
+    turn = _rotation(thing.angle) * radius * SUPERSAMPLING
+    # The first outline is filled, and the second one is a hole.
+    for outline, fill in zip(shape_outline(thing.shape), (255, 0), strict=False):
+        corners = outline @ turn + np.array(center) * SUPERSAMPLING
+        pen.polygon([tuple(corner) for corner in corners.tolist()], fill=fill)
+    # [tile, tile, 1]
     alpha = np.asarray(mask.reduce(SUPERSAMPLING), np.float32)[..., None] / 255
     rows, columns = (
         slice(max(top, 0), min(top + tile, size)),
         slice(max(left, 0), min(left + tile, size)),
     )
+    # A view: what follows changes the canvas.
     window = canvas[rows, columns]
     inner = (
         slice(rows.start - top, rows.stop - top),
@@ -376,6 +391,7 @@ def _draw_thing(
 
     paint = np.array(palette[thing.color], np.float32)
     if thing.pattern == "glowing":
+        # Light is added before the thing, which covers its middle.
         halo = _blur(alpha, 0.30 * radius)[inner]
         light = 0.55 * paint + 0.45
         window += (light - window) * np.minimum(1.25 * halo, 0.85)
@@ -398,6 +414,7 @@ def _surface(
     """Return the colors ``[tile, tile, 3]`` of a thing: pattern, light from the upper left, a
     darker rim.
     """
+    # Of most colors a pale tint.
     accent = np.array(ACCENT_COLORS.get(thing.color, 0.12 * paint + 0.88), np.float32)
     color = np.broadcast_to(paint, (tile, tile, 3))
     if thing.pattern in ("striped", "dotted", "checkered"):
@@ -411,7 +428,9 @@ def _surface(
         color = color + (accent - color) * share
     x = ((np.arange(tile, dtype=np.float32) + 0.5 - center[0]) / radius)[None, :, None]
     y = ((np.arange(tile, dtype=np.float32) + 0.5 - center[1]) / radius)[:, None, None]
+    # From the upper left: 1 there, -1 at the lower right.
     light = (-x - y) / 2
+    # The outside, blurred, reaches over the edge.
     rim = _blur(1 - alpha, 0.09 * radius)
     if thing.pattern == "glowing":
         return color + (1 - color) * np.clip(0.7 - 1.2 * (x * x + y * y), 0.0, 0.7)
@@ -429,25 +448,12 @@ def _surface(
     return color * (1 + 0.12 * light) * (1 - 0.50 * rim)
 
 
-def _fill(
-    shape: Outline, angle: float, center: tuple[float, float], radius: float, tile: int
-) -> Image.Image:
-    """Return a supersampled mask: the first outline is filled, and the second one is a hole."""
-    mask, pen = _new_mask(tile)
-    turn = _rotation(angle) * radius * SUPERSAMPLING
-    for points, fill in zip(shape, (255, 0), strict=False):
-        pen.polygon(
-            [tuple(point) for point in (points @ turn + np.array(center) * SUPERSAMPLING).tolist()],
-            fill=fill,
-        )
-    return mask
-
-
 def _pattern(
     name: str, angle: float, center: tuple[float, float], radius: float, tile: int
 ) -> Image.Image:
     """Return a supersampled mask of the accent color."""
     mask, pen = _new_mask(tile)
+    # At least five pixels, below which a pattern could not be seen.
     step = max(0.46 * radius, 5.0) * SUPERSAMPLING
     middle = np.array(center) * SUPERSAMPLING
     along, normal = _rotation(angle + (0.7 if name == "striped" else 0.0))
@@ -465,6 +471,8 @@ def _pattern(
             if name == "checkered" and (i + j) % 2:
                 pen.polygon(box(i * 0.8, j * 0.8, 0.8, 0.8), fill=255)
             if name == "dotted":
+                # Rows of dots are shifted by a half, as in a honeycomb. 0.87 is the sine of 60
+                # degrees.
                 x, y = middle + step * ((i + 0.5 * (j % 2)) * along + j * 0.87 * normal)
                 dot = 0.27 * step
                 pen.ellipse((x - dot, y - dot, x + dot, y + dot), fill=255)
@@ -519,6 +527,7 @@ def shape_outline(shape: str) -> Outline:
             return (_corners(6, 0.0) * 0.98,)
         case "star":
             points = _corners(10, -np.pi / 2)
+            # Every second corner is an inner one.
             points[1::2] *= 0.45
             return (1.08 * points + np.array([0.0, 0.06]),)
         case "cross":
@@ -556,6 +565,7 @@ def shape_outline(shape: str) -> Outline:
                 0.17 * circle,
             )
         case _:
+            # A crescent: the outer arc, and back along a smaller one that is shifted.
             outer = _unit_vectors(np.linspace(0.28 * np.pi, 1.72 * np.pi, 40))
             inner = 0.83 * _unit_vectors(np.linspace(1.62 * np.pi, 0.38 * np.pi, 40)) + np.array(
                 [0.40, 0.0]

@@ -61,6 +61,7 @@ COLORS = (
     "brown",
 )
 PATTERNS = ("plain", "striped", "dotted", "shiny", "checkered", "glowing")
+PATTERN_FREQUENCIES = np.array([0.32, 0.17, 0.15, 0.15, 0.12, 0.09])
 SIZES = ("large", "small")
 ATTRIBUTES = {"shape": SHAPES, "color": COLORS, "pattern": PATTERNS, "size": SIZES}
 # left: a is left of b. above: a is above b. front: a covers a part of b. inside: a is within the
@@ -222,7 +223,31 @@ def sample_scene(rng: np.random.Generator, *, training: bool) -> Scene:
     """
     must_have_held_out = False if training else True if rng.random() < 1 / 3 else None
     while True:
-        scene = _sample_content(rng)
+        background = pick(rng, BACKGROUNDS)
+        colors = [color for color in COLORS if color not in EXCLUDED_COLORS.get(background, ())]
+        frequencies = zipf_frequencies(len(COLORS))[[COLORS.index(color) for color in colors]]
+        # Without the excluded colors, the others keep their proportions.
+        frequencies /= frequencies.sum()
+        things: list[SceneObject] = []
+        for _ in range(int(rng.choice(MAX_OBJECTS, p=(0.14, 0.34, 0.32, 0.2))) + 1):
+            # The order of the calls of the generator is a part of a seed.
+            color = pick(rng, colors, frequencies)
+            shape = pick(rng, SHAPES, zipf_frequencies(len(SHAPES)))
+            is_glowing = background == "night" and rng.random() < 0.25
+            pattern = "glowing" if is_glowing else pick(rng, PATTERNS, PATTERN_FREQUENCIES)
+            size = pick(rng, SIZES)
+            if things and rng.random() < 0.2:
+                last = things[-1]
+                shape, color, pattern = last.shape, last.color, last.pattern
+            things.append(SceneObject(shape, color, pattern, size))
+        if (
+            len(things) > 1
+            and things[0].shape in CONTAINERS
+            and things[0].color != things[1].color
+            and rng.random() < 0.7
+        ):
+            things[:2] = replace(things[0], size="large"), replace(things[1], size="small")
+        scene = Scene(background, _arrange(things, rng), int(rng.integers(2**31)))
         if must_have_held_out is None or scene.has_held_out_combination == must_have_held_out:
             return scene
 
@@ -254,41 +279,6 @@ def resample_layout(scene: Scene, rng: np.random.Generator) -> Scene:
             return duplicate
 
 
-def _sample_content(rng: np.random.Generator) -> Scene:
-    background = pick(rng, BACKGROUNDS)
-    colors = [color for color in COLORS if color not in EXCLUDED_COLORS.get(background, ())]
-    frequencies = zipf_frequencies(len(COLORS))[[COLORS.index(color) for color in colors]]
-    frequencies /= frequencies.sum()
-    things: list[SceneObject] = []
-    for _ in range(int(rng.choice(MAX_OBJECTS, p=(0.14, 0.34, 0.32, 0.2))) + 1):
-        color = pick(rng, colors, frequencies)
-        thing = SceneObject(
-            pick(rng, SHAPES, zipf_frequencies(len(SHAPES))),
-            color,
-            _pattern(rng, background),
-            pick(rng, SIZES),
-        )
-        if things and rng.random() < 0.2:
-            thing = replace(
-                thing, shape=things[-1].shape, color=things[-1].color, pattern=things[-1].pattern
-            )
-        things.append(thing)
-    if (
-        len(things) > 1
-        and things[0].shape in CONTAINERS
-        and things[0].color != things[1].color
-        and rng.random() < 0.7
-    ):
-        things[:2] = replace(things[0], size="large"), replace(things[1], size="small")
-    return Scene(background, _arrange(things, rng), int(rng.integers(2**31)))
-
-
-def _pattern(rng: np.random.Generator, background: str) -> str:
-    if background == "night" and rng.random() < 0.25:
-        return "glowing"
-    return pick(rng, PATTERNS, np.array([0.32, 0.17, 0.15, 0.15, 0.12, 0.09]))
-
-
 def _arrange(things: Sequence[SceneObject], rng: np.random.Generator) -> tuple[SceneObject, ...]:
     """Place the things so that none touches another, except one that is in front of, or inside, the
     previous one.
@@ -302,6 +292,7 @@ def _arrange(things: Sequence[SceneObject], rng: np.random.Generator) -> tuple[S
             )
             angle = rng.normal(0.0, 0.18)
             free = placed
+            # A crowded scene is begun again instead of trying for long.
             for _ in range(30):
                 x, y = rng.uniform(radius + 0.01, 0.99 - radius, 2)
                 if touching and len(placed) == 1:
@@ -345,6 +336,7 @@ def _touch(
             under.y,
             0.5 * under.radius if under.shape == "ring" else min(radius, 0.52 * under.radius),
         )
+    # Less than the sum of the radii, so that the two overlap.
     distance = 0.75 * max(radius, under.radius) + 0.6 * min(radius, under.radius)
     direction = rng.uniform(0, 2 * math.pi)
     return (

@@ -85,6 +85,7 @@ def write_synthetic_scenes(
     if style not in STYLES:
         raise RecipeError(f"style: unknown style {style!r}: {suggest_name(style, STYLES)}")
     folder = storage.prepare_empty_folder(folder, will_be_replaced=True)
+    # All scenes exist before an image is rendered, because swapped captions need all of them.
     rows: list[_SceneRow] = []
     for number, (split, count) in enumerate(counts.items()):
         rows += _sample_split(
@@ -102,15 +103,40 @@ def write_synthetic_scenes(
         np.random.default_rng([seed, len(counts)]),
     )
     with storage.atomic_folder(folder) as part:
+        # The folder appears as a whole, or not at all.
         (part / "images").mkdir()
         for number, row in enumerate(rows):
+            # A low compression, because rendering should not wait for it.
             render_scene(row.scene, size, STYLES[style].palette).save(
                 part / row.filename, compress_level=1
             )
             if on_progress:
                 on_progress(number + 1, len(rows))
-        storage.write_json_lines(part / "captions.jsonl", (row.captions_line() for row in rows))
-        storage.write_json_lines(part / "scenes.jsonl", (row.scene_line() for row in rows))
+        storage.write_json_lines(
+            part / "captions.jsonl",
+            (
+                {
+                    "filename": row.filename,
+                    "split": row.split,
+                    "captions": [caption.text for caption in row.captions],
+                }
+                for row in rows
+            ),
+        )
+        storage.write_json_lines(
+            part / "scenes.jsonl",
+            (
+                {
+                    "filename": row.filename,
+                    "split": row.split,
+                    "scene": asdict(row.scene),
+                    "facts": [asdict(caption.facts) for caption in row.captions],
+                    "swapped_from": row.swapped_from,
+                    "duplicate_of": row.duplicate_of,
+                }
+                for row in rows
+            ),
+        )
     return folder
 
 
@@ -208,23 +234,6 @@ class _SceneRow:
     swapped_from: list[str | None]
     duplicate_of: str | None
 
-    def captions_line(self) -> dict[str, object]:
-        return {
-            "filename": self.filename,
-            "split": self.split,
-            "captions": [caption.text for caption in self.captions],
-        }
-
-    def scene_line(self) -> dict[str, object]:
-        return {
-            "filename": self.filename,
-            "split": self.split,
-            "scene": asdict(self.scene),
-            "facts": [asdict(caption.facts) for caption in self.captions],
-            "swapped_from": self.swapped_from,
-            "duplicate_of": self.duplicate_of,
-        }
-
 
 def _sample_split(
     split: str,
@@ -237,6 +246,7 @@ def _sample_split(
     first: int,
 ) -> list[_SceneRow]:
     """Return the scenes and captions of one split. Each image has its own random generator."""
+    # A stream of its own, so that near-duplicates change no other image.
     plan = np.random.default_rng([*seed, 0])
     copies = set(
         (1 + plan.permutation(max(count - 1, 0))[: round(near_duplicates * count)]).tolist()
@@ -244,8 +254,10 @@ def _sample_split(
     origins = list(range(count))
     rows: list[_SceneRow] = []
     for i in range(count):
+        # So an image does not depend on the number of images before it.
         rng = np.random.default_rng([*seed, i + 1])
         if i in copies:
+            # The original of a copy of a copy is the first image.
             origins[i] = origins[int(plan.integers(i))]
         origin = rows[origins[i]] if i in copies else None
         scene = (
@@ -269,6 +281,7 @@ def _sample_split(
 
 def _swap_captions(rows: list[_SceneRow], noise: float, rng: np.random.Generator) -> None:
     """Shift a share of the captions cyclically, so far that each gets another image."""
+    # Image and number of each caption.
     captions = [(i, k) for i, row in enumerate(rows) for k in range(len(row.captions))]
     count = step = round(noise * len(captions))
     while 2 * step > count:
@@ -277,6 +290,8 @@ def _swap_captions(rows: list[_SceneRow], noise: float, rng: np.random.Generator
             captions[position] for position in rng.choice(len(captions), count, replace=False)
         ]
         swapped.sort(key=lambda caption: (order[caption[0]], caption[1]))
+        # Captions of one image are neighbors. A shift by the largest number of them leaves none at
+        # its image.
         step = int(np.bincount([i for i, _ in swapped]).max())
     if count:
         moved = [(rows[i].captions[k], rows[i].filename) for i, k in swapped]

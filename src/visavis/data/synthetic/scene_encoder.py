@@ -33,6 +33,7 @@ class SceneEncoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.convolutions = nn.Sequential(
+            # [N, 5, 96, 96] to [N, 20, 48, 48]: colors and coordinates of 2 x 2 pixels.
             nn.PixelUnshuffle(2),
             _convolution(20, 64, stride=2),
             _Residual(_convolution(64, 64)),
@@ -106,6 +107,7 @@ class SceneEncoder(nn.Module):
         channels = torch.cat(
             [colors, self.coordinates.expand(colors.shape[0], -1, -1, -1)], 1
         ).contiguous(memory_format=torch.channels_last)
+        # [N, 36, 192]
         grid = self.convolutions(channels).flatten(2).transpose(1, 2)
         return self.norm(self.attention(grid))
 

@@ -13,7 +13,7 @@ import numpy as np
 from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.data.dataset_reader import resolve_path
-from visavis.data.formats.delimited_text import parse_table
+from visavis.data.formats.caption_table import parse_table
 
 MAX_RATING = 5.0
 """Highest rating of both collections. The lowest is 0."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from visavis.core import storage
 from visavis.core.errors import DataError, VisavisError
-from visavis.data.conversion.safe_pickle import check_torch_pickles
+from visavis.data.safe_pickle import check_torch_pickles
 
 # Prefixes of DistributedDataParallel, Lightning, Fabric, and of torch.compile and FSDP, which also
 # wrap inner modules.

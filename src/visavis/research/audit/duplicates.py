@@ -23,9 +23,9 @@ from torch.nn.functional import interpolate, normalize
 from visavis.core.blocking import chunk_slices
 from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
+from visavis.data.file_names import split_priority
 from visavis.data.images import MAX_HAMMING_DISTANCE, dhash
 from visavis.data.parallel import map_in_order
-from visavis.data.splits import split_priority
 from visavis.losses.scoring import max_query_rows
 from visavis.research.audit.audit_part import Issue, cache_path, cached_tensors, format_count
 from visavis.research.audit.embeddings import ImageVectors

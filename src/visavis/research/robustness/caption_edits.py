@@ -1,7 +1,7 @@
 """Minimal pairs of captions: a true caption, and the same caption with one edit that makes it
 false.
 
-Minimal pairs of synthetic scenes are written from the ground truth (``synthetic.minimal_pairs``).
+Minimal pairs of synthetic scenes are written from the ground truth (``synthetic.captions``).
 Here, captions of the user are edited with short word lists, only where the words leave little
 doubt, and never into another caption of the image. It is not guaranteed that the edited caption is
 false, because nobody checks the image.

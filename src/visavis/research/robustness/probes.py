@@ -27,8 +27,8 @@ from visavis.core.spec import validate_int
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.synthetic import ClipAnnotations, SceneGraphs
+from visavis.data.synthetic.captions import make_scene_pairs
 from visavis.data.synthetic.lexicon import STYLES
-from visavis.data.synthetic.minimal_pairs import make_scene_pairs
 from visavis.data.vocabulary import tokenize
 from visavis.evaluation import Evaluation, evaluate
 from visavis.evaluation.protocols import first_images

@@ -27,8 +27,7 @@ from visavis.data.dataset_reader import (
     resolve_path,
 )
 from visavis.data.features.arrays import ArrayFeatures, first_nonfinite_row
-from visavis.data.features.expert_store import ExpertStore
-from visavis.data.features.regions import RegionFeatures
+from visavis.data.features.expert_store import ExpertStore, RegionFeatures
 from visavis.data.features.store import FeatureStore
 from visavis.data.item_sources import AnyFeatures, ItemSource
 from visavis.data.sequences import read_items

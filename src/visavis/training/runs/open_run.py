@@ -17,7 +17,7 @@ from visavis.core.memory_budget import MemoryLimit, parse_memory
 from visavis.core.progress import Progress
 from visavis.core.run_context import RunContext
 from visavis.data.dataset_reader import find_source, path_exists
-from visavis.data.formats.precomp import find_precomp_files
+from visavis.data.formats.published_lists import find_precomp_files
 from visavis.models.base import Matcher
 from visavis.models.clip.model import CLIP
 from visavis.models.encoders.pretrained_files import find_dual_encoder, model_folder

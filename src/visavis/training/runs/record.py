@@ -20,8 +20,7 @@ from visavis.core.own_code import code_hashes
 from visavis.core.progress import Progress
 from visavis.data.dataset import ByteRange, ContentFingerprint
 from visavis.data.features.arrays import ArrayFeatures
-from visavis.data.features.expert_store import ExpertStore
-from visavis.data.features.regions import RegionFeatures
+from visavis.data.features.expert_store import ExpertStore, RegionFeatures
 from visavis.data.features.store import FeatureStore
 from visavis.models.base import Matcher
 from visavis.models.encoders.cnn_backbones import published_backbone_name

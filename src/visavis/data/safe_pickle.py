@@ -83,6 +83,18 @@ class UnfinishedArray:
     memo_slots: list[int] = field(default_factory=list)
 
 
+def _require(condition: object, reason: str) -> None:
+    """Do not read a pickle unless a condition holds."""
+    if not condition:
+        raise UnsafePickle(reason)
+
+
+def _require_format(condition: object) -> None:
+    """Report a damaged pickle unless a condition holds. ``read_plain_pickle`` writes the message."""
+    if not condition:
+        raise ValueError
+
+
 def check_key(key: Any) -> Any:
     """Check a key of a dict or set. Nested values are refused, because their hash could take
     unlimited time.
@@ -108,15 +120,17 @@ def check_key(key: Any) -> Any:
 
 
 def _dtype(code: Any, *_: Any) -> UnfinishedArray:
-    if not isinstance(code, str) or not _DTYPE.fullmatch(code):
-        raise UnsafePickle(
-            f"has an array of {str(code)[:40]!r}, expected numbers, texts or plain objects"
-        )
+    _require(
+        isinstance(code, str) and _DTYPE.fullmatch(code),
+        f"has an array of {str(code)[:40]!r}, expected numbers, texts or plain objects",
+    )
 
     def with_order(state: Any) -> np.dtype[Any]:
         order, fields = state[1], state[2:5]
-        if fields != (None, None, None) or order not in _ORDERS:
-            raise UnsafePickle("has an array of records, expected numbers, texts or plain objects")
+        _require(
+            fields == (None, None, None) and order in _ORDERS,
+            "has an array of records, expected numbers, texts or plain objects",
+        )
         dtype = np.dtype(code)
         return dtype if dtype.hasobject else dtype.newbyteorder(_ORDERS[order])
 
@@ -124,10 +138,11 @@ def _dtype(code: Any, *_: Any) -> UnfinishedArray:
 
 
 def _reconstruct(kind: Any, *_: Any) -> UnfinishedArray:
-    if not isinstance(kind, GlobalName) or kind.name != "numpy.ndarray":
-        raise UnsafePickle(
-            "is a pickle with code in it: it makes an array that is not one of numpy's own"
-        )
+    # A subclass of an array could have methods of its own.
+    _require(
+        isinstance(kind, GlobalName) and kind.name == "numpy.ndarray",
+        "is a pickle with code in it: it makes an array that is not one of numpy's own",
+    )
 
     def with_state(state: Any) -> Any:
         shape, dtype, fortran, data = state[-4:]
@@ -137,21 +152,21 @@ def _reconstruct(kind: Any, *_: Any) -> UnfinishedArray:
 
 
 def _array(data: Any, dtype: Any, shape: Any, order: str) -> Any:
-    if not isinstance(dtype, np.dtype):
-        raise TypeError("no dtype")
+    _require_format(isinstance(dtype, np.dtype))
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    if not all(type(size) is int and 0 <= size < 2**48 for size in shape) or len(shape) > 8:
-        raise ValueError("invalid shape")
+    # Before the product, which could have unlimited digits.
+    _require_format(len(shape) <= 8)
+    _require_format(all(type(size) is int and 0 <= size < 2**48 for size in shape))
     count = math.prod(shape)
     if dtype.hasobject:
-        if type(data) is not list or len(data) != count or len(shape) > 1:
-            raise UnsafePickle(
-                "has an array of objects of several dimensions, expected a list of them"
-            )
-        return data[0] if not shape else data
+        _require(
+            type(data) is list and len(data) == count and len(shape) < 2,
+            "has an array of objects of several dimensions, expected a list of them",
+        )
+        return data if shape else data[0]
     data = data.encode() if isinstance(data, str) else data
-    if len(data) != count * dtype.itemsize:
-        raise ValueError("the size differs from the shape")
+    _require_format(len(data) == count * dtype.itemsize)
+    # numpy reads no array from an empty buffer.
     if not count:
         return np.empty(shape, dtype)
     return np.frombuffer(data, dtype).reshape(shape, order="F" if order == "F" else "C")
@@ -165,8 +180,7 @@ def _scalar(dtype: Any, data: Any = None) -> Any:
 
 def _encode(text: str, encoding: str) -> bytes:
     """Convert bytes that Python 3 wrote as a text for Python 2."""
-    if encoding not in ("latin1", "latin-1"):
-        raise ValueError("another encoding")
+    _require_format(encoding in ("latin1", "latin-1"))
     return text.encode("latin1")
 
 
@@ -259,13 +273,13 @@ def _skip_npy_header(path: Path, content: mmap.mmap) -> None:
     """Move to the pickle in a ``.npy`` of objects."""
     if content[:6] != b"\x93NUMPY":
         return
-    version = np.lib.format.read_magic(content)
-    read = (
+    is_first_version = np.lib.format.read_magic(content) == (1, 0)
+    read_header = (
         np.lib.format.read_array_header_1_0
-        if version == (1, 0)
+        if is_first_version
         else np.lib.format.read_array_header_2_0
     )
-    if read(content)[2] != np.dtype(object):
+    if read_header(content)[2] != np.dtype(object):
         raise DataError(
             f"{path} is a .npy of numbers, expected one of objects, or a pickle. Its rows have no "
             "names."
@@ -280,6 +294,7 @@ class _MappedFile:
 
     def _count_step(self) -> None:
         self.num_steps += 1
+        # Not _require, which would format the message for each instruction.
         if self.num_steps > _MAX_INSTRUCTIONS:
             raise UnsafePickle(f"has more than {_MAX_INSTRUCTIONS:,} instructions")
 
@@ -309,13 +324,6 @@ class _Memo(dict[int, Any]):
             value.memo_slots.append(slot)
 
 
-def _refuse(reason: str) -> Callable[[_PlainUnpickler], None]:
-    def refuse(_: _PlainUnpickler) -> None:
-        raise UnsafePickle(reason)
-
-    return refuse
-
-
 # The unpickler of the standard library in Python, because the one in C cannot replace single
 # instructions. torch.load(weights_only=True) reads only files of torch.save, and numpy.load
 # executes code in arrays of objects.
@@ -334,8 +342,7 @@ class _PlainUnpickler(pickle._Unpickler):
 
     def find_class(self, module: str, name: str) -> GlobalName:
         full = f"{_MODULE_ALIASES.get(module, module)}.{name}"
-        if full not in _CALLS and full not in _TYPES:
-            raise UnsafePickle(CODE_IN_PICKLE.format(f"it names {full[:80]!r}"))
+        _require(full in _CALLS or full in _TYPES, CODE_IN_PICKLE.format(f"it names {full[:80]!r}"))
         return GlobalName(full, _CALLS.get(full))
 
     def _decode_string(self, value: bytes) -> str | bytes:
@@ -348,21 +355,18 @@ class _PlainUnpickler(pickle._Unpickler):
 
     def load_reduce(self) -> None:
         arguments, name = self.stack.pop(), self.stack.pop()
-        if not isinstance(name, GlobalName) or name.call is None:
-            raise UnsafePickle(
-                CODE_IN_PICKLE.format(
-                    f"it calls {name if isinstance(name, GlobalName) else type(name).__name__}"
-                )
-            )
+        called = name if isinstance(name, GlobalName) else GlobalName(type(name).__name__)
+        if called.call is None:
+            raise UnsafePickle(CODE_IN_PICKLE.format(f"it calls {called}"))
         self._spend(arguments)
-        self.append(name.call(*arguments))
+        self.append(called.call(*arguments))
 
     def load_build(self) -> None:
         state, pending = self.stack.pop(), self.stack.pop()
-        if not isinstance(pending, UnfinishedArray):
-            raise UnsafePickle(
-                CODE_IN_PICKLE.format(f"it sets the state of a {type(pending).__name__}")
-            )
+        _require(
+            isinstance(pending, UnfinishedArray),
+            CODE_IN_PICKLE.format(f"it sets the state of a {type(pending).__name__}"),
+        )
         self._spend(state)
         self.append(pending.build(state))
         # The memo still has the unfinished array, and later instructions may refer to it.
@@ -371,15 +375,12 @@ class _PlainUnpickler(pickle._Unpickler):
 
     def _spend(self, arguments: tuple[Any, ...]) -> None:
         """Subtract the items that a call may copy from the budget."""
-        if type(arguments) is not tuple or any(
-            isinstance(argument, np.ndarray) for argument in arguments
-        ):
-            raise TypeError("no arguments")
+        _require_format(type(arguments) is tuple)
+        _require_format(not any(isinstance(argument, np.ndarray) for argument in arguments))
         self.copy_budget -= sum(
             len(argument) for argument in arguments if isinstance(argument, Sized)
         )
-        if self.copy_budget < 0:
-            raise UnsafePickle("copies the same values too often")
+        _require(self.copy_budget >= 0, "copies the same values too often")
 
     def load_dict(self) -> None:
         items = self.pop_mark()
@@ -394,8 +395,7 @@ class _PlainUnpickler(pickle._Unpickler):
         self._set_items(self.pop_mark())
 
     def _set_items(self, items: list[Any]) -> None:
-        if type(self.stack[-1]) is not dict:
-            raise TypeError("no dict")
+        _require_format(type(self.stack[-1]) is dict)
         for key, value in zip(items[::2], items[1::2], strict=True):
             self.stack[-1][check_key(key)] = value
 
@@ -405,8 +405,7 @@ class _PlainUnpickler(pickle._Unpickler):
 
     def load_additems(self) -> None:
         items = self.pop_mark()
-        if type(self.stack[-1]) is not set:
-            raise TypeError("no set")
+        _require_format(type(self.stack[-1]) is set)
         self.stack[-1].update(map(check_key, items))
 
     # The opcodes of protocols 0 to 5, which will never be more. These methods and refusals replace
@@ -440,11 +439,13 @@ class _PlainUnpickler(pickle._Unpickler):
                     pickle.EXT4,
                 ),
             ),
-            _refuse(CODE_IN_PICKLE.format("it makes objects of a class")),
+            lambda _: _require(False, CODE_IN_PICKLE.format("it makes objects of a class")),
         ),
         **dict.fromkeys(
             map(ord, (pickle.PERSID, pickle.BINPERSID, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER)),
-            _refuse("refers to values outside the pickle, which are not available"),
+            lambda _: _require(
+                False, "refers to values outside the pickle, which are not available"
+            ),
         ),
     }
 
@@ -469,8 +470,17 @@ def check_torch_pickles(path: Path) -> None:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as file:
                 for member in file.infolist():
-                    _check_member(member)
+                    _require(
+                        member.compress_type == zipfile.ZIP_STORED,
+                        "is compressed, as torch.save never does",
+                    )
                     if member.filename.endswith("data.pkl"):
+                        # Before the member is read into memory.
+                        _require(
+                            member.file_size <= _MAX_CHECKPOINT_PICKLE,
+                            f"has a pickle of {member.file_size:,} bytes, more than the "
+                            f"{_MAX_CHECKPOINT_PICKLE:,} allowed",
+                        )
                         _check_pickles(file.read(member), 1)
         else:
             with storage.open_file(path) as file:
@@ -480,16 +490,6 @@ def check_torch_pickles(path: Path) -> None:
             f"{path}: expected a checkpoint of tensors and plain values, got one that {reason}. "
             "Save the weights alone."
         ) from None
-
-
-def _check_member(member: zipfile.ZipInfo) -> None:
-    if member.compress_type != zipfile.ZIP_STORED:
-        raise UnsafePickle("is compressed, as torch.save never does")
-    if member.filename.endswith("data.pkl") and member.file_size > _MAX_CHECKPOINT_PICKLE:
-        raise UnsafePickle(
-            f"has a pickle of {member.file_size:,} bytes, more than the {_MAX_CHECKPOINT_PICKLE:,} "
-            "allowed"
-        )
 
 
 def _check_pickles(content: bytes, number: int) -> None:

@@ -1,1 +1,0 @@
-"""Conversion of published video features to stores and lists."""
