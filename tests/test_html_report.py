@@ -15,23 +15,21 @@ from jinja2 import UndefinedError
 from PIL import Image
 
 from visavis.data.synthetic import sample_scene
-from visavis.research.demonstration.scene_search import (
+from visavis.research.demo_run import (
     RetrievedScene,
     SceneSearchResult,
     plot_retrievals,
 )
 from visavis.research.experiments.results_table import ColumnGroup
 from visavis.research.reports.html_report import (
-    ThemedImage,
-    data_uri,
-    render_report,
-    template_environment,
-)
-from visavis.research.reports.plotting import (
     DARK_THEME,
     LIGHT_THEME,
+    ThemedImage,
     TrainingCurve,
+    data_uri,
     plot_training_curves,
+    render_report,
+    template_environment,
 )
 
 HOSTILE_TEXT = "<script>alert('x')</script> & \"quotes\""

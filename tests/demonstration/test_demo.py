@@ -13,8 +13,8 @@ from tests.processes import fork_workers
 import visavis
 from visavis.core.errors import RefusedOverwrite
 from visavis.core.progress import NoProgress
-from visavis.research.demonstration import demo_run
-from visavis.research.demonstration.demo_run import (
+from visavis.research import demo_run
+from visavis.research.demo_run import (
     LEARNING_RATES,
     TUNING_SCENE_SEED,
     DemoSettings,

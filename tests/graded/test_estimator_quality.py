@@ -17,11 +17,6 @@ from visavis.core.errors import DataError, RefusedOverwrite, SpecError, VisavisE
 from visavis.core.spec import parse
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation.graded import FunctionRelevance
-from visavis.evaluation.graded.caption_ratings import (
-    RatedCaptionPairs,
-    read_crisscrossed_captions,
-    read_stsb,
-)
 from visavis.evaluation.graded.estimator_quality import (
     measure_speed,
     random_pairs,
@@ -35,6 +30,11 @@ from visavis.evaluation.graded.fine_tuning import (
     _Output,
     _parameter_groups,
     rating_pearson,
+)
+from visavis.evaluation.graded.human_agreement import (
+    RatedCaptionPairs,
+    read_crisscrossed_captions,
+    read_stsb,
 )
 from visavis.models.encoders.frozen_encoders import open_text_encoder
 from visavis.models.encoders.sentence_encoders import open_text_pair_encoder

@@ -18,7 +18,7 @@ from visavis.evaluation.graded import (
     MatrixRelevance,
     SentenceModel,
 )
-from visavis.evaluation.graded.estimators.word_vectors import read_word_vectors
+from visavis.evaluation.graded.caption_estimators import read_word_vectors
 from visavis.models.encoders.sentence_encoders import TextPairEncoder, open_text_pair_encoder
 
 WORDS = ["a", "dog", "runs", "cat", "sleeps", "on", "the", "beach", "two"]

@@ -17,7 +17,7 @@ from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
 from visavis.evaluation.feedback.records import latest_judgments, read_feedback
 from visavis.evaluation.feedback.training_pairs import FeedbackPairs
-from visavis.evaluation.metrics.recall import random_recall
+from visavis.evaluation.metrics.ranking import random_recall
 
 KS = (1, 5, 10)
 """Cutoffs of recall."""

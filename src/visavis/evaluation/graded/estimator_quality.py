@@ -26,17 +26,17 @@ from visavis.core.errors import DataError, SpecError
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
-from visavis.evaluation.graded.caption_ratings import (
-    RatedCaptionPairs,
-    read_crisscrossed_captions,
-    read_stsb,
-)
-from visavis.evaluation.graded.estimators.base import (
+from visavis.evaluation.graded.base import (
     CaptionAggregation,
     ImageRelevance,
     RelevanceEstimator,
 )
-from visavis.evaluation.graded.estimators.catalog import named_estimator
+from visavis.evaluation.graded.catalog import named_estimator
+from visavis.evaluation.graded.human_agreement import (
+    RatedCaptionPairs,
+    read_crisscrossed_captions,
+    read_stsb,
+)
 
 DEFAULT_ESTIMATORS = (
     "CBoW()",

@@ -20,7 +20,7 @@ from visavis.core.errors import SpecError
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
 from visavis.core.spec import MAX_SEED, validate_int
-from visavis.evaluation.graded.caption_ratings import MAX_RATING, RatedCaptionPairs, read_stsb
+from visavis.evaluation.graded.human_agreement import MAX_RATING, RatedCaptionPairs, read_stsb
 from visavis.models.encoders.frozen_encoders import TextEncoder, open_text_encoder
 from visavis.models.encoders.pretrained_files import model_folder, quiet_transformers
 from visavis.models.encoders.sentence_encoders import (

@@ -23,8 +23,8 @@ from visavis.core.errors import SpecError, format_value
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.spec import validate_int
 from visavis.data.dataset import Dataset
-from visavis.evaluation.graded.estimators.base import RelevanceEstimator
-from visavis.evaluation.graded.estimators.catalog import parse_estimator
+from visavis.evaluation.graded.base import RelevanceEstimator
+from visavis.evaluation.graded.catalog import parse_estimator
 from visavis.evaluation.metrics import GRADED, Metric
 from visavis.evaluation.metrics.graded_metrics import INVALID_GAINS
 from visavis.evaluation.metrics.ranking import raise_on_invalid_row

@@ -19,9 +19,12 @@ from visavis.evaluation.metrics.ranking import (
     check_positive_ranks,
     map_at_k,
     map_at_k_hits,
+    mean_rank,
+    median_rank,
     r_precision,
+    recall_at,
+    recall_at_mean_ties,
 )
-from visavis.evaluation.metrics.recall import mean_rank, median_rank, recall_at, recall_at_mean_ties
 
 DIRECTION_ROLES = {
     "i2t": {"query": "image", "candidate": "text"},

@@ -1,5 +1,5 @@
-"""Shared by the parts of an audit: the issues that they report, and a disk cache of results, so
-that an interrupted audit resumes.
+"""Shared by the parts of an audit: issues, a disk cache of results, so that an interrupted audit
+resumes, unit vectors of images and captions, and training on a part of a data set.
 """
 
 from __future__ import annotations
@@ -7,18 +7,39 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
+from PIL.Image import Image as PILImage
 from torch import Tensor
 
 from visavis.core import storage
-from visavis.core.errors import DataError
+from visavis.core.encoded import Encoded, unit_rows
+from visavis.core.errors import DataError, VisavisError
+from visavis.core.process_group import ONE_PROCESS
 from visavis.core.progress import Progress
+from visavis.data.dataset import Dataset
+from visavis.data.item_sources import ItemSource, StoredFeatures
+from visavis.data.loader import Batch, Loader, derive_seed
+from visavis.data.vocabulary import tokenize
+from visavis.models import Matcher
+from visavis.models.device import choose_device
+from visavis.models.encoders.preprocessing import blank_image
+from visavis.models.inference import consecutive_batches
+from visavis.training.encoder_blocks import prepare_encoders
+from visavis.training.optimizer import loss_warmup_factor, lr_factor
+from visavis.training.recipes.data_module import DataModule, build_matcher
+from visavis.training.recipes.recipe import Recipe
+from visavis.training.recipes.start_model import start_scale_and_bias
+from visavis.training.supervision import Supervision
+from visavis.training.train_step import TrainStep, training_context
 
 Result = TypeVar("Result")
 
@@ -129,3 +150,251 @@ def cached_value(path: Path, shape: Any, compute: Callable[[], Any]) -> Any:
         return value
     storage.write_checksummed_json(file, compute())
     return storage.read_checksummed_json(file, shape)
+
+
+ITEMS_PER_BATCH, IMAGES_PER_BATCH, PROJECTION_DIM = 256, 16, 512
+
+
+@dataclass(frozen=True)
+class ImageVectors:
+    """Vectors of the images of a data set.
+
+    Attributes:
+        features: Unit vectors, shape ``[N, D]``.
+        encode: Encodes other images in the same way. None if the encoder itself is not available.
+    """
+
+    features: Tensor
+    encode: Callable[[Sequence[PILImage]], Tensor] | None
+
+
+def image_vectors(data_module: DataModule, data: Dataset) -> ImageVectors | None:
+    """Return the centered, normalized image features of a recipe.
+
+    Args:
+        data_module: The recipe with its features.
+        data: The data set.
+
+    Returns:
+        The vectors. None for a recipe that reads pixels or experts.
+    """
+    source = data_module.sources(data)[0]
+    if not isinstance(source, StoredFeatures) or not isinstance(
+        source.read(np.arange(1)).vectors, Tensor
+    ):
+        return None
+    rows = _read_pooled(source, len(data.images))
+    mean, granularity = rows.mean(0), data_module.recipe.visual.granularity
+
+    def encode(images: Sequence[PILImage]) -> Tensor:
+        batches = (
+            images[start : start + IMAGES_PER_BATCH]
+            for start in range(0, len(images), IMAGES_PER_BATCH)
+        )
+        return unit_rows(
+            torch.cat(
+                [
+                    _pool(data_module.processor.process_images(batch, granularity))
+                    for batch in batches
+                ]
+            )
+            - mean
+        )
+
+    return ImageVectors(
+        unit_rows(rows - mean), encode if _has_encoder(data_module, len(mean)) else None
+    )
+
+
+def caption_vectors(data_module: DataModule, data: Dataset) -> tuple[Tensor, str]:
+    """Return unit vectors of all captions, from the recipe's sentence encoder or else from tf-idf.
+
+    Args:
+        data_module: The recipe with its features.
+        data: The data set.
+
+    Returns:
+        The vectors ``[C, D]``, and the name of their encoder or "words".
+    """
+    if data_module.text is not None and data_module.recipe.text.granularity == "pooled":
+        rows = _read_pooled(data_module.sources(data)[1], len(data.captions))
+        return unit_rows(
+            rows - rows.mean(0)
+        ), data_module.recipe.text.encoder or data_module.recipe.text.features
+    return tfidf_vectors(data.captions), "words"
+
+
+def tfidf_vectors(captions: Sequence[str]) -> Tensor:
+    """Return tf-idf vectors of captions, randomly projected to 512 dimensions. This keeps cosines
+    to about 0.04.
+
+    Args:
+        captions: The captions.
+
+    Returns:
+        Unit vectors, shape ``[C, 512]``.
+    """
+    words_of = [tokenize(caption) for caption in captions]
+    document_counts = Counter(word for words in words_of for word in set(words))
+    projection, random = dict[str, np.ndarray](), np.random.default_rng(0)
+    for word, count in sorted(document_counts.items()):
+        projection[word] = (
+            np.log(len(captions) / count)
+            * random.standard_normal(PROJECTION_DIM).astype(np.float32)
+            / PROJECTION_DIM**0.5
+        )
+    rows = [
+        np.sum(
+            [projection[word] for word in words] or [np.zeros(PROJECTION_DIM, np.float32)], axis=0
+        )
+        for words in words_of
+    ]
+    return unit_rows(torch.from_numpy(np.stack(rows)))
+
+
+def _read_pooled(source: ItemSource, count: int) -> Tensor:
+    return torch.cat(
+        [_pool(source.read(batch)) for batch in consecutive_batches(count, ITEMS_PER_BATCH)]
+    )
+
+
+def _pool(items: Encoded) -> Tensor:
+    """Return one vector per item: itself, or the mean of its regions, frames or words."""
+    vectors, mask = items.vectors, items.mask
+    assert isinstance(vectors, Tensor)
+    if vectors.dim() == 2:
+        return vectors
+    if mask is None:
+        return vectors.mean(1)
+    assert isinstance(mask, Tensor)
+    return (vectors * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+
+
+def _has_encoder(data_module: DataModule, embedding_dim: int) -> bool:
+    """Return whether the image encoder is available and has the dimension of the stored features."""
+    settings = data_module.recipe.visual
+    if not settings.encoder or settings.granularity == "frames":
+        return False
+    try:
+        return (
+            _pool(
+                data_module.processor.process_images([blank_image()], settings.granularity)
+            ).shape[1]
+            == embedding_dim
+        )
+    except VisavisError:
+        return False
+
+
+MAX_STEPS = 400
+"""Steps of a model. More do not improve the list of mislabeled pairs, fewer distort the learning
+curve (``studies/audit_steps.py``).
+"""
+
+
+def fit_model(
+    data_module: DataModule,
+    train: Dataset,
+    held_out: Dataset,
+    seed: int,
+    on_step: Callable[[Matcher, int, int], None],
+    epoch_factor: float = 1.0,
+) -> Matcher:
+    """Train a model on a part of a data set, with one thread unless the recipe sets
+    ``training.threads``.
+
+    Args:
+        data_module: The recipe with its features.
+        train: Data to train on.
+        held_out: Data for supervisions that validate.
+        seed: Seed of initial weights, batches and dropout.
+        on_step: Called with the model, and the number of finished steps and of all steps.
+        epoch_factor: Factor on the recipe's number of epochs.
+
+    Returns:
+        The model after the last step of all phases, in evaluation mode.
+    """
+    recipe = data_module.recipe.model_copy(update={"seed": seed})
+    torch.set_num_threads(recipe.training.threads or 1)
+    data_module = replace(data_module, recipe=recipe)
+    device = choose_device(recipe.training.device, "training.device")
+    matcher = build_matcher(data_module, seed).to(device)
+    prepare_encoders(matcher, recipe.training, ONE_PROCESS)
+    loader, validation = (
+        data_module.loader(_as_training_split(part)) for part in (train, held_out)
+    )
+    epochs, steps = (
+        [max(1, round(phase.epochs * epoch_factor)) for phase in recipe.phases],
+        loader.num_batches,
+    )
+    done = 0
+    for number, phase in enumerate(recipe.phases):
+        start_scale_and_bias(matcher, phase, recipe.phases[number - 1] if number else None)
+        train_step = TrainStep(matcher, phase, recipe)
+        supervisor = copy(phase.supervision)
+        supervisor.begin_phase(
+            training_context(recipe, phase, matcher, train_step.optimizer, loader, validation), {}
+        )
+        for step, batch in enumerate(
+            _batches(loader, supervisor, 1 + sum(epochs[:number]), epochs[number])
+        ):
+            # Each step has its own seed, so that dropout does not depend on how often the model was
+            # evaluated.
+            torch.manual_seed(derive_seed(seed, done))
+            on_device = batch.to(device)
+            value = train_step.backward(
+                on_device,
+                supervisor.targets,
+                loss_warmup_factor(phase.loss_warmup_epochs, step, steps),
+            )
+            train_step.step(lr_factor(phase.schedule, step, steps, epochs[number]))
+            supervisor.observe(on_device, value)
+            done += 1
+            on_step(matcher, done, steps * sum(epochs))
+    return matcher.eval()
+
+
+def count_steps(recipe: Recipe, train: Dataset, epoch_factor: float = 1.0) -> int:
+    """Count the steps of `fit_model`.
+
+    Args:
+        recipe: The recipe.
+        train: Data to train on.
+        epoch_factor: Factor on the recipe's number of epochs.
+
+    Returns:
+        The number of steps. A last, smaller batch of an epoch is counted, even if it is left out.
+    """
+    items = train.captions if recipe.training.captions_per_image is None else train.images
+    return -(-len(items) // recipe.training.batch_size) * sum(
+        max(1, round(phase.epochs * epoch_factor)) for phase in recipe.phases
+    )
+
+
+def max_epoch_factor(recipe: Recipe, train: Dataset) -> float:
+    """Compute the factor on the recipe's number of epochs with which `fit_model` takes `MAX_STEPS`
+    steps.
+
+    Each phase has at least one epoch, also if that takes more steps.
+
+    Args:
+        recipe: The recipe.
+        train: Data to train on.
+
+    Returns:
+        The factor, above 1 for a recipe of fewer steps.
+    """
+    return MAX_STEPS / count_steps(recipe, train)
+
+
+def _as_training_split(data: Dataset) -> Dataset:
+    """Move all images to the training split."""
+    return replace(data, images=tuple(replace(image, split="train") for image in data.images))
+
+
+def _batches(
+    loader: Loader, supervisor: Supervision, first_epoch: int, epochs: int
+) -> Iterator[Batch]:
+    for epoch in range(first_epoch, first_epoch + epochs):
+        supervisor.begin_epoch(epoch)
+        yield from loader.epoch(epoch)

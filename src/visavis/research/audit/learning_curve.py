@@ -24,8 +24,15 @@ import numpy as np
 from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
 from visavis.models import Matcher
-from visavis.research.audit.audit_part import CachedModel, Issue, cache_path, cached_value
-from visavis.research.audit.model_fit import count_steps, fit_model, max_epoch_factor
+from visavis.research.audit.audit_part import (
+    CachedModel,
+    Issue,
+    cache_path,
+    cached_value,
+    count_steps,
+    fit_model,
+    max_epoch_factor,
+)
 from visavis.training.recipes.data_module import DataModule
 
 EXPONENTS = np.concatenate([[0.0], np.geomspace(0.05, 2.0, 200)])

@@ -24,17 +24,25 @@ from visavis.losses.targets import Targets
 from visavis.models import Matcher
 from visavis.models.base import evaluation_mode
 from visavis.models.inference import score_all_pairs
-from visavis.research.audit.audit_part import CachedModel, Issue, cache_path, cached_tensors
+from visavis.research.audit.audit_part import (
+    CachedModel,
+    Issue,
+    cache_path,
+    cached_tensors,
+    count_steps,
+    fit_model,
+    max_epoch_factor,
+)
 from visavis.research.audit.caption_audit import (
+    NoiseEstimate,
+    mismatch_log_odds,
     sample_other_images,
     sibling_agreement,
     sibling_mean,
 )
-from visavis.research.audit.model_fit import count_steps, fit_model, max_epoch_factor
-from visavis.research.audit.noise_estimate import NoiseEstimate, mismatch_log_odds
 from visavis.research.diagnostics import pair_weights
+from visavis.research.diagnostics.contributing_samples import BYTES_PER_PAIR
 from visavis.research.diagnostics.contribution_analysis import at_learned_scale
-from visavis.research.diagnostics.pair_gradients import BYTES_PER_PAIR
 from visavis.training.recipes.data_module import DataModule
 
 # Images that are ranked against one another. A limit makes ranks of small and large data sets

@@ -23,10 +23,16 @@ from visavis.data.dataset_reader import resolve_path
 from visavis.data.features.store import FeatureStore
 from visavis.data.parallel import cpu_cores
 from visavis.models.encoders import cnn_backbones
-from visavis.research.audit.audit_part import CachedModel, Issue, cache_path, cached_value
+from visavis.research.audit.audit_part import (
+    CachedModel,
+    Issue,
+    cache_path,
+    cached_value,
+    caption_vectors,
+    image_vectors,
+)
 from visavis.research.audit.caption_audit import CaptionAudit, audit_captions
 from visavis.research.audit.duplicates import Duplicates, find_duplicates, read_thumbnails
-from visavis.research.audit.embeddings import caption_vectors, image_vectors
 from visavis.research.audit.learning_curve import (
     LearningCurve,
     curve_models,

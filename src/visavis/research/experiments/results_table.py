@@ -19,7 +19,7 @@ from visavis.evaluation import Evaluation
 from visavis.evaluation.bootstrap import BOOTSTRAP_METRICS, BootstrapSamples
 from visavis.evaluation.feedback.evaluate_feedback import FeedbackTest
 from visavis.evaluation.metrics.catalog import RECALLS, RSUM
-from visavis.evaluation.metrics.recall import random_recall
+from visavis.evaluation.metrics.ranking import random_recall
 from visavis.evaluation.statistics import Interval, PairedTest, t_interval
 
 

@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING
 from visavis.core import storage
 from visavis.core.encoded import DIRECTIONS, Direction
 from visavis.data.dataset import Dataset
-from visavis.evaluation.graded.list_statistics import (
+from visavis.evaluation.graded.ranked_lists import (
     DIRECTION_ORDER,
     ClusteredMean,
-    ListStatistics,
-    Ranker,
-)
-from visavis.evaluation.graded.ranked_lists import (
     ListItem,
+    ListStatistics,
     QueryLists,
     RankedListComparison,
+    Ranker,
     TopList,
 )
-from visavis.research.reports.html_report import ThemedImage, Thumbnails, render_report
-from visavis.research.reports.plotting import (
+from visavis.research.reports.html_report import (
     LIGHT_THEME,
     PlotTheme,
+    ThemedImage,
+    Thumbnails,
     figure_to_png,
     legend_style,
     new_figure,
     quote_shortened,
+    render_report,
     style_axes,
 )
 
