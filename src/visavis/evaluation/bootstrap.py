@@ -212,15 +212,20 @@ def bootstrap_images(
         np.searchsorted(image_ids, ids) for ids in (first.image_ids, first.text_ids)
     )
 
-    def count_hits(ranks: QueryRanks) -> list[np.ndarray]:
-        queries = ((unit_of_image, ranks.image_ranks), (unit_of_text, ranks.text_ranks))
-        return [
-            np.bincount(unit_of_query, query_ranks <= k, minlength=num_images)
-            for unit_of_query, query_ranks in queries
-            for k in KS
+    # [runs, 6, N]
+    hits = np.array(
+        [
+            [
+                np.bincount(unit_of_query, query_ranks <= k, minlength=num_images)
+                for unit_of_query, query_ranks in (
+                    (unit_of_image, ranks.image_ranks),
+                    (unit_of_text, ranks.text_ranks),
+                )
+                for k in KS
+            ]
+            for ranks in runs.values()
         ]
-
-    hits = np.stack([count_hits(ranks) for ranks in runs.values()])  # [runs, 6, N]
+    )
     num_queries = [
         np.bincount(unit_of_query, minlength=num_images)
         for unit_of_query in (unit_of_image, unit_of_text)

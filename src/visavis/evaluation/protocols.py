@@ -85,11 +85,9 @@ class Protocol:
                 ascending, image_ids, right=True
             ) - torch.searchsorted(ascending, image_ids)
             for image in (num_captions != self.captions_per_image).nonzero()[:1, 0].tolist():
-                expected = (
-                    f"protocol {self.name}: expected {self.captions_per_image} captions per image"
-                )
                 raise SpecError(
-                    f"{expected}, got {int(num_captions[image])} for image {image}. {fix}."
+                    f"protocol {self.name}: expected {self.captions_per_image} captions per image, "
+                    f"got {int(num_captions[image])} for image {image}. {fix}."
                 )
 
     def split_folds(self, image_ids: Ids, text_ids: Ids) -> list[tuple[Tensor, Tensor]]:

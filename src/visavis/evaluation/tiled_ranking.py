@@ -143,12 +143,9 @@ def rank_by_tiles(
         score, visual, text, caller_bytes_per_pair=COUNTING_BYTES_PER_PAIR, memory=memory
     )
     # Free memory differs between processes, but they must cut the same tiles.
-    num_rows, num_columns = group.all_gather_stack(torch.tensor(max_tile)).amin(0).tolist()
-    max_tile = num_rows, num_columns
-    images, texts = (
-        _split_side(visual, image_ids, max_tile[0]),
-        _split_side(text, text_ids, max_tile[1]),
-    )
+    max_rows, max_columns = group.all_gather_stack(torch.tensor(max_tile)).amin(0).tolist()
+    images = _split_side(visual, image_ids, max_rows)
+    texts = _split_side(text, text_ids, max_columns)
     tiles = _ScoreTiles(images, texts, score, targets)
     positive_scores = torch.cat(
         [tile.positive_scores for tile in tiles.score(only_with_positives=True)]
@@ -160,25 +157,12 @@ def rank_by_tiles(
         pad_by_query(positive_scores, tiles.pair_text, len(text_ids)), texts, images, ties
     )
     for tile in tiles.score(group):
-        values = tile.positive_scores
-        image_counter.add(
-            tile.scores,
-            tile.row_tile,
-            tile.column_tile,
-            tiles.pair_image[tile.pairs],
-            tile.pair_columns,
-            values,
-        )
-        text_counter.add(
-            tile.scores.T,
-            tile.column_tile,
-            tile.row_tile,
-            tiles.pair_text[tile.pairs],
-            tile.pair_rows,
-            values,
-        )
-    for counter in (image_counter, text_counter):
-        counter.merge(group)
+        pair_scores, rows, columns = tile.positive_scores, tile.row_tile, tile.column_tile
+        pair_image, pair_text = tiles.pair_image[tile.pairs], tiles.pair_text[tile.pairs]
+        image_counter.add(tile.scores, rows, columns, pair_image, tile.pair_columns, pair_scores)
+        text_counter.add(tile.scores.T, columns, rows, pair_text, tile.pair_rows, pair_scores)
+    image_counter.merge(group)
+    text_counter.merge(group)
     return image_counter.result(torch.bincount(tiles.pair_image)), text_counter.result(
         torch.bincount(tiles.pair_text)
     )
@@ -309,7 +293,15 @@ class _RankCounter:
         """Count a block of scores (queries x candidates), and subtract its positive pairs (queries,
         and columns of candidates).
         """
-        self._update_top_candidates(block, query_tile, candidate_tile)
+        distinct = slice(*self.queries.cuts[query_tile : query_tile + 2])
+        highest, column = (part.cpu() for part in block.max(1))
+        is_higher = highest > self.highest[distinct]
+        self.highest[distinct] = torch.where(is_higher, highest, self.highest[distinct])
+        self.top_candidates[distinct] = torch.where(
+            is_higher,
+            column + self.candidates.cuts[candidate_tile],
+            self.top_candidates[distinct],
+        )
         queries = self.order[self.cuts[query_tile] : self.cuts[query_tile + 1]]
         copies = self.candidates.copies[
             self.candidates.cuts[candidate_tile] : self.candidates.cuts[candidate_tile + 1]
@@ -348,16 +340,6 @@ class _RankCounter:
                 pair_score[:, None], self.positive_scores[pair_query]
             ).double() / len(self.comparisons)
             self.num_before.index_add_(0, pair_query, positives, alpha=-1)
-
-    def _update_top_candidates(self, block: Tensor, query_tile: int, candidate_tile: int) -> None:
-        distinct = slice(*self.queries.cuts[query_tile : query_tile + 2])
-        highest, column = (part.cpu() for part in block.max(1))
-        is_higher = highest > self.highest[distinct]
-        self.highest[distinct] = torch.where(is_higher, highest, self.highest[distinct])
-        candidate = column + self.candidates.cuts[candidate_tile]
-        self.top_candidates[distinct] = torch.where(
-            is_higher, candidate, self.top_candidates[distinct]
-        )
 
     def merge(self, group: ProcessGroup) -> None:
         """Add the counts of the tiles of all processes."""
@@ -429,22 +411,17 @@ class _ScoreTiles:
                 # Without a NaN in the sum there is none among the scores, so that they need not be
                 # inspected one by one.
                 if not only_with_positives and block.sum().isnan():
-                    _raise_on_nan(
-                        block,
-                        images.items[images.cuts[row_tile] :],
-                        texts.items[texts.cuts[column_tile] :],
-                    )
+                    # A sum of infinite scores can be NaN, too.
+                    for row, column in block.isnan().nonzero()[:1].tolist():
+                        image = int(images.items[images.cuts[row_tile] + row])
+                        item = int(texts.items[texts.cuts[column_tile] + column])
+                        raise DataError(
+                            f"score of image {image} and text {item}: expected a number, got NaN. "
+                            "Check the model and its features."
+                        )
                 rows = images.index[self.pair_image[pairs]] - images.cuts[row_tile]
                 columns = texts.index[self.pair_text[pairs]] - texts.cuts[column_tile]
                 yield _ScoredTile(block, row_tile, column_tile, pairs, rows, columns)
-
-
-def _raise_on_nan(block: Tensor, images: Tensor, texts: Tensor) -> None:
-    for row, column in block.isnan().nonzero()[:1].tolist():
-        raise DataError(
-            f"score of image {int(images[row])} and text {int(texts[column])}: expected a number, "
-            "got NaN. Check the model and its features."
-        )
 
 
 def _split_side(encoded: Encoded, ids: Tensor, max_items: int) -> _Side:

@@ -32,6 +32,7 @@ from visavis.core.encoded import Direction, Encoded
 from visavis.core.errors import RefusedOverwrite
 from visavis.core.memory_budget import MemoryLimit
 from visavis.data.dataset import Dataset
+from visavis.evaluation.metrics.catalog import DIRECTION_ROLES
 from visavis.evaluation.protocols import Protocol, read_listed_positives
 from visavis.evaluation.tiled_ranking import iter_score_rows, stack_rows
 from visavis.losses.scoring import select_items
@@ -159,13 +160,13 @@ def trec_rankings(
         captions[captions_of_image] = [
             f"{image.name}#{number}" for number in range(len(captions_of_image))
         ]
-    image_names, caption_names = (
-        escape_names([image.name for image in data.images]),
-        escape_names(captions.tolist()),
-    )
-    names = {"i2t": (image_names, caption_names), "t2i": (caption_names, image_names)}
+    names = {
+        "image": escape_names([image.name for image in data.images]),
+        "text": escape_names(captions.tolist()),
+    }
     rankings: dict[Direction, TrecRankings] = {}
     for direction, parts in _ranked_parts(data, protocol).items():
+        roles = DIRECTION_ROLES[direction]
         orders, values, relevant, ranked = [], [], [], list[int]()
         for queries, candidates, targets in parts:
             rows, columns = (queries, candidates) if direction == "i2t" else (candidates, queries)
@@ -192,8 +193,8 @@ def trec_rankings(
             stack_rows(orders, -1).numpy(),
             stack_rows(values, -torch.inf).numpy(),
             torch.cat(relevant).numpy(),
-            tuple(names[direction][0][query] for query in ranked),
-            names[direction][1],
+            tuple(names[roles["query"]][query] for query in ranked),
+            names[roles["candidate"]],
         )
     return rankings
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -101,10 +101,13 @@ class FeedbackPairs:
             elif not judgment.relevant and (query, image) in captions:
                 skipped["that contradict captions of the data set"] += 1
             else:
-                earlier = by_pair.get((query, image))
-                if earlier is not None:
+                if earlier := by_pair.get((query, image)):
                     skipped["replaced by later judgments of the same image"] += 1
-                by_pair[query, image] = judgment if earlier is None else _later(earlier, judgment)
+                    # Of judgments at the same time, "not relevant" counts.
+                    judgment = max(
+                        earlier, judgment, key=lambda each: (each.timestamp, not each.relevant)
+                    )
+                by_pair[query, image] = judgment
         queries = tuple(sorted({query for query, _ in by_pair}))
         query_number = {query: number for number, query in enumerate(queries)}
         relevant, not_relevant = (
@@ -191,11 +194,15 @@ class _ImageMatcher:
         clip.
         """
         number = self._by_name.get(judgment.item)
-        if number is not None and self._content_hash(number) in (
-            "",
-            judgment.content_hash or self._content_hash(number),
-        ):
-            return number
+        if number is not None:
+            content_hash = self._content_hash(number)
+            # Without one of the hashes, the name decides.
+            if (
+                not content_hash
+                or not judgment.content_hash
+                or content_hash == judgment.content_hash
+            ):
+                return number
         if _MOMENT.search(judgment.item) or not judgment.content_hash:
             return None
         return self._by_content.get(judgment.content_hash)
@@ -221,11 +228,6 @@ class _ImageMatcher:
                 first.setdefault(content_hash, number)
             self.progress.update("matching judged images", done, len(order), 0.0)
         return first
-
-
-def _later(first: Judgment, second: Judgment) -> Judgment:
-    """The later of two judgments. At the same time, "not relevant" counts."""
-    return max((first, second), key=lambda judgment: (judgment.timestamp, not judgment.relevant))
 
 
 def _sorted_array(pairs: Iterable[tuple[int, int]]) -> np.ndarray:
@@ -381,9 +383,9 @@ class FeedbackSplit:
 
 
 def _grouped(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
-    groups: dict[int, list[int]] = {}
+    groups = defaultdict[int, list[int]](list)
     for key, value in pairs:
-        groups.setdefault(key, []).append(value)
+        groups[key].append(value)
     return groups
 
 

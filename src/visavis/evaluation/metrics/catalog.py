@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -76,36 +76,71 @@ class Metric:
         """
         return f"{direction}_{self.name if k is None else self.name.replace('K', str(k))}"
 
-    def in_results(self) -> list[Metric]:
-        """Return the metric under its keys in results: once, or once for each direction."""
-        return [self] if self.input == "metrics" else [*map(self.for_direction, DIRECTION_ROLES)]
-
-    def for_direction(self, direction: str) -> Metric:
-        """Make the metric of one direction, under its key in results.
+    def at(self, k: int) -> Metric:
+        """Make the metric of one cutoff.
 
         Args:
-            direction: "i2t" or "t2i".
+            k: Cutoff, which replaces the K in all texts.
 
         Returns:
-            The metric.
+            The metric, whose function no longer takes ``k``.
         """
-        return replace(
-            self,
-            name=self.key(direction),
-            definition=self.definition.format(**DIRECTION_ROLES[direction]),
-        )
+        texts = ("name", "label", "definition", "formula")
+        values = {text: getattr(self, text).replace("K", str(k)) for text in texts}
+        return replace(self, **values, function=partial(self.function, k=k))
+
+    def in_results(self) -> list[Metric]:
+        """Return the metric under its keys in results: once, or once for each direction."""
+        if self.input == "metrics":
+            return [self]
+        return [
+            replace(self, name=self.key(direction), definition=self.definition.format(**roles))
+            for direction, roles in DIRECTION_ROLES.items()
+        ]
 
 
-RECALLS = tuple(
+RECALL = Metric(
+    name="rK",
+    label="R@K",
+    definition="percent of {query}s with a correct {candidate} in the top K (success@K)",
+    formula="100 mean[rank <= K]",
+    unit="percent",
+    function=lambda ranks, k: 100 * recall_at(ranks[:, 0], k),
+)
+RECALLS = tuple(RECALL.at(k) for k in (1, 5, 10))
+
+RECALLS_OF_MEAN_TIES = tuple(
     Metric(
-        name=f"r{k}",
-        label=f"R@{k}",
-        definition=f"percent of {{query}}s with a correct {{candidate}} in the top {k} (success@{k})",
-        formula=f"100 mean[rank <= {k}]",
+        name=f"r{k}_mean_ties",
+        label=f"R@{k} by mean ties",
+        definition=f'R@{k} as the code of CE and MMT counts mean ranks of ties (ties="mean"): a hit is {hit}. '
+        f"For integer ranks it equals R@{k}",
+        formula=f"100 mean[rank {condition}]",
         unit="percent",
-        function=lambda ranks, k=k: 100 * recall_at(ranks[:, 0], k),
+        function=lambda ranks, k=k: 100 * recall_at_mean_ties(ranks[:, 0], k),
     )
-    for k in (1, 5, 10)
+    for k, hit, condition in (
+        (1, "only a mean rank of 1", "= 1"),
+        (5, "any mean rank below 6, including 5.5", "< 6"),
+        (10, "any mean rank below 11, including 10.5", "< 11"),
+    )
+)
+
+MEAN_AVERAGE_PRECISION = Metric(
+    name="map_at_K",
+    label="mAP@K",
+    definition="mean average precision in the top K, a fraction",
+    formula="mean(sum_{rank_j <= K} j/rank_j / min(R, K))",
+    unit="fraction",
+    function=map_at_k,
+)
+MEAN_AVERAGE_PRECISION_OF_HITS = Metric(
+    name="map_at_K_hits",
+    label="mAP@K by hits",
+    definition="mAP@K as the COCOS code computes it: divided by the number of positives in the top K, a fraction",
+    formula="mean(sum_{rank_j <= K} j/rank_j / #{rank_j <= K})",
+    unit="fraction",
+    function=map_at_k_hits,
 )
 
 RANKING: tuple[Metric, ...] = (
@@ -118,22 +153,7 @@ RANKING: tuple[Metric, ...] = (
         unit="percent",
         function=lambda ranks: sum(metric.function(ranks) for metric in RECALLS) / len(RECALLS),
     ),
-    *(
-        Metric(
-            name=f"r{k}_mean_ties",
-            label=f"R@{k} by mean ties",
-            definition=f'R@{k} as the code of CE and MMT counts mean ranks of ties (ties="mean"): a hit is {hit}. '
-            f"For integer ranks it equals R@{k}",
-            formula=f"100 mean[rank {condition}]",
-            unit="percent",
-            function=lambda ranks, k=k: 100 * recall_at_mean_ties(ranks[:, 0], k),
-        )
-        for k, hit, condition in (
-            (1, "only a mean rank of 1", "= 1"),
-            (5, "any mean rank below 6, including 5.5", "< 6"),
-            (10, "any mean rank below 11, including 10.5", "< 11"),
-        )
-    ),
+    *RECALLS_OF_MEAN_TIES,
     Metric(
         name="medr",
         label="median rank",
@@ -152,28 +172,8 @@ RANKING: tuple[Metric, ...] = (
         function=lambda ranks: mean_rank(ranks[:, 0]),
         higher_is_better=False,
     ),
-    *(
-        Metric(
-            name=f"map_at_{k}",
-            label=f"mAP@{k}",
-            definition=f"mean average precision in the top {k}, a fraction",
-            formula=f"mean(sum_{{rank_j <= {k}}} j/rank_j / min(R, {k}))",
-            unit="fraction",
-            function=partial(map_at_k, k=k),
-        )
-        for k in (5, 10)
-    ),
-    *(
-        Metric(
-            name=f"map_at_{k}_hits",
-            label=f"mAP@{k} by hits",
-            definition=f"mAP@{k} as the COCOS code computes it: divided by the number of positives in the top {k}, a fraction",
-            formula=f"mean(sum_{{rank_j <= {k}}} j/rank_j / #{{rank_j <= {k}}})",
-            unit="fraction",
-            function=partial(map_at_k_hits, k=k),
-        )
-        for k in (5, 10)
-    ),
+    *(MEAN_AVERAGE_PRECISION.at(k) for k in (5, 10)),
+    *(MEAN_AVERAGE_PRECISION_OF_HITS.at(k) for k in (5, 10)),
     Metric(
         name="r_precision",
         label="R-Precision",
@@ -263,15 +263,17 @@ as its paper.
 """
 COHERENT_SCORE = GRADED["reference"][0]
 
+
+def _by_direction(metrics: Sequence[Metric]) -> list[Metric]:
+    """The metrics under their keys in results: all of one direction, then all of the other."""
+    pairs = zip(*(metric.in_results() for metric in metrics), strict=True)
+    return [metric for of_direction in pairs for metric in of_direction]
+
+
 CATALOG: tuple[Metric, ...] = (
-    *(metric.for_direction(direction) for direction in DIRECTION_ROLES for metric in RANKING),
+    *_by_direction(RANKING),
     *COMBINED,
-    *(
-        metric.for_direction(direction)
-        for metrics in GRADED.values()
-        for direction in DIRECTION_ROLES
-        for metric in metrics
-    ),
+    *(metric for metrics in GRADED.values() for metric in _by_direction(metrics)),
 )
 """All metrics by their keys in results. K stands for a number."""
 
