@@ -5,6 +5,7 @@ read two captions together.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import sqlite3
 import struct
@@ -14,7 +15,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
-from math import log
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -120,7 +120,7 @@ def word_weights(
     """
     if weighting == "idf":
         containing = Counter(chain.from_iterable(dict.fromkeys(text) for text in texts))
-        return {word: log(len(texts) / count) for word, count in containing.items()}
+        return {word: math.log(len(texts) / count) for word, count in containing.items()}
     return dict.fromkeys(chain.from_iterable(texts), 1.0)
 
 
@@ -164,25 +164,38 @@ def read_word_vectors(path: Path, vocabulary: Collection[str]) -> dict[str, np.n
     word_dim = 0
     try:
         with storage.reading_regular_file(path), open(path, encoding="utf-8") as file:
-            for number, line in enumerate(
-                iter(partial(file.readline, MAX_LINE_LENGTH), ""), start=1
-            ):
+            lines = iter(partial(file.readline, MAX_LINE_LENGTH), "")
+            for number, line in enumerate(lines, start=1):
                 word, *values = line.rstrip(" \n").split(" ")
+                # The header of word2vec: numbers of words and dimensions.
                 if number == 1 and len(values) == 1 and word.isdigit() and values[0].isdigit():
                     continue
+                expected = (
+                    f"{word_dim} numbers, as on the first line"
+                    if word_dim
+                    else "a word and its numbers"
+                )
                 word_dim = word_dim or len(values)
                 if len(values) != word_dim or not word_dim:
-                    expected = (
-                        f"{word_dim} numbers, as on the first line"
-                        if word_dim
-                        else "a word and its numbers"
-                    )
                     raise DataError(
                         f"{path}, line {number}: expected {expected}, got {len(values)}. Fix this "
                         "line."
                     )
-                if word in vocabulary:
-                    words[word] = _vector(values, f"{path}, line {number}")
+                if word not in vocabulary:
+                    continue
+                try:
+                    words[word] = np.array(values, np.float32)
+                except ValueError as error:
+                    raise DataError(
+                        f"{path}, line {number}: expected a word and its numbers, separated by "
+                        f"blanks: {error}."
+                    ) from None
+                finite = np.isfinite(words[word])
+                if not finite.all():
+                    raise DataError(
+                        f"{path}, line {number}: expected finite numbers, got "
+                        f"{values[int(finite.argmin())]}."
+                    )
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path}: expected UTF-8, got the byte {error.object[error.start]:#04x}. Save the file "
@@ -191,20 +204,6 @@ def read_word_vectors(path: Path, vocabulary: Collection[str]) -> dict[str, np.n
     if not word_dim:
         raise DataError(f"{path}: expected word vectors, got an empty file.")
     return words
-
-
-def _vector(values: list[str], position: str) -> np.ndarray:
-    try:
-        vector = np.array(values, np.float32)
-    except ValueError as error:
-        raise DataError(
-            f"{position}: expected a word and its numbers, separated by blanks: {error}."
-        ) from None
-    if not np.isfinite(vector).all():
-        raise DataError(
-            f"{position}: expected finite numbers, got {values[int(np.isfinite(vector).argmin())]}."
-        )
-    return vector
 
 
 Pair = tuple[str, str]
@@ -364,17 +363,11 @@ class _CrossEncoderRelevance(CaptionRelevance):
     def _cache(self) -> PairCache:
         """The cache of this model: its name holds a hash of weights, output and precision."""
         model = self.config.model
-        name = (
-            os.path.basename(os.path.realpath(model))
-            if os.path.exists(model)
-            else model.replace("/", "--")
-        )
+        is_folder = os.path.exists(model)
+        name = os.path.basename(os.path.realpath(model)) if is_folder else model.replace("/", "--")
         settings = f"{self.config.output} {self.config.bfloat16} {weights_fingerprint(model)}"
-        return PairCache(
-            storage.cache_folder()
-            / "relevance"
-            / f"{name}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}.sqlite"
-        )
+        digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
+        return PairCache(storage.cache_folder() / "relevance" / f"{name}-{digest}.sqlite")
 
 
 @dataclass(frozen=True)
@@ -410,7 +403,11 @@ class PairCache:
                 rows = database.execute(
                     f"SELECT * FROM checked WHERE pair IN ({', '.join('?' * len(chunk))})", chunk
                 )
-                relevance.update({by_key[key]: _unpack(key, value) for key, value in rows})
+                for key, value in rows:
+                    (number,) = struct.unpack("<d", value[:8]) if len(value) == 12 else (math.nan,)
+                    if _pack(key, number) != value:
+                        raise sqlite3.DatabaseError("checksum mismatch of a relevance value")
+                    relevance[by_key[key]] = number
             return relevance
 
         return self._run(select)
@@ -458,12 +455,3 @@ def _pack(key: bytes, relevance: float) -> bytes:
     """A value as 8 bytes, and the checksum of key and value as 4 bytes."""
     number = struct.pack("<d", relevance)
     return number + struct.pack("<I", zlib.crc32(key + number))
-
-
-def _unpack(key: bytes, value: object) -> float:
-    """The value that was packed. Raises sqlite3.DatabaseError if it is damaged."""
-    if isinstance(value, bytes) and len(value) == 12:
-        relevance = float(struct.unpack("<d", value[:8])[0])
-        if _pack(key, relevance) == value:
-            return relevance
-    raise sqlite3.DatabaseError("checksum mismatch of a relevance value")

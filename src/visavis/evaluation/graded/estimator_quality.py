@@ -130,19 +130,19 @@ def evaluate_estimators(specs: Sequence[str], progress: Progress) -> list[Estima
             captions_per_s, million_pairs_s = measure_speed(
                 estimator, captions[:: max(1, len(captions) // 2000)][:2000]
             )
-        quality = EstimatorQuality(
-            estimator=spec,
-            pearson={name: pearson for name, (pearson, _, _) in correlations.items()},
-            spearman={name: spearman for name, (_, spearman, _) in correlations.items()},
-            mean=float(random.mean()),
-            share_above_threshold=float((random > FIRST_LADDER_THRESHOLD).float().mean()),
-            captions_per_s=captions_per_s,
-            million_pairs_s=million_pairs_s,
-            notes=tuple(
-                f"{name}: {note}" for name, (_, _, notes) in correlations.items() for note in notes
-            ),
+        notes = [f"{name}: {note}" for name, (*_, notes) in correlations.items() for note in notes]
+        qualities.append(
+            EstimatorQuality(
+                estimator=spec,
+                pearson={name: pearson for name, (pearson, _, _) in correlations.items()},
+                spearman={name: spearman for name, (_, spearman, _) in correlations.items()},
+                mean=float(random.mean()),
+                share_above_threshold=float((random > FIRST_LADDER_THRESHOLD).float().mean()),
+                captions_per_s=captions_per_s,
+                million_pairs_s=million_pairs_s,
+                notes=tuple(notes),
+            )
         )
-        qualities.append(quality)
     return qualities
 
 
@@ -167,19 +167,10 @@ def rating_correlations(
         .astype(np.float64)
     )
     if np.ptp(relevance) == 0:
-        return (
-            None,
-            None,
-            (
-                *prepared.notes,
-                f"no correlation, because every pair has relevance {relevance[0]:g}.",
-            ),
-        )
-    pearson, spearman = (
-        pearsonr(relevance, rated.ratings).statistic,
-        spearmanr(relevance, rated.ratings).statistic,
-    )
-    return float(pearson), float(spearman), prepared.notes
+        note = f"no correlation, because every pair has relevance {relevance[0]:g}."
+        return None, None, (*prepared.notes, note)
+    pearson = float(pearsonr(relevance, rated.ratings).statistic)
+    return pearson, float(spearmanr(relevance, rated.ratings).statistic), prepared.notes
 
 
 def random_pairs(number: int, pairs: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -372,11 +363,14 @@ def summarize_relevance(
             f"pairs of {data}."
         )
     quantiles = np.quantile(relevance, [1 - share for share in TAIL_SHARES]).round(3).tolist()
-    usable = [
-        quantiles[:number]
-        for number in range(1, len(TAIL_SHARES) + 1)
-        if all(a > b for a, b in pairwise((*quantiles[:number], 0.0)))
-    ]
+    ladder_specs = []
+    for levels in range(1, len(TAIL_SHARES) + 1):
+        thresholds = tuple(quantiles[:levels])
+        if all(a > b for a, b in pairwise((*thresholds, 0.0))):
+            # Margins and betas continue the values of the paper.
+            margins = (0.2, *[0.01] * levels)
+            betas = (1.0, *(0.25 / 2**level for level in range(levels)))
+            ladder_specs.append(f"Ladder({margins=}, {thresholds=}, {betas=})")
     return RelevanceDistribution(
         spec,
         data,
@@ -384,14 +378,7 @@ def summarize_relevance(
         float(relevance.mean()),
         float((relevance > FIRST_LADDER_THRESHOLD).mean()),
         tuple(quantiles),
-        tuple(map(_ladder_spec, usable)),
+        tuple(ladder_specs),
         tuple(np.histogram(relevance, 100, (0, 1))[0].tolist()),
         notes,
     )
-
-
-def _ladder_spec(thresholds: Sequence[float]) -> str:
-    """The spec of Ladder with these thresholds. Margins and betas continue the values of the paper."""
-    margins = (0.2, *[0.01] * len(thresholds))
-    betas = (1.0, *(0.25 / 2**level for level in range(len(thresholds))))
-    return f"Ladder(margins={margins}, thresholds={tuple(thresholds)}, betas={betas})"

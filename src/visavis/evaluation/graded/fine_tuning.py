@@ -21,10 +21,9 @@ from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
 from visavis.core.spec import MAX_SEED, validate_int
 from visavis.evaluation.graded.human_agreement import MAX_RATING, RatedCaptionPairs, read_stsb
-from visavis.models.encoders.frozen_encoders import TextEncoder, open_text_encoder
+from visavis.models.encoders.frozen_encoders import open_text_encoder
 from visavis.models.encoders.pretrained_files import model_folder, quiet_transformers
 from visavis.models.encoders.sentence_encoders import (
-    TextPairEncoder,
     open_text_pair_encoder,
     read_sentence_transformers_modules,
 )
@@ -138,26 +137,30 @@ def fine_tune(
         if curve[-1] >= max(curve):
             best = copy.deepcopy(encoder.state_dict())
     encoder.load_state_dict(best)
-    name, output = (
-        ("SentenceModel" if kind == "bi" else "CrossEncoder"),
-        (", output='identity'" if kind == "regression" else ""),
-    )
+    name = "SentenceModel" if kind == "bi" else "CrossEncoder"
+    output = ", output='identity'" if kind == "regression" else ""
     result = FineTunedModel(
         out, f"{name}(model={str(out)!r}{output})", tuple(curve), rating_pearson(regression, test)
     )
-    _save(
-        result,
-        encoder,
-        model,
-        {
-            "kind": kind,
-            "model": model,
-            "epochs": epochs,
-            "lr": lr,
-            "batch_size": batch_size,
-            "seed": seed,
-        },
-    )
+    with storage.atomic_folder(out) as part, quiet_transformers():
+        encoder.model.save_pretrained(part)
+        encoder.tokenizer.save_pretrained(part)
+        source = model_folder(model)
+        if kind == "bi" and os.path.exists(source / "modules.json"):
+            # The pooling of a sentence-transformers folder. A plain transformers folder has none.
+            for file in (
+                Path("modules.json"),
+                Path("sentence_bert_config.json"),
+                *(
+                    Path(module.path) / "config.json"
+                    for module in read_sentence_transformers_modules(source)
+                ),
+            ):
+                if file != Path("config.json") and os.path.exists(source / file):
+                    storage.write_bytes(part / file, storage.read_bytes(source / file))
+        settings = {"kind": kind, "model": model, "epochs": epochs, "lr": lr}
+        settings |= {"batch_size": batch_size, "seed": seed}
+        storage.write_json(part / "fit.json", {**settings, "dev": result.dev, "test": result.test})
     return result
 
 
@@ -202,18 +205,13 @@ def _parameter_groups(encoder: nn.Module, kind: EncoderKind) -> list[dict[str, o
     """Parameters with their weight decay. BERT's authors leave out biases and layer normalization,
     which are vectors.
     """
-    groups: list[dict[str, object]] = []
-    for is_vector in (False, True):
-        params = [
-            parameter for parameter in encoder.parameters() if (parameter.dim() < 2) == is_vector
-        ]
-        groups.append(
-            {
-                "params": params,
-                "weight_decay": 0.0 if is_vector and kind == "regression" else WEIGHT_DECAY,
-            }
-        )
-    return groups
+    parameters = list(encoder.parameters())
+    matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
+    vectors = [parameter for parameter in parameters if parameter.dim() < 2]
+    return [
+        {"params": matrices, "weight_decay": WEIGHT_DECAY},
+        {"params": vectors, "weight_decay": 0.0 if kind == "regression" else WEIGHT_DECAY},
+    ]
 
 
 def _rating_batches(
@@ -262,34 +260,3 @@ def rating_pearson(regression: _LinearOutput, pairs: RatedCaptionPairs) -> float
         if predictions.min() == predictions.max()
         else float(pearsonr(predictions.numpy(), pairs.ratings[order]).statistic)
     )
-
-
-def _save(
-    result: FineTunedModel,
-    encoder: TextEncoder | TextPairEncoder,
-    model: str,
-    settings: dict[str, object],
-) -> None:
-    """Write a folder that ``transformers`` reads and, with one embedding per text,
-    ``sentence-transformers``.
-    """
-    with storage.atomic_folder(result.folder) as part, quiet_transformers():
-        encoder.model.save_pretrained(part)  # type: ignore[operator]
-        encoder.tokenizer.save_pretrained(part)
-        if isinstance(encoder, TextEncoder):
-            _copy_pooling(model_folder(model), part)
-        storage.write_json(part / "fit.json", {**settings, "dev": result.dev, "test": result.test})
-
-
-def _copy_pooling(source: Path, folder: Path) -> None:
-    """Copy the pooling configuration of a sentence-transformers folder. A plain transformers folder
-    has none.
-    """
-    if os.path.exists(source / "modules.json"):
-        modules = [
-            Path(module.path) / "config.json"
-            for module in read_sentence_transformers_modules(source)
-        ]
-        for name in (Path("modules.json"), Path("sentence_bert_config.json"), *modules):
-            if name != Path("config.json") and os.path.exists(source / name):
-                storage.write_bytes(folder / name, storage.read_bytes(source / name))

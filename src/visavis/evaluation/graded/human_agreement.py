@@ -37,6 +37,22 @@ MAX_RATING = 5.0
 
 
 @dataclass(frozen=True)
+class _Caption:
+    sentid: int
+    raw: str
+
+
+@dataclass(frozen=True)
+class _CaptionsOfImage:
+    sentences: list[_Caption]
+
+
+@dataclass(frozen=True)
+class _CaptionList:
+    images: list[_CaptionsOfImage]
+
+
+@dataclass(frozen=True)
 class RatedCaptionPairs:
     """Caption pairs with human ratings of their similarity.
 
@@ -98,12 +114,10 @@ def read_crisscrossed_captions(folder: str | Path = "coco_5k_test_text") -> Rate
     Source:
         Parekh et al., Crisscrossed Captions (2021).
     """
-    path, listed = (
-        resolve_path(Path(folder) / "cxc_sts_test.csv"),
-        resolve_path(Path(folder) / "dataset_coco_5k_test.json"),
-    )
+    path = resolve_path(Path(folder) / "cxc_sts_test.csv")
+    listed = resolve_path(Path(folder) / "dataset_coco_5k_test.json")
     rows, ratings = read_ratings(path, "agg_score", ("caption1", "caption2"))
-    images = storage.read_json(listed, _Captions).images
+    images = storage.read_json(listed, _CaptionList).images
     captions = {
         str(sentence.sentid): sentence.raw for image in images for sentence in image.sentences
     }
@@ -121,22 +135,6 @@ def read_crisscrossed_captions(folder: str | Path = "coco_5k_test_text") -> Rate
         [captions[number] for number in second],
         ratings,
     )
-
-
-@dataclass(frozen=True)
-class _Caption:
-    sentid: int
-    raw: str
-
-
-@dataclass(frozen=True)
-class _Image:
-    sentences: list[_Caption]
-
-
-@dataclass(frozen=True)
-class _Captions:
-    images: list[_Image]
 
 
 def read_ratings(
@@ -496,7 +494,14 @@ def measure_agreement(
             includes_own_captions=includes_own_captions,
             pairs=len(ratings),
             images=len(np.unique(images)),
-            annotators=_mean_correlations(annotators),
+            # Means over the annotators. Empty without annotators.
+            annotators={
+                name: RankCorrelation(
+                    float(np.mean([each[name].value for each in annotators])),
+                    np.mean([each[name].resampled for each in annotators], 0),
+                )
+                for name in (annotators[0] if annotators else ())
+            },
             runs=runs,
         )
 
@@ -519,16 +524,6 @@ def relevance_of_pairs(judgments: HumanJudgments, relevance: ImageRelevance) -> 
             torch.tensor([image]), torch.from_numpy(judgments.captions[pairs])
         )[0].numpy()
     return values
-
-
-def _mean_correlations(annotators: list[dict[str, RankCorrelation]]) -> dict[str, RankCorrelation]:
-    """Mean over annotators of each correlation. Empty without annotators."""
-    means = {}
-    for name in annotators[0] if annotators else ():
-        values = [correlations[name].value for correlations in annotators]
-        resampled = [correlations[name].resampled for correlations in annotators]
-        means[name] = RankCorrelation(float(np.mean(values)), np.mean(resampled, 0))
-    return means
 
 
 def rank_correlations(

@@ -289,13 +289,14 @@ def measure_lists(
         )
         progress.update("coherent scores", number, len(rankers), 0.0)
 
-    def measure(direction: Direction) -> list[ListStatistics]:
+    statistics: dict[Direction, list[ListStatistics]] = {}
+    for direction in DIRECTION_ORDER:
         images = np.arange(len(data.images))
         image_of = data.image_of if direction == "t2i" else images
         counts = _count_irrelevant(
             rankers, direction, relevance, data, bands, top, progress, memory
         )
-        return [
+        statistics[direction] = [
             ListStatistics(
                 ClusteredMean.from_values(count, image_of),
                 ClusteredMean.from_values(count - counts[0], image_of),
@@ -308,8 +309,7 @@ def measure_lists(
             )
             for count, coherence in zip(counts, coherences, strict=True)
         ]
-
-    return {direction: measure(direction) for direction in DIRECTION_ORDER}
+    return statistics
 
 
 def _count_irrelevant(
@@ -440,29 +440,28 @@ class QueryLists:
         """
         image = data.images[self.image(data)].name
         names = [image.name for image in data.images] if self.direction == "t2i" else data.captions
-
-        def list_to_json(top_list: TopList) -> dict[str, Any]:
-            return {
-                "run": top_list.run,
-                "irrelevant": top_list.num_irrelevant,
-                "best_positive_rank": top_list.best_positive_rank,
-                "items": [
-                    {
-                        "item": names[item.index],
-                        "relevance": item.relevance,
-                        "irrelevant": item.irrelevant,
-                        "is_positive": item.is_positive,
-                    }
-                    for item in top_list.items
-                ],
-            }
-
         return {
             "direction": self.direction,
             "query": data.captions[self.index] if self.direction == "t2i" else image,
             "own_image": image,
             "irrelevant_bound": self.irrelevant_bound,
-            "lists": [list_to_json(top_list) for top_list in self.lists],
+            "lists": [
+                {
+                    "run": top_list.run,
+                    "irrelevant": top_list.num_irrelevant,
+                    "best_positive_rank": top_list.best_positive_rank,
+                    "items": [
+                        {
+                            "item": names[item.index],
+                            "relevance": item.relevance,
+                            "irrelevant": item.irrelevant,
+                            "is_positive": item.is_positive,
+                        }
+                        for item in top_list.items
+                    ],
+                }
+                for top_list in self.lists
+            ],
         }
 
 
@@ -500,15 +499,15 @@ def query_lists(
         else data.image_of == index
     )
 
-    def top_list(ranker: Ranker) -> TopList:
+    lists = []
+    for ranker in rankers:
         order = ranker.order(direction, query, memory)[0]
-        items = (
+        items = tuple(
             ListItem(i, values[0, i].item(), int(in_bands[i]), bool(positive[i]))
             for i in order[:top].tolist()
         )
-        return TopList(ranker.name, tuple(items), int(positive[order].nonzero()[0]) + 1)
-
-    return QueryLists(direction, index, bound, tuple(map(top_list, rankers)))
+        lists.append(TopList(ranker.name, items, int(positive[order].nonzero()[0]) + 1))
+    return QueryLists(direction, index, bound, tuple(lists))
 
 
 def choose_queries(
