@@ -8,7 +8,8 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -27,7 +28,7 @@ from visavis.core.process_group import ONE_PROCESS
 from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
 from visavis.data.item_sources import ItemSource, StoredFeatures
-from visavis.data.loader import Batch, Loader, derive_seed
+from visavis.data.loader import derive_seed
 from visavis.data.vocabulary import tokenize
 from visavis.models import Matcher
 from visavis.models.device import choose_device
@@ -38,7 +39,6 @@ from visavis.training.optimizer import loss_warmup_factor, lr_factor
 from visavis.training.recipes.data_module import DataModule, build_matcher
 from visavis.training.recipes.recipe import Recipe
 from visavis.training.recipes.start_model import start_scale_and_bias
-from visavis.training.supervision import Supervision
 from visavis.training.train_step import TrainStep, training_context
 
 Result = TypeVar("Result")
@@ -183,27 +183,23 @@ def image_vectors(data_module: DataModule, data: Dataset) -> ImageVectors | None
         source.read(np.arange(1)).vectors, Tensor
     ):
         return None
-    rows = _read_pooled(source, len(data.images))
-    mean, granularity = rows.mean(0), data_module.recipe.visual.granularity
+    rows, settings = _read_pooled(source, len(data.images)), data_module.recipe.visual
+    mean = rows.mean(0)
+
+    def pool(images: Sequence[PILImage]) -> Tensor:
+        return _pool(data_module.processor.process_images(images, settings.granularity))
 
     def encode(images: Sequence[PILImage]) -> Tensor:
-        batches = (
-            images[start : start + IMAGES_PER_BATCH]
-            for start in range(0, len(images), IMAGES_PER_BATCH)
-        )
-        return unit_rows(
-            torch.cat(
-                [
-                    _pool(data_module.processor.process_images(batch, granularity))
-                    for batch in batches
-                ]
-            )
-            - mean
-        )
+        starts = range(0, len(images), IMAGES_PER_BATCH)
+        batches = [pool(images[start : start + IMAGES_PER_BATCH]) for start in starts]
+        return unit_rows(torch.cat(batches) - mean)
 
-    return ImageVectors(
-        unit_rows(rows - mean), encode if _has_encoder(data_module, len(mean)) else None
-    )
+    # The encoder may not be installed, or not be the one of the stored features.
+    has_encoder = False
+    if settings.encoder and settings.granularity != "frames":
+        with suppress(VisavisError):
+            has_encoder = pool([blank_image()]).shape[1] == len(mean)
+    return ImageVectors(unit_rows(rows - mean), encode if has_encoder else None)
 
 
 def caption_vectors(data_module: DataModule, data: Dataset) -> tuple[Tensor, str]:
@@ -236,19 +232,14 @@ def tfidf_vectors(captions: Sequence[str]) -> Tensor:
     """
     words_of = [tokenize(caption) for caption in captions]
     document_counts = Counter(word for words in words_of for word in set(words))
-    projection, random = dict[str, np.ndarray](), np.random.default_rng(0)
-    for word, count in sorted(document_counts.items()):
-        projection[word] = (
-            np.log(len(captions) / count)
-            * random.standard_normal(PROJECTION_DIM).astype(np.float32)
-            / PROJECTION_DIM**0.5
-        )
-    rows = [
-        np.sum(
-            [projection[word] for word in words] or [np.zeros(PROJECTION_DIM, np.float32)], axis=0
-        )
-        for words in words_of
-    ]
+    random, zeros = np.random.default_rng(0), np.zeros(PROJECTION_DIM, np.float32)
+    projection = {
+        word: np.log(len(captions) / count)
+        * random.standard_normal(PROJECTION_DIM).astype(np.float32)
+        / PROJECTION_DIM**0.5
+        for word, count in sorted(document_counts.items())
+    }
+    rows = [np.sum([projection[word] for word in words] or [zeros], axis=0) for words in words_of]
     return unit_rows(torch.from_numpy(np.stack(rows)))
 
 
@@ -268,22 +259,6 @@ def _pool(items: Encoded) -> Tensor:
         return vectors.mean(1)
     assert isinstance(mask, Tensor)
     return (vectors * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
-
-
-def _has_encoder(data_module: DataModule, embedding_dim: int) -> bool:
-    """Return whether the image encoder is available and has the dimension of the stored features."""
-    settings = data_module.recipe.visual
-    if not settings.encoder or settings.granularity == "frames":
-        return False
-    try:
-        return (
-            _pool(
-                data_module.processor.process_images([blank_image()], settings.granularity)
-            ).shape[1]
-            == embedding_dim
-        )
-    except VisavisError:
-        return False
 
 
 MAX_STEPS = 400
@@ -320,14 +295,15 @@ def fit_model(
     device = choose_device(recipe.training.device, "training.device")
     matcher = build_matcher(data_module, seed).to(device)
     prepare_encoders(matcher, recipe.training, ONE_PROCESS)
+    # A loader shuffles and crops only the training split.
     loader, validation = (
-        data_module.loader(_as_training_split(part)) for part in (train, held_out)
+        data_module.loader(
+            replace(part, images=tuple(replace(image, split="train") for image in part.images))
+        )
+        for part in (train, held_out)
     )
-    epochs, steps = (
-        [max(1, round(phase.epochs * epoch_factor)) for phase in recipe.phases],
-        loader.num_batches,
-    )
-    done = 0
+    epochs = [max(1, round(phase.epochs * epoch_factor)) for phase in recipe.phases]
+    steps, done = loader.num_batches, 0
     for number, phase in enumerate(recipe.phases):
         start_scale_and_bias(matcher, phase, recipe.phases[number - 1] if number else None)
         train_step = TrainStep(matcher, phase, recipe)
@@ -335,22 +311,20 @@ def fit_model(
         supervisor.begin_phase(
             training_context(recipe, phase, matcher, train_step.optimizer, loader, validation), {}
         )
-        for step, batch in enumerate(
-            _batches(loader, supervisor, 1 + sum(epochs[:number]), epochs[number])
-        ):
-            # Each step has its own seed, so that dropout does not depend on how often the model was
-            # evaluated.
-            torch.manual_seed(derive_seed(seed, done))
-            on_device = batch.to(device)
-            value = train_step.backward(
-                on_device,
-                supervisor.targets,
-                loss_warmup_factor(phase.loss_warmup_epochs, step, steps),
-            )
-            train_step.step(lr_factor(phase.schedule, step, steps, epochs[number]))
-            supervisor.observe(on_device, value)
-            done += 1
-            on_step(matcher, done, steps * sum(epochs))
+        step, first_epoch = 0, 1 + sum(epochs[:number])
+        for epoch in range(first_epoch, first_epoch + epochs[number]):
+            supervisor.begin_epoch(epoch)
+            for batch in loader.epoch(epoch):
+                # Each step has its own seed, so that dropout does not depend on how often the model
+                # was evaluated.
+                torch.manual_seed(derive_seed(seed, done))
+                on_device = batch.to(device)
+                warmup = loss_warmup_factor(phase.loss_warmup_epochs, step, steps)
+                value = train_step.backward(on_device, supervisor.targets, warmup)
+                train_step.step(lr_factor(phase.schedule, step, steps, epochs[number]))
+                supervisor.observe(on_device, value)
+                step, done = step + 1, done + 1
+                on_step(matcher, done, steps * sum(epochs))
     return matcher.eval()
 
 
@@ -385,16 +359,3 @@ def max_epoch_factor(recipe: Recipe, train: Dataset) -> float:
         The factor, above 1 for a recipe of fewer steps.
     """
     return MAX_STEPS / count_steps(recipe, train)
-
-
-def _as_training_split(data: Dataset) -> Dataset:
-    """Move all images to the training split."""
-    return replace(data, images=tuple(replace(image, split="train") for image in data.images))
-
-
-def _batches(
-    loader: Loader, supervisor: Supervision, first_epoch: int, epochs: int
-) -> Iterator[Batch]:
-    for epoch in range(first_epoch, first_epoch + epochs):
-        supervisor.begin_epoch(epoch)
-        yield from loader.epoch(epoch)

@@ -17,6 +17,7 @@ bound on a known mixture component.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -214,16 +215,14 @@ class CaptionAudit:
                 f"to captions of {MIN_OTHER_IMAGES} or more other images. {self.num_shared:,} have "
                 "the same words as a caption of another image."
             )
-            serious = self.num_generic >= SERIOUS_GENERIC_RATIO * self.captions
-            examples = tuple(map(str, self.generic))
             issues.append(
                 Issue(
                     "captions that fit many images",
                     self.num_generic,
                     description,
                     _FIX_GENERIC,
-                    examples,
-                    serious,
+                    examples=tuple(map(str, self.generic)),
+                    serious=self.num_generic >= SERIOUS_GENERIC_RATIO * self.captions,
                 )
             )
         if self.outliers:
@@ -232,14 +231,13 @@ class CaptionAudit:
                 f"{self.max_outlier_ratio:.1%}) agree with the other captions "
                 "of their image as little as with those of a random image."
             )
-            examples = tuple(map(str, self.outliers))
             issues.append(
                 Issue(
                     "captions unlike their siblings",
                     len(self.outliers),
                     description,
                     _FIX_OUTLIERS,
-                    examples,
+                    examples=tuple(map(str, self.outliers)),
                     serious=False,
                 )
             )
@@ -262,11 +260,37 @@ def audit_captions(
         The audit.
     """
     image_of = torch.from_numpy(data.image_of)
-    near_cosine = _near_cosine(vectors, image_of)
+    # Cosines of captions of one image that follow each other.
+    order = torch.argsort(image_of, stable=True)
+    same_image = image_of[order][1:] == image_of[order][:-1]
+    cosines = (vectors[order][1:] * vectors[order][:-1]).sum(1)[same_image]
+    near_cosine = DEFAULT_NEAR_COSINE
+    if len(cosines):
+        near_cosine = min(float(np.quantile(cosines.numpy(), NEAR_QUANTILE)), 0.999)
     num_other_images, examples = _count_similar_images(
         data, vectors, copy_groups, near_cosine, seed
     )
-    num_exact_copies = _count_exact_copies(data, copy_groups[data.image_of])
+    # Other images with a caption of the same words, ignoring punctuation and case.
+    words_of = [tuple(tokenize(caption)) for caption in data.captions]
+    groups_with = defaultdict[tuple[str, ...], set[int]](set)
+    for words, group in zip(words_of, copy_groups[data.image_of].tolist(), strict=True):
+        groups_with[words].add(group)
+    num_exact_copies = [len(groups_with[words]) - 1 for words in words_of]
+    # Captions that fit many images, each text once, those that fit the most first.
+    generic = dict[tuple[str, ...], GenericCaption]()
+    for caption in np.argsort(-num_other_images, kind="stable").tolist():
+        if num_other_images[caption] < MIN_OTHER_IMAGES:
+            break
+        images = (data.image_of[caption], *examples[caption])
+        generic.setdefault(
+            words_of[caption],
+            GenericCaption(
+                data.captions[caption],
+                tuple(data.images[image].name for image in images),
+                int(num_other_images[caption]),
+                num_exact_copies[caption],
+            ),
+        )
     outliers, outlier_ratio, max_outlier_ratio = _find_outliers(
         data, vectors, image_of, copy_groups, seed
     )
@@ -274,23 +298,12 @@ def audit_captions(
         encoder=encoder,
         near_cosine=near_cosine,
         captions=len(data.captions),
-        num_shared=int((num_exact_copies > 0).sum()),
-        generic=_list_generic(data, num_other_images, num_exact_copies, examples),
+        num_shared=sum(count > 0 for count in num_exact_copies),
+        generic=tuple(generic.values()),
         num_generic=int((num_other_images >= MIN_OTHER_IMAGES).sum()),
         outliers=outliers,
         outlier_ratio=outlier_ratio,
         max_outlier_ratio=max_outlier_ratio,
-    )
-
-
-def _near_cosine(vectors: Tensor, image_of: Tensor) -> float:
-    order = torch.argsort(image_of, stable=True)
-    same_image = image_of[order][1:] == image_of[order][:-1]
-    cosines = (vectors[order][1:] * vectors[order][:-1]).sum(1)[same_image]
-    return (
-        min(float(np.quantile(cosines.numpy(), NEAR_QUANTILE)), 0.999)
-        if len(cosines)
-        else DEFAULT_NEAR_COSINE
     )
 
 
@@ -321,45 +334,6 @@ def _count_similar_images(
     return counts, examples
 
 
-def _count_exact_copies(data: Dataset, group_of: np.ndarray) -> np.ndarray:
-    """Count the other images with a caption of the same words, ignoring punctuation and case, for
-    each caption.
-    """
-    groups_with: dict[tuple[str, ...], set[int]] = {}
-    texts = [tuple(tokenize(caption)) for caption in data.captions]
-    for words, group in zip(texts, group_of, strict=True):
-        groups_with.setdefault(words, set()).add(int(group))
-    return np.array([len(groups_with[words]) - 1 for words in texts], dtype=np.int64)
-
-
-def _list_generic(
-    data: Dataset,
-    num_other_images: np.ndarray,
-    num_exact_copies: np.ndarray,
-    examples: list[list[int]],
-) -> tuple[GenericCaption, ...]:
-    """List captions that fit many images, each text once, those that fit the most first."""
-    listed, seen = list[GenericCaption](), set[tuple[str, ...]]()
-    for caption in np.argsort(-num_other_images, kind="stable"):
-        words = tuple(tokenize(data.captions[caption]))
-        if num_other_images[caption] < MIN_OTHER_IMAGES:
-            break
-        if words not in seen:
-            seen.add(words)
-            images = tuple(
-                data.images[image].name for image in (data.image_of[caption], *examples[caption])
-            )
-            listed.append(
-                GenericCaption(
-                    data.captions[caption],
-                    images,
-                    int(num_other_images[caption]),
-                    int(num_exact_copies[caption]),
-                )
-            )
-    return tuple(listed)
-
-
 def _find_outliers(
     data: Dataset, vectors: Tensor, image_of: Tensor, copy_groups: np.ndarray, seed: int
 ) -> tuple[tuple[OutlierCaption, ...], float, float]:
@@ -384,26 +358,22 @@ def _find_outliers(
     np.minimum.at(lowest, data.image_of[captions], matched[captions, 0])
     scores[matched[captions, 0] > lowest[data.image_of[captions]]] = -np.inf
     estimate = NoiseEstimate.from_scores(scores, wrong)
-    outliers = tuple(
-        _outlier(data, int(captions[row]), *map(float, matched[captions[row]]))
-        for row in estimate.listed
-    )
-    return outliers, estimate.noise_ratio, estimate.max_noise_ratio
-
-
-def _outlier(
-    data: Dataset, caption: int, agreement: float, sibling_agreement: float
-) -> OutlierCaption:
-    image = data.images[data.image_of[caption]]
-    sibling = next(i for i in data.captions_of[data.image_of[caption]] if i != caption)
-    return OutlierCaption(
-        image.name,
-        image.split,
-        data.captions[caption],
-        agreement,
-        sibling_agreement,
-        data.captions[sibling],
-    )
+    outliers = []
+    for caption in captions[estimate.listed].tolist():
+        image = data.images[data.image_of[caption]]
+        sibling = next(i for i in data.captions_of[data.image_of[caption]] if i != caption)
+        agreement, of_siblings = map(float, matched[caption])
+        outliers.append(
+            OutlierCaption(
+                image.name,
+                image.split,
+                data.captions[caption],
+                agreement,
+                of_siblings,
+                data.captions[sibling],
+            )
+        )
+    return tuple(outliers), estimate.noise_ratio, estimate.max_noise_ratio
 
 
 # Thresholds whose bounds can be distinguished, roughly. The bound with the best threshold is

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -187,33 +188,24 @@ def make_copies(image: PILImage, random: np.random.Generator) -> list[PILImage]:
     Returns:
         The image recompressed, halved, cropped by up to 8 % at each side, and all of these.
     """
-    cropped = _crop(image, random)
-    return [_recompress(image), _halve(image), cropped, _recompress(_halve(_crop(image, random)))]
 
+    def crop() -> PILImage:
+        left, right, top, bottom = random.uniform(0, 0.08, 4)
+        (width, height), ends = image.size, (1 - right, 1 - bottom)
+        box = (left * width, top * height, ends[0] * width, ends[1] * height)
+        return image.crop(tuple(map(round, box)))
 
-def _crop(image: PILImage, random: np.random.Generator) -> PILImage:
-    left, right, top, bottom = random.uniform(0, 0.08, 4)
-    width, height = image.size
-    return image.crop(
-        (
-            round(left * width),
-            round(top * height),
-            round((1 - right) * width),
-            round((1 - bottom) * height),
-        )
-    )
+    def halve(image: PILImage) -> PILImage:
+        size = max(image.width // 2, 1), max(image.height // 2, 1)
+        return image.resize(size, Pillow.Resampling.BICUBIC)
 
+    def recompress(image: PILImage) -> PILImage:
+        buffer = io.BytesIO()
+        image.save(buffer, "JPEG", quality=60)
+        return Pillow.open(buffer).convert("RGB")
 
-def _halve(image: PILImage) -> PILImage:
-    return image.resize(
-        (max(image.width // 2, 1), max(image.height // 2, 1)), Pillow.Resampling.BICUBIC
-    )
-
-
-def _recompress(image: PILImage) -> PILImage:
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=60)
-    return Pillow.open(buffer).convert("RGB")
+    cropped = crop()
+    return [recompress(image), halve(image), cropped, recompress(halve(crop()))]
 
 
 def _thumbnail(image: PILImage) -> tuple[Tensor, Tensor]:
@@ -421,16 +413,17 @@ def find_duplicates(
         a, b = sorted(
             candidates[row].tolist(), key=lambda image: split_priority(data.images[image].split)
         )
-        pair = DuplicatePair(
-            first=data.images[a].name,
-            second=data.images[b].name,
-            splits=(data.images[a].split, data.images[b].split),
-            kind="copy" if is_copy[row] else "similar",
-            correlation=float(correlation[row]),
-            hamming_distance=int((thumbnails.hashes[a] != thumbnails.hashes[b]).sum()),
-            cosine=None if features is None else float(features[a] @ features[b]),
+        pairs.append(
+            DuplicatePair(
+                first=data.images[a].name,
+                second=data.images[b].name,
+                splits=(data.images[a].split, data.images[b].split),
+                kind="copy" if is_copy[row] else "similar",
+                correlation=float(correlation[row]),
+                hamming_distance=int((thumbnails.hashes[a] != thumbnails.hashes[b]).sum()),
+                cosine=None if features is None else float(features[a] @ features[b]),
+            )
         )
-        pairs.append(pair)
     pairs.sort(
         key=lambda pair: (
             pair.kind != "copy",
@@ -546,37 +539,28 @@ def _best_crop_correlation(full_images: Tensor, cropped: Tensor, min_coarse: flo
     for full_batch, crop_batch in zip(
         full_images.split(PAIRS_PER_BATCH), cropped.split(PAIRS_PER_BATCH), strict=True
     ):
-        target, image = (
-            _unit(_sample(_smooth(full_batch.float()), _full_boxes(len(full_batch)))),
-            _smooth(crop_batch.float()),
+        # Smoothing removes details that depend on the sampling grid.
+        full, image = (
+            avg_pool2d(images.float(), 3, stride=1, padding=1, count_include_pad=False)
+            for images in (full_batch, crop_batch)
         )
-        best, boxes = _search_start_crops(target, image)
-        is_promising = best >= min_coarse
-        best[is_promising] = _refine_edges(
-            target[is_promising], image[is_promising], best[is_promising], boxes[is_promising]
+        boxes = torch.tensor([0.0, 0.0, 1.0, 1.0]).repeat(len(full), 1)
+        target, best = _unit(_sample(full, boxes)), torch.full((len(full),), -1.0)
+        for margin in _MARGINS:
+            for x, y in product(sorted({0.0, margin / 2, margin}), repeat=2):
+                box = torch.tensor([x, y, x + 1 - margin, y + 1 - margin]).expand(len(full), 4)
+                best, boxes = _keep_better(target, image, best, boxes, box)
+        promising = best >= min_coarse
+        target, image, refined, boxes = (
+            values[promising] for values in (target, image, best, boxes)
         )
+        for step, edge, sign in product(_STEPS, range(4), (-1, 1)):
+            moved = boxes.clone()
+            moved[:, edge] = (moved[:, edge] + sign * step).clamp(0, 1)
+            refined, boxes = _keep_better(target, image, refined, boxes, moved)
+        best[promising] = refined
         results.append(best)
     return torch.cat(results)
-
-
-def _search_start_crops(target: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
-    best, boxes = torch.full((len(target),), -1.0), _full_boxes(len(target))
-    for margin in _MARGINS:
-        for x in sorted({0.0, margin / 2, margin}):
-            for y in sorted({0.0, margin / 2, margin}):
-                box = torch.tensor([x, y, x + 1 - margin, y + 1 - margin]).expand(len(target), 4)
-                best, boxes = _keep_better(target, image, best, boxes, box)
-    return best, boxes
-
-
-def _refine_edges(target: Tensor, image: Tensor, best: Tensor, boxes: Tensor) -> Tensor:
-    for step in _STEPS:
-        for edge in range(4):
-            for offset in (-step, step):
-                moved = boxes.clone()
-                moved[:, edge] = (moved[:, edge] + offset).clamp(0, 1)
-                best, boxes = _keep_better(target, image, best, boxes, moved)
-    return best
 
 
 def _keep_better(
@@ -587,15 +571,6 @@ def _keep_better(
     """
     scores = (_unit(_sample(image, candidates)) * target).sum(1)
     return torch.maximum(best, scores), torch.where((scores > best)[:, None], candidates, boxes)
-
-
-def _full_boxes(count: int) -> Tensor:
-    return torch.tensor([0.0, 0.0, 1.0, 1.0]).repeat(count, 1)
-
-
-def _smooth(images: Tensor) -> Tensor:
-    """Remove details that depend on the sampling grid."""
-    return avg_pool2d(images, 3, stride=1, padding=1, count_include_pad=False)
 
 
 def _sample(images: Tensor, boxes: Tensor) -> Tensor:

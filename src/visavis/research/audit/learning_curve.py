@@ -15,6 +15,7 @@ Source: J. Hestness et al., "Deep Learning Scaling is Predictable, Empirically" 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -227,45 +228,22 @@ def measure_learning_curve(
     Returns:
         The curve.
     """
-    models, points_of, curves = (
-        curve_models(data_module, identity, seeds),
-        dict[str, list[CurvePoint]](),
-        list[CurveAxis](),
-    )
-    for done, model in enumerate(models, 1):
-        points_of.setdefault(model.unit, []).append(
-            CurvePoint(model.size, model.seed, max(model.cached.result(progress)))
-        )
+    models, curves = curve_models(data_module, identity, seeds), list[CurveAxis]()
+    points_of = defaultdict[str, list[CurvePoint]](list)
+    for done, (unit, size, seed, model) in enumerate(models, 1):
+        points_of[unit].append(CurvePoint(size, seed, max(model.result(progress))))
         progress.update("learning curve", done, len(models), 0.0)
     for unit, points in points_of.items():
-        can_extrapolate = len({point.size for point in points}) > 2 and seeds > 1
-        extrapolation = (
-            extrapolate(np.array([p.size for p in points]), np.array([p.rsum for p in points]))
-            if can_extrapolate
-            else None
-        )
+        sizes, rsums = ([getattr(p, name) for p in points] for name in ("size", "rsum"))
+        can_extrapolate = len(set(sizes)) > 2 and seeds > 1
+        extrapolation = extrapolate(np.array(sizes), np.array(rsums)) if can_extrapolate else None
         curves.append(CurveAxis(unit, tuple(points), extrapolation))
     return LearningCurve(tuple(curves), len(data_module.validation.images))
 
 
-@dataclass(frozen=True)
-class CurveModel:
-    """Model of a point of the curve.
-
-    Attributes:
-        unit: "images" or "captions per image".
-        size: Number of images, or of captions per image, that it is trained on.
-        seed: Seed of the training.
-        cached: The model. Its result is its validation RSUM at each evaluation.
-    """
-
-    unit: str
-    size: int
-    seed: int
-    cached: CachedModel[list[float]]
-
-
-def curve_models(data_module: DataModule, identity: Any, seeds: int) -> list[CurveModel]:
+def curve_models(
+    data_module: DataModule, identity: Any, seeds: int
+) -> list[tuple[str, int, int, CachedModel[list[float]]]]:
     """List the models of the curve. Models of both axes that are trained on all data are the same.
 
     Args:
@@ -274,7 +252,8 @@ def curve_models(data_module: DataModule, identity: Any, seeds: int) -> list[Cur
         seeds: Number of models per size.
 
     Returns:
-        The models, in the order of their axes and sizes.
+        Unit ("images" or "captions per image"), size and seed of each model, in the order of their
+        axes and sizes, and the model. Its result is its validation RSUM at each evaluation.
     """
     train = data_module.data.split("train")
     # For each size: the size, its fraction of the data, and the arguments of `Dataset.subsample`.
@@ -291,7 +270,7 @@ def curve_models(data_module: DataModule, identity: Any, seeds: int) -> list[Cur
             (count, count / max_captions, (0, count)) for count in caption_counts
         ]
     return [
-        CurveModel(
+        (
             unit,
             size,
             seed,
@@ -334,10 +313,10 @@ def _point_model(
         fit_model(data_module, part, validation, seed, on_step, epoch_factor=epoch_factor)
         return values
 
-    def result(progress: Progress) -> list[float]:
-        rsums: list[float] = cached_value(
+    return CachedModel(
+        cache.with_suffix(".json"),
+        count_steps(recipe, part, epoch_factor),
+        lambda progress: cached_value(
             cache, list[float], partial(evaluate_during_training, progress)
-        )
-        return rsums
-
-    return CachedModel(cache.with_suffix(".json"), count_steps(recipe, part, epoch_factor), result)
+        ),
+    )

@@ -168,12 +168,10 @@ def find_mislabeled_pairs(
     pairs = {name: column[order] for name, column in joined.items()}
     scores, wrong = mismatch_log_odds(pairs["features"], pairs["mismatched_features"])
     estimate = NoiseEstimate.from_scores(scores, wrong)
-    suspects = []
-    for caption in estimate.listed:
-        image = data.images[data.image_of[caption]]
-        suspect = SuspectPair(
-            image=image.name,
-            split=image.split,
+    suspects = [
+        SuspectPair(
+            image=data.images[data.image_of[caption]].name,
+            split=data.images[data.image_of[caption]].split,
             caption=data.captions[caption],
             weight=float(pairs["weight"][caption]),
             rank=int(pairs["rank"][caption]),
@@ -181,7 +179,8 @@ def find_mislabeled_pairs(
             best_image=data.images[pairs["best_image"][caption]].name,
             precision=float(estimate.precision[caption]),
         )
-        suspects.append(suspect)
+        for caption in estimate.listed
+    ]
     recall = float(estimate.recall[estimate.listed[-1]]) if suspects else 0.0
     objective = repr(data_module.recipe.phases[-1].objective)
     ratios = estimate.noise_ratio, estimate.min_noise_ratio, estimate.max_noise_ratio

@@ -210,7 +210,7 @@ class _Auditor:
             )
         if "learning_curve" in parts:
             models += [
-                model.cached for model in curve_models(self.data_module, self.identity, self.seeds)
+                model for *_, model in curve_models(self.data_module, self.identity, self.seeds)
             ]
         return models
 
