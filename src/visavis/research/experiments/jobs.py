@@ -49,6 +49,9 @@ MAX_RUNS = 1000
 """Maximum number of seeds of a setting, and of runs at the same time."""
 OUTCOME_FILE = "outcome.json"
 """File of a finished run in its folder."""
+LOST_WORKER = (
+    "workers: a process was killed, perhaps because memory ran out. Resume with fewer workers."
+)
 
 
 @dataclass(frozen=True)
@@ -199,15 +202,23 @@ def run_job(job: Job, progress: Progress) -> RunOutcome:
     """
     if (outcome := read_outcome(job)) is not None:
         return outcome
+    folder = RunFolder(job.folder)
     try:
         with storage.resumable(job.folder.parents[1]):
-            result = _train(job, progress)
+            if os.path.exists(folder.recipe) or os.path.exists(folder.ensemble):
+                result = resume_training(job.folder, progress)
+            else:
+                # A killed process may have left files of a folder that is not a run yet.
+                folder.remove()
+                storage.remove_partial_files(job.folder)
+                recipe = build_recipe(job.recipe_values, {}, job.setting)
+                result = start_training(recipe, job.folder, progress)
     except VisavisError as error:
         return RunOutcome(job.setting, job.seed, job.folder, failure=str(error))
     outcome = RunOutcome.from_result(job, result)
     storage.write_checksummed_json(job.folder / OUTCOME_FILE, outcome.to_json())
     if not job.keeps_model:
-        RunFolder(job.folder).remove()
+        folder.remove()
     return outcome
 
 
@@ -232,43 +243,6 @@ def check_models_exist(outcomes: Iterable[RunOutcome]) -> None:
 
 
 @torch.inference_mode()
-def evaluate_run_on_feedback(folder: Path, test: FeedbackTest) -> list[JudgedQueryResult]:
-    """Evaluate the best model of a run on judged text queries, or both networks if its recipe
-    averages them.
-
-    Args:
-        folder: Folder of the run.
-        test: Judged text queries.
-
-    Returns:
-        The result of each query.
-
-    Raises:
-        RunError: If the test split of the run has other images.
-    """
-    recipe = read_run_recipe(folder)
-    data_module, matcher = open_run(folder, recipe, NoProgress())
-    split = data_module.data.split(recipe.evaluation.test).first_captions(1)
-    if tuple(image.name for image in split.images) != test.images:
-        raise RunError(
-            f"{folder}: expected the {len(test.images):,} test images of the feedback, got others. "
-            "Compare on one data set."
-        )
-    if recipe.evaluation.average_networks:
-        matcher = ScoreEnsemble([matcher, open_peer_network(folder, matcher)]).to(
-            device_of(matcher)
-        )
-    text = Retriever(matcher, data_module.processor).encode_text([*test.labeled_queries])
-    scores = score_all_pairs(
-        matcher.eval(), data_module.encode(matcher, split)[0], text, recipe.memory or None
-    ).T
-    labels = test.labeled_queries.values()
-    return [
-        JudgedQueryResult.from_scores(row.numpy(), *judgments)
-        for row, judgments in zip(scores, labels, strict=True)
-    ]
-
-
 def with_feedback_answers(outcome: RunOutcome, test: FeedbackTest) -> RunOutcome:
     """Evaluate a run on judged text queries, and save the results with its outcome.
 
@@ -280,15 +254,31 @@ def with_feedback_answers(outcome: RunOutcome, test: FeedbackTest) -> RunOutcome
         The outcome with the results. A failure is returned unchanged.
 
     Raises:
-        RunError: If the model was removed.
+        RunError: If the model was removed, or the test split of the run has other images.
     """
     if outcome.failure or outcome.has_answers_for(test):
         return outcome
     check_models_exist([outcome])
-    answers = FeedbackAnswers(
-        test.pairs.fingerprint, tuple(evaluate_run_on_feedback(outcome.folder, test))
+    folder = outcome.folder
+    recipe = read_run_recipe(folder)
+    data_module, matcher = open_run(folder, recipe, NoProgress())
+    split = data_module.data.split(recipe.evaluation.test).first_captions(1)
+    if tuple(image.name for image in split.images) != test.images:
+        raise RunError(
+            f"{folder}: expected the {len(test.images):,} test images of the feedback, got others. "
+            "Compare on one data set."
+        )
+    if recipe.evaluation.average_networks:
+        peers = [matcher, open_peer_network(folder, matcher)]
+        matcher = ScoreEnsemble(peers).to(device_of(matcher))
+    text = Retriever(matcher, data_module.processor).encode_text([*test.labeled_queries])
+    visual, _ = data_module.encode(matcher, split)
+    scores = score_all_pairs(matcher.eval(), visual, text, recipe.memory or None)
+    answers = tuple(
+        JudgedQueryResult.from_scores(row.numpy(), *judgments)
+        for row, judgments in zip(scores.T, test.labeled_queries.values(), strict=True)
     )
-    outcome = replace(outcome, feedback=answers)
+    outcome = replace(outcome, feedback=FeedbackAnswers(test.pairs.fingerprint, answers))
     storage.write_checksummed_json(outcome.folder / OUTCOME_FILE, outcome.to_json())
     return outcome
 
@@ -396,16 +386,6 @@ def exit_if_stopping() -> None:
 _stopping = Event()  # set in a worker that was asked to end
 
 
-def _train(job: Job, progress: Progress) -> TrainingResult:
-    folder = RunFolder(job.folder)
-    if os.path.exists(folder.recipe) or os.path.exists(folder.ensemble):
-        return resume_training(job.folder, progress)
-    # A killed process may have left files of a folder that is not a run yet.
-    folder.remove()
-    storage.remove_partial_files(job.folder)
-    return start_training(build_recipe(job.recipe_values, {}, job.setting), job.folder, progress)
-
-
 def _run_in_this_process(
     stop: StopRequest, progress: Progress, jobs: Sequence[Job]
 ) -> Iterator[RunOutcome]:
@@ -427,13 +407,7 @@ def _run_in_processes(
             try:
                 yield future.result()
             except BrokenProcessPool:
-                raise _lost_worker() from None
-
-
-def _lost_worker() -> RunError:
-    return RunError(
-        "workers: a process was killed, perhaps because memory ran out. Resume with fewer workers."
-    )
+                raise RunError(LOST_WORKER) from None
 
 
 def _start_worker(receiver: connection.Connection) -> None:
@@ -484,7 +458,7 @@ def _run_on_ray(count: int, stop: StopRequest, jobs: Sequence[Job]) -> Iterator[
             ray.exceptions.OutOfMemoryError,
             ray.exceptions.NodeDiedError,
         ):
-            raise _lost_worker() from None
+            raise RunError(LOST_WORKER) from None
         yield from (outcome for outcome in outcomes if outcome is not None)
 
 

@@ -293,9 +293,11 @@ class ResultTable:
         Returns:
             Lines of text.
         """
-        lines = [["", *(label for group in self.columns for label in group.labels.values())]]
-        lines += [[row.name, *map(row.short_cell, self.metrics)] for row in self.rows]
-        lines += [["chance", *(f"{self.chance(metric):.1f}" for metric in self.metrics)]]
+        lines = [
+            ["", *(label for group in self.columns for label in group.labels.values())],
+            *([row.name, *map(row.short_cell, self.metrics)] for row in self.rows),
+            ["chance", *(f"{self.chance(metric):.1f}" for metric in self.metrics)],
+        ]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         gaps = [
             "",
@@ -422,6 +424,18 @@ def latex_table(
         if group.title
     )
     names = " & ".join(label for group in table.columns for label in group.labels.values())
+    rows = []
+    for row in table.rows:
+        cells = [escape_latex(row.name)]
+        for metric in table.metrics:
+            mean, std = f"{row.mean(metric):.1f}", row.std(metric)
+            spread = "" if std is None else rf" \pm {std:.1f}"
+            if table.is_best(row, metric):
+                mean = rf"\mathbf{{{mean}}}"
+            elif row.name in indistinguishable.get(metric, ()):
+                mean += r"^{\dagger}"
+            cells.append(f"${mean}{spread}$")
+        rows.append(cells)
     legend = ""
     if any(indistinguishable.values()):
         legend = r" $\dagger$: not distinguishable from the best of its column over these seeds (paired $t$-tests with Holm's correction)."
@@ -436,11 +450,7 @@ def latex_table(
         f"    {rules}",
         rf"    & {names} \\",
         r"    \midrule",
-        *(
-            rf"    {escape_latex(row.name)} & "
-            rf"{' & '.join(_cell(table, row, metric, indistinguishable) for metric in table.metrics)} \\"
-            for row in table.rows
-        ),
+        *(rf"    {' & '.join(cells)} \\" for cells in rows),
         r"    \midrule",
         rf"    chance & {' & '.join(f'{table.chance(metric):.1f}' for metric in table.metrics)} \\",
         r"    \bottomrule",
@@ -526,18 +536,3 @@ def escape_latex(text: str) -> str:
         .replace("γ", r"$\gamma$")
         .replace("τ", r"$\tau$")
     )
-
-
-def _cell(
-    table: ResultTable,
-    row: ResultRow,
-    metric: str,
-    indistinguishable: Mapping[str, Collection[str]],
-) -> str:
-    """One LaTeX cell: mean, dagger and standard deviation."""
-    mean, std = f"{row.mean(metric):.1f}", row.std(metric)
-    best = table.is_best(row, metric)
-    dagger = r"^{\dagger}" if row.name in indistinguishable.get(metric, ()) and not best else ""
-    bold = rf"\mathbf{{{mean}}}" if best else mean
-    spread = "" if std is None else rf" \pm {std:.1f}"
-    return f"${bold}{dagger}{spread}$"

@@ -205,7 +205,11 @@ def resume_comparison(
             for outcome in finished
             if outcome is not None and not outcome.has_answers_for(test)
         )
-        _copy_feedback(folder, storage.read_bytes(file), progress)
+        given, copy = storage.read_bytes(file), folder / FEEDBACK_FILE
+        if os.path.exists(copy) and (before := storage.read_bytes(copy)) != given:
+            lines = f"{len(before.splitlines()):,} lines before, {len(given.splitlines()):,} now"
+            progress.message(f"{copy}: replaced by the given feedback ({lines}).")
+        storage.write_bytes(copy, given)
     return _run(folder, plan, batches, workers, progress, test, budget_s)
 
 
@@ -330,16 +334,16 @@ def train_runs(
             (setting, seed) for setting, seed in runs if (setting.name, seed) not in finished
         ]
         affordable = budget.runs_within_budget(missing)
-        _run_jobs(
-            run_jobs,
-            [jobs[setting.name, seed] for setting, seed in affordable],
-            finished,
-            budget,
-            len(jobs),
-            progress,
-        )
-        if len(affordable) < len(missing):
-            skipped = len(missing) - len(affordable)
+        for outcome in run_jobs([jobs[setting.name, seed] for setting, seed in affordable]):
+            finished[outcome.setting, outcome.seed] = outcome
+            budget.runs += 1
+            result = (
+                outcome.failure
+                or f"validation RSUM {outcome.validation_rsum:.1f}  ({outcome.seconds:.0f} s)"
+            )
+            progress.message(f"{outcome.setting}, seed {outcome.seed}: {result}")
+            progress.update("runs", len(finished), len(jobs), budget.runs / budget.elapsed)
+        if skipped := len(missing) - len(affordable):
             progress.message(
                 f"The time budget is used up after {budget.elapsed:.0f} s. Skipping {skipped} runs "
                 "of this round."
@@ -418,10 +422,8 @@ def _run(
         for number, outcome in enumerate(outcomes):
             progress.update("judged text queries", number, len(outcomes), 0)
             outcomes[number] = with_feedback_answers(outcome, test)
-    succeeded, order = (
-        {run.setting for run in outcomes if not run.failure},
-        [setting.name for setting in plan.settings],
-    )
+    succeeded = {run.setting for run in outcomes if not run.failure}
+    order = [setting.name for setting in plan.settings]
     comparison = Comparison(
         folder,
         plan.name,
@@ -431,33 +433,10 @@ def _run(
         plan.rates,
     )
     storage.write_json(folder / "comparison.json", comparison.to_json())
-    for name, text in (
-        ("table.md", comparison.markdown()),
-        ("table.csv", comparison.csv()),
-        ("table.tex", comparison.latex()),
-    ):
-        storage.write_text(folder / name, text)
+    storage.write_text(folder / "table.md", comparison.markdown())
+    storage.write_text(folder / "table.csv", comparison.csv())
+    storage.write_text(folder / "table.tex", comparison.latex())
     return comparison
-
-
-def _run_jobs(
-    run_jobs: JobRunner,
-    jobs: Sequence[Job],
-    finished: dict[tuple[str, int], RunOutcome],
-    budget: TimeBudget,
-    total: int,
-    progress: Progress,
-) -> None:
-    """Run jobs, and add each outcome to ``finished``."""
-    for outcome in run_jobs(jobs):
-        finished[outcome.setting, outcome.seed] = outcome
-        budget.runs += 1
-        result = (
-            outcome.failure
-            or f"validation RSUM {outcome.validation_rsum:.1f}  ({outcome.seconds:.0f} s)"
-        )
-        progress.message(f"{outcome.setting}, seed {outcome.seed}: {result}")
-        progress.update("runs", len(finished), total, budget.runs / budget.elapsed)
 
 
 def _jobs(folder: Path, plan: ExperimentPlan) -> dict[tuple[str, int], Job]:
@@ -487,15 +466,6 @@ def _read_feedback_test(plan: ExperimentPlan, file: Path, progress: Progress) ->
     test = FeedbackTest.read(file, data, recipe.evaluation.test, progress)
     progress.message(f"{file}: {test}")
     return test
-
-
-def _copy_feedback(folder: Path, feedback: bytes, progress: Progress) -> None:
-    """Copy a feedback file into the folder, and report if it replaces another one."""
-    file = folder / FEEDBACK_FILE
-    if os.path.exists(file) and (before := storage.read_bytes(file)) != feedback:
-        lines = f"{len(before.splitlines()):,} lines before, {len(feedback.splitlines()):,} now"
-        progress.message(f"{file}: replaced by the given feedback ({lines}).")
-    storage.write_bytes(file, feedback)
 
 
 Round = list[tuple[Setting, int]]
