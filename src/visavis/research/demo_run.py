@@ -143,7 +143,7 @@ def run_demo(
     )
     progress.message(f"All files of the demo are written to {folder}")
     try:
-        _Demo(folder, progress, settings or DemoSettings()).run()
+        _run_stages(folder, progress, settings or DemoSettings())
     except (Stopped, KeyboardInterrupt) as stopped:
         progress.message(
             f"Stopped before the report was written. {folder} has the finished parts. visavis demo "
@@ -155,105 +155,43 @@ def run_demo(
     return folder
 
 
-class _Demo:
-    """A running demo: its folder, its settings, and the duration of each stage."""
-
-    def __init__(self, folder: Path, progress: Progress, settings: DemoSettings):
-        self.folder, self.progress, self.settings = folder, progress, settings
-        self.scenes = folder / "scenes"
-        self.seconds: dict[str, float] = {}
-
-    def run(self) -> None:
-        settings = self.settings
-        num_scenes = settings.num_train + settings.num_val + settings.num_test
-        with self._stage(
-            "drawing", f"drawing {num_scenes:,} scenes and writing five captions for each"
-        ):
-            self._draw()
-        with self._stage(
-            "features", "encoding the images with the shipped encoder, once for all runs"
-        ):
-            self._cache()
-        with self._stage(
-            "training",
-            f"training {len(settings.recipes)} objectives with {len(settings.seeds)} seeds each",
-        ):
-            runs = self._train()
-        with self._stage(
-            "report",
-            f"comparing on {settings.num_test:,} test scenes, searching, writing the report",
-        ):
-            results = self._compare(runs)
-            write_demo_report(results, self.folder)
-        self._print_summary(results)
+def _run_stages(folder: Path, progress: Progress, settings: DemoSettings) -> None:
+    scenes, seconds = folder / "scenes", dict[str, float]()
+    sizes = {f"num_{name}": vars(settings)[f"num_{name}"] for name in ("train", "val", "test")}
 
     @contextmanager
-    def _stage(self, name: str, activity: str) -> Iterator[None]:
+    def stage(name: str, activity: str) -> Iterator[float]:
         """Report the start of a stage, and record its duration."""
-        self.progress.message(f"{len(self.seconds) + 1} of 4  {activity}")
+        progress.message(f"{len(seconds) + 1} of 4  {activity}")
         started = time.perf_counter()
-        yield
-        self.seconds[name] = round(time.perf_counter() - started, 1)
+        yield started
+        seconds[name] = round(time.perf_counter() - started, 1)
 
-    def _draw(self) -> None:
-        settings, started = self.settings, time.perf_counter()
-
-        def on_progress(done: int, total: int) -> None:
-            self.progress.update("scenes", done, total, done / (time.perf_counter() - started))
-
+    activity = f"drawing {sum(sizes.values()):,} scenes and writing five captions for each"
+    with stage("drawing", activity) as started:
         write_synthetic_scenes(
-            self.scenes,
-            num_train=settings.num_train,
-            num_val=settings.num_val,
-            num_test=settings.num_test,
+            scenes,
+            **sizes,
             seed=settings.scene_seed,
-            on_progress=on_progress,
+            on_progress=lambda done, total: progress.update(
+                "scenes", done, total, done / (time.perf_counter() - started)
+            ),
         )
-
-    def _cache(self) -> None:
-        encoder = EncoderSpec(
-            "visual",
-            "scenes",
-            read_recipe(self.settings.recipes[0], dict(self.settings.overrides)).visual.granularity,  # type: ignore[arg-type]
-        )
+    with stage("features", "encoding the images with the shipped encoder, once for all runs"):
+        recipe = read_recipe(settings.recipes[0], dict(settings.overrides))
         cache_features(
-            open_dataset(self.scenes),
-            encoder,
-            on_progress=lambda *done: self.progress.update("images", *done),
+            open_dataset(scenes),
+            EncoderSpec("visual", "scenes", recipe.visual.granularity),  # type: ignore[arg-type]
+            on_progress=lambda *done: progress.update("images", *done),
         )
-
-    def _train(self) -> dict[str, list[RunOutcome]]:
-        """Train all runs in parallel processes, each exactly as ``visavis train RECIPE --data .../scenes seed=...``."""
-        jobs, runs = [], dict[str, list[RunOutcome]]()
-        for recipe in self.settings.recipes:
-            name = _objective_name(recipe)
-            for seed in self.settings.seeds:
-                overrides = {
-                    **self.settings.overrides,
-                    "data.path": os.path.realpath(self.scenes),
-                    "seed": seed,
-                }
-                values = with_absolute_paths(read_recipe(recipe, overrides)).to_dict()
-                jobs.append(Job(name, seed, values, self.folder / f"{name.lower()}-{seed}"))
-            runs[name] = []
-        with Workers().start(threads=1, progress=_BarsOnly(self.progress)) as run_jobs:
-            for number, run in enumerate(run_jobs(jobs), 1):
-                if run.failure:
-                    raise RunError(run.failure)
-                runs[run.setting].append(run)
-                rsum, recall = (run.measured_metrics[metric] for metric in ("rsum", "t2i_r1"))
-                self.progress.message(
-                    f"        {run.setting}, seed {run.seed}: RSUM {rsum:.1f}, text to image R@1 "
-                    f"{recall:.1f} %  ({run.seconds:.0f} s)"
-                )
-                self.progress.update("runs", number, len(jobs), 0.0)
-        return {name: sorted(finished, key=lambda run: run.seed) for name, finished in runs.items()}
-
-    def _compare(self, runs: dict[str, list[RunOutcome]]) -> DemoResults:
-        """The table of results, and the searches of the run with the best validation RSUM."""
+    activity = f"training {len(settings.recipes)} objectives with {len(settings.seeds)} seeds each"
+    with stage("training", activity):
+        runs = _train(folder, progress, settings)
+    activity = f"comparing on {settings.num_test:,} test scenes, searching, writing the report"
+    with stage("report", activity):
         rates = {
             _objective_name(name): read_recipe(name).phases[-1].optimizer.lr
-            for name in self.settings.recipes
+            for name in settings.recipes
         }
         measured = {
             name: [
@@ -264,36 +202,53 @@ class _Demo:
             for name, group in runs.items()
         }
         table = ResultTable.from_runs(measured, describe_learning_rates(rates))
-        self.progress.message(f"\n{table.text()}\n{table.caption()}\n")
+        progress.message(f"\n{table.text()}\n{table.caption()}\n")
         best = max(
             (run for group in runs.values() for run in group), key=lambda run: run.validation_rsum
         )
-        scene_search = SceneSearch(best.folder, self.scenes)
+        scene_search = SceneSearch(best.folder, scenes)
         searches = [scene_search.search(query, facts) for query, facts in DEMO_QUERIES]
-        return DemoResults(
-            self.scenes,
-            runs,
-            best,
-            table,
-            scene_search.captions(NUM_SHOWN_CAPTIONS),
-            searches,
-            self.seconds,
+        captions = scene_search.captions(NUM_SHOWN_CAPTIONS)
+        results = DemoResults(scenes, runs, best, table, captions, searches, seconds)
+        write_demo_report(results, folder)
+    for search in searches:
+        progress.message(
+            f"        “{search.query}”: {search.num_relevant} of the top {len(search.scenes)} "
+            "images are relevant"
         )
+    progress.message(
+        f"\nReport: {folder / 'report.html'}  ({sum(seconds.values()):.0f} s in total)"
+    )
+    progress.message(
+        f"Search the images: {shell_command()} search {best.folder} 'two stars in the snow'"
+    )
 
-    def _print_summary(self, results: DemoResults) -> None:
-        for search in results.searches:
-            self.progress.message(
-                f"        “{search.query}”: {search.num_relevant} of the top {len(search.scenes)} "
-                "images are relevant"
+
+def _train(folder: Path, progress: Progress, settings: DemoSettings) -> dict[str, list[RunOutcome]]:
+    """Train all runs in parallel processes, each exactly as ``visavis train RECIPE --data .../scenes
+    seed=...``.
+    """
+    jobs, runs = [], dict[str, list[RunOutcome]]()
+    data = {"data.path": os.path.realpath(folder / "scenes")}
+    for recipe in settings.recipes:
+        name = _objective_name(recipe)
+        for seed in settings.seeds:
+            overrides = {**settings.overrides, **data, "seed": seed}
+            values = with_absolute_paths(read_recipe(recipe, overrides)).to_dict()
+            jobs.append(Job(name, seed, values, folder / f"{name.lower()}-{seed}"))
+        runs[name] = []
+    with Workers().start(threads=1, progress=_BarsOnly(progress)) as run_jobs:
+        for number, run in enumerate(run_jobs(jobs), 1):
+            if run.failure:
+                raise RunError(run.failure)
+            runs[run.setting].append(run)
+            rsum, recall = (run.measured_metrics[metric] for metric in ("rsum", "t2i_r1"))
+            progress.message(
+                f"        {run.setting}, seed {run.seed}: RSUM {rsum:.1f}, text to image R@1 "
+                f"{recall:.1f} %  ({run.seconds:.0f} s)"
             )
-        self.progress.message(
-            f"\nReport: {self.folder / 'report.html'}  ({sum(self.seconds.values()):.0f} s in "
-            "total)"
-        )
-        self.progress.message(
-            f"Search the images: {shell_command()} search {results.best.folder} 'two stars in the "
-            "snow'"
-        )
+            progress.update("runs", number, len(jobs), 0.0)
+    return {name: sorted(finished, key=lambda run: run.seed) for name, finished in runs.items()}
 
 
 def _objective_name(recipe: str) -> str:
@@ -373,6 +328,20 @@ def write_demo_report(results: DemoResults, folder: Path) -> None:
         partial(plot_retrievals, results.captions), folder / "retrieval.png"
     )
     curves = ThemedImage.draw(partial(plot_training_curves, logs), folder / "curves.png")
+    # How far the order of the rows can be trusted.
+    deviations = sorted(
+        (std, row.name) for row in results.table.rows if (std := row.std("rsum")) is not None
+    )
+    spread = "One seed does not show whether a difference is due to chance."
+    if deviations:
+        (lowest, stable), (highest, unstable) = deviations[0], deviations[-1]
+        spread = f"The standard deviation over seeds is {lowest:.1f} ({stable}) to {highest:.1f} ({unstable}). More seeds are needed for a test."
+    ranks = []
+    for result in results.captions:
+        sources = [rank for rank, scene in enumerate(result.scenes, 1) if scene.is_source]
+        found = f"at rank {sources[0]}" if sources else "is not among them"
+        ranks.append(f"“{result.query}”: its image {found}")
+    num_shown = len(results.captions[0].scenes)
     page = render_report(
         "demo",
         results=results,
@@ -384,9 +353,9 @@ def write_demo_report(results: DemoResults, folder: Path) -> None:
             f"{row.name} {row.mean('rsum'):.1f}"
             for row in sorted(results.table.rows, key=lambda row: -row.mean("rsum"))
         ),
-        spread=_spread(results.table),
+        spread=spread,
         retrieval=retrieval,
-        retrieval_alt=_retrieval_alt(results.captions),
+        retrieval_alt=f"Captions with the top {num_shown} images. {'; '.join(ranks)}.",
         searches=results.searches,
         scene_uri=lambda scene: jpeg_uri(scene.render, quality=88),
         curves=curves,
@@ -396,25 +365,6 @@ def write_demo_report(results: DemoResults, folder: Path) -> None:
         run_names=", ".join(run.folder.name for runs in results.runs.values() for run in runs),
     )
     storage.write_text(folder / "report.html", page)
-
-
-def _spread(table: ResultTable) -> str:
-    """How far the order of the rows can be trusted."""
-    spread = sorted((std, row.name) for row in table.rows if (std := row.std("rsum")) is not None)
-    if not spread:
-        return "One seed does not show whether a difference is due to chance."
-    (lowest, stable), (highest, unstable) = spread[0], spread[-1]
-    return f"The standard deviation over seeds is {lowest:.1f} ({stable}) to {highest:.1f} ({unstable}). More seeds are needed for a test."
-
-
-def _retrieval_alt(results: Sequence[SceneSearchResult]) -> str:
-    rows = []
-    for result in results:
-        rank = next((rank for rank, scene in enumerate(result.scenes, 1) if scene.is_source), None)
-        rows.append(
-            f"“{result.query}”: its image {f'at rank {rank}' if rank else 'is not among them'}"
-        )
-    return f"Captions with the top {len(results[0].scenes)} images. {'; '.join(rows)}."
 
 
 SCENE_SIDE = 192

@@ -61,14 +61,9 @@ IMAGE_BATCH_SIZE = 64
 """Number of images that are edited and encoded together."""
 
 
-def _blur(image: Image) -> Image:
-    return image.filter(GaussianBlur(BLUR_RADIUS * min(image.size)))
-
-
 def _crop(image: Image) -> Image:
-    width, height = image.size
-    left, top = round((1 - CROPPED_SIDE) / 2 * width), round((1 - CROPPED_SIDE) / 2 * height)
-    return image.crop((left, top, width - left, height - top))
+    left, top = (round((1 - CROPPED_SIDE) / 2 * length) for length in image.size)
+    return image.crop((left, top, image.width - left, image.height - top))
 
 
 def _compress(image: Image) -> Image:
@@ -78,7 +73,7 @@ def _compress(image: Image) -> Image:
 
 
 IMAGE_EDITS: dict[str, Callable[[Image], Image]] = {
-    "blurred": _blur,
+    "blurred": lambda image: image.filter(GaussianBlur(BLUR_RADIUS * min(image.size))),
     "cropped": _crop,
     "JPEG": _compress,
     "gray": lambda image: image.convert("L").convert("RGB"),
@@ -212,17 +207,17 @@ class RecallChange:
         hits_before, hits_after = before <= k, after <= k
         number = np.bincount(images)
         change = 100 * np.bincount(images, hits_after.astype(float) - hits_before) / number
-        mean, error = (
-            float(change @ number / number.sum()),
-            float(change.std(ddof=1) / np.sqrt(len(change))) if len(change) > 1 else np.inf,
-        )
+        mean = float(change @ number / number.sum())
+        error = float(change.std(ddof=1) / np.sqrt(len(change))) if len(change) > 1 else np.inf
         half_width = float(t.ppf(0.975, max(len(change) - 1, 1))) * error
-        recall_before, recall_after = (
-            float(100 * hits_before.mean()),
-            float(100 * hits_after.mean()),
-        )
         return cls(
-            edit, direction, k, recall_before, recall_after, mean - half_width, mean + half_width
+            edit,
+            direction,
+            k,
+            before=float(100 * hits_before.mean()),
+            after=float(100 * hits_after.mean()),
+            low=mean - half_width,
+            high=mean + half_width,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -351,7 +346,29 @@ def probe_run(
     )
     model = Retriever(matcher, data_module.processor, memory=recipe.memory or None)
     inputs = _ProbeInputs(model, probed, *data_module.encode(matcher, probed), progress)
-    source, results = _probe_captions(inputs, resolve_path(recipe.data.path))
+    folder = resolve_path(recipe.data.path)
+    if os.path.isfile(folder / "clips.jsonl"):
+        source = "the ground truth of the synthetic clips"
+        results = _probe_clip_partners(inputs, ClipAnnotations.open(folder))
+    elif os.path.isfile(folder / "scenes.jsonl"):
+        source = "the ground truth of the synthetic scenes"
+        graphs, captions = SceneGraphs.open(folder), " ".join(probed.captions).lower()
+        # The style whose shape names are the most frequent in the captions of the data set.
+        style = max(
+            STYLES.values(),
+            key=lambda style: sum(
+                captions.count(name) for names in style.shapes.values() for name in set(names)
+            ),
+        )
+        pairs = [
+            MinimalPair(pair.kind, image, pair.true.text, pair.edited.text)
+            for image, row in enumerate(probed.image_rows)
+            for pair in make_scene_pairs(graphs.scenes[row], np.random.default_rng(int(row)), style)
+        ]
+        results = _probe_pairs(inputs, pairs)
+    else:
+        source = "word lists, not checked by people"
+        results = _probe_pairs(inputs, make_minimal_pairs(probed))
     if not results:
         raise RunError(
             f"{probed.name}: expected a caption that can be edited, got none in "
@@ -393,8 +410,9 @@ class _ProbeInputs:
             )
         return collect_batches(encoded)[torch.tensor([row_of[text] for text in texts])]
 
-    def encode_images(self, edit: Callable[[Image], Image], name: str) -> Encoded:
-        parts = []
+    def encode_images(self, name: str) -> Encoded:
+        """Encode all images with an edit of `IMAGE_EDITS`, or "unchanged"."""
+        parts, edit = [], IMAGE_EDITS.get(name, lambda image: image)
         for start in range(0, len(self.data.images), IMAGE_BATCH_SIZE):
             batch = self.data.images[start : start + IMAGE_BATCH_SIZE]
             parts.append(self.model.encode_visual([edit(image.open()) for image in batch]))
@@ -416,23 +434,10 @@ class _ProbeInputs:
             )
 
 
-def _probe_captions(inputs: _ProbeInputs, folder: Path) -> tuple[str, tuple[ProbeResult, ...]]:
-    """By what edited captions are false, and the accuracies."""
-    if os.path.isfile(folder / "clips.jsonl"):
-        return "the ground truth of the synthetic clips", _probe_clip_partners(
-            inputs, ClipAnnotations.open(folder)
-        )
-    if os.path.isfile(folder / "scenes.jsonl"):
-        return "the ground truth of the synthetic scenes", _probe_pairs(
-            inputs, _scene_pairs(SceneGraphs.open(folder), inputs.data)
-        )
-    return "word lists, not checked by people", _probe_pairs(
-        inputs, make_minimal_pairs(inputs.data)
-    )
-
-
 def _probe_pairs(inputs: _ProbeInputs, pairs: list[MinimalPair]) -> tuple[ProbeResult, ...]:
-    """Score both captions of each minimal pair against its image. Every text is encoded once."""
+    """Score both captions of each minimal pair against its image, and compute the accuracy for each
+    kind of edit. Every text is encoded once.
+    """
     if not pairs:
         return ()
     texts = list(dict.fromkeys(text for pair in pairs for text in (pair.true, pair.edited)))
@@ -494,31 +499,11 @@ def _probe_edits(
             f"Images were not edited: {inputs.data.name} has no image files, or clips.",
         )
     # Both evaluations encode pixels: stored features can differ from those of the encoder.
-    before = inputs.evaluate(
-        inputs.encode_images(lambda image: image, "unchanged"), inputs.text, inputs.data
-    )
-    for name, edit in IMAGE_EDITS.items():
-        after = inputs.evaluate(inputs.encode_images(edit, name), inputs.text, inputs.data)
-        changes += recall_changes(f"{name} images", before, after)
+    before = inputs.evaluate(inputs.encode_images("unchanged"), inputs.text, inputs.data)
+    for edit in IMAGE_EDITS:
+        after = inputs.evaluate(inputs.encode_images(edit), inputs.text, inputs.data)
+        changes += recall_changes(f"{edit} images", before, after)
     return changes, ()
-
-
-def _scene_pairs(graphs: SceneGraphs, data: Dataset) -> list[MinimalPair]:
-    """Minimal pairs of each scene, in the style whose shape names are the most frequent in the
-    captions of the data set.
-    """
-    captions = " ".join(data.captions).lower()
-    style = max(
-        STYLES.values(),
-        key=lambda style: sum(
-            captions.count(name) for names in style.shapes.values() for name in set(names)
-        ),
-    )
-    return [
-        MinimalPair(pair.kind, image, pair.true.text, pair.edited.text)
-        for image, row in enumerate(data.image_rows)
-        for pair in make_scene_pairs(graphs.scenes[row], np.random.default_rng(int(row)), style)
-    ]
 
 
 COLORS = (

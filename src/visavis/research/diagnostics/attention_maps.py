@@ -267,11 +267,8 @@ def _draw_word(axes: Axes, explanation: AttentionMap, row: int) -> None:
     """
     from matplotlib.patches import Rectangle
 
-    weights, best, word = (
-        explanation.weights[row],
-        int(explanation.best_regions[row]),
-        explanation.words[row],
-    )
+    weights, best = explanation.weights[row], int(explanation.best_regions[row])
+    word = explanation.words[row]
     word = word if len(word) <= MAX_TITLE_LENGTH else f"{word[: MAX_TITLE_LENGTH - 1]}…"
     score = f"{explanation.scores[row]:+.2f}".replace("-", "−")
     title = f"{word}  {score}\nbest region {100 * weights[best]:.0f} %"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -191,6 +192,43 @@ class ContributionCount:
     mean: dict[str, float]
     std: dict[str, float]
 
+    @classmethod
+    def from_batches(
+        cls,
+        objective: Objective,
+        semantics: Semantics,
+        epsilon: float,
+        rows: list[dict[str, float]],
+    ) -> ContributionCount:
+        """Average the measures of batches.
+
+        Args:
+            objective: The objective.
+            semantics: "paper" or "reference".
+            epsilon: Weight from which a sample counts.
+            rows: Measures of each batch. Batches whose value is NaN do not count.
+
+        Returns:
+            Means and standard deviations.
+        """
+        mean, std = dict[str, float](), dict[str, float]()
+        for key in rows[0]:
+            values = np.array([row[key] for row in rows if not math.isnan(row[key])])
+            mean[key] = float(values.mean()) if len(values) else math.nan
+            std[key] = float(values.std()) if len(values) else math.nan
+        return cls(repr(objective), semantics, epsilon, mean, std)
+
+    def mean_of_directions(self, measure: str) -> float:
+        """Average the means of both directions.
+
+        Args:
+            measure: Name of the measure.
+
+        Returns:
+            The average.
+        """
+        return (self.mean[f"i2t_{measure}"] + self.mean[f"t2i_{measure}"]) / 2
+
     def to_json(self) -> dict[str, Any]:
         """Return a flat JSON object. NaN becomes null."""
         values = {f"{key}_mean": value for key, value in self.mean.items()} | {
@@ -314,21 +352,49 @@ def diagnose_run(
         )
     others, epsilons = [objectives.parse(text) for text in specs], list(dict.fromkeys(epsilons))
     recipe = read_run_recipe(run, data, memory)
-    untrained = None if recipe.phases else _untrained_checkpoint(run, checkpoint, others)
+    # A pretrained model has one checkpoint, and no phase of its own.
+    if not recipe.phases and not others:
+        raise RunError(
+            f"{run}: expected an objective, because a pretrained model has none. Name one with "
+            "--objective."
+        )
+    if not recipe.phases and checkpoint != "best":
+        raise RunError(
+            f"{run}: a pretrained model has no checkpoint {checkpoint!r}. Omit --checkpoint."
+        )
     data_module, matcher = open_run(run, recipe, progress)
-    loaded = untrained or load_checkpoint(run, checkpoint, data_module, matcher, progress)
+    if recipe.phases:
+        loaded = load_checkpoint(run, checkpoint, data_module, matcher, progress)
+    else:
+        loaded = RunCheckpoint(Phase(epochs=1, objective=others[0]), 0, {})
     own_objective = at_learned_scale(loaded.phase.objective, matcher)
     loader = diagnostic_loader(data_module)
-    teacher = _supervision_at(
-        loaded if data is None else replace(loaded, supervision={}), data_module, matcher, loader
+    # The supervision of the checkpoint. Its state is about the images of the run.
+    teacher = copy(loaded.phase.supervision)
+    optimizer = make_optimizer(matcher, loaded.phase)
+    validation = data_module.loader(data_module.validation)
+    teacher.begin_phase(
+        training_context(data_module.recipe, loaded.phase, matcher, optimizer, loader, validation),
+        loaded.supervision if data is None else {},
     )
     number = min(loader.num_batches, batches or loader.num_batches)
-    measures: _Measures = {}
+    measures = defaultdict[tuple[Objective, Semantics, float], list[dict[str, float]]](list)
     for done, (scores, targets) in enumerate(
         scored_batches(loader, matcher, teacher, number, recipe.memory or None), 1
     ):
         for objective in dict.fromkeys([own_objective, *others]):
-            _count_batch(measures, objective, scores, targets, epsilons)
+            targets_by_semantics: dict[Semantics, Targets | None] = {
+                "paper": targets,
+                # None if the released code of COCOS counts in the same way.
+                "reference": released_targets(objective, *scores.shape),
+            }
+            for semantics, batch_targets in targets_by_semantics.items():
+                if batch_targets is not None:
+                    samples = contributing_by_epsilon(
+                        objective, scores, batch_targets, epsilons, semantics=semantics
+                    )
+                    for epsilon, by_direction in zip(epsilons, samples, strict=True):
+                        measures[objective, semantics, epsilon].append(batch_measures(by_direction))
         progress.update("batches", done, number, 0.0)
     return ContributionAnalysis(
         run,
@@ -339,35 +405,9 @@ def diagnose_run(
         number,
         len(scores),
         scores.shape[1],
-        tuple(_summarize(*key, batch_rows) for key, batch_rows in measures.items()),
+        tuple(ContributionCount.from_batches(*key, rows) for key, rows in measures.items()),
         recipe.published,
     )
-
-
-_Measures = dict[tuple[Objective, Semantics, float], list[dict[str, float]]]
-
-
-def _count_batch(
-    measures: _Measures,
-    objective: Objective,
-    scores: Tensor,
-    targets: Targets,
-    epsilons: Sequence[float],
-) -> None:
-    """Add the measures of one batch, also as the released code of COCOS counts it if that differs."""
-    targets_by_semantics: dict[Semantics, Targets | None] = {
-        "paper": targets,
-        "reference": released_targets(objective, *scores.shape),
-    }
-    for semantics, batch_targets in targets_by_semantics.items():
-        if batch_targets is not None:
-            samples = contributing_by_epsilon(
-                objective, scores, batch_targets, epsilons, semantics=semantics
-            )
-            for epsilon, by_direction in zip(epsilons, samples, strict=True):
-                measures.setdefault((objective, semantics, epsilon), []).append(
-                    batch_measures(by_direction)
-                )
 
 
 def at_learned_scale(objective: Objective, matcher: Matcher) -> Objective:
@@ -385,34 +425,6 @@ def at_learned_scale(objective: Objective, matcher: Matcher) -> Objective:
     if matcher.logit_bias is not None:
         objective = objective.with_bias(matcher.logit_bias.item()) or objective
     return objective
-
-
-def _untrained_checkpoint(run: Path, checkpoint: str, others: Sequence[Objective]) -> RunCheckpoint:
-    """The only checkpoint of a pretrained model, in a phase with the first of the objectives."""
-    if not others:
-        raise RunError(
-            f"{run}: expected an objective, because a pretrained model has none. Name one with "
-            "--objective."
-        )
-    if checkpoint != "best":
-        raise RunError(
-            f"{run}: a pretrained model has no checkpoint {checkpoint!r}. Omit --checkpoint."
-        )
-    return RunCheckpoint(Phase(epochs=1, objective=others[0]), 0, {})
-
-
-def _supervision_at(
-    checkpoint: RunCheckpoint, data_module: DataModule, matcher: Matcher, train: Loader
-) -> Supervision:
-    """The supervision of a checkpoint, with its saved state."""
-    phase, recipe = checkpoint.phase, data_module.recipe
-    teacher = copy(phase.supervision)
-    validation = data_module.loader(data_module.validation)
-    context = training_context(
-        recipe, phase, matcher, make_optimizer(matcher, phase), train, validation
-    )
-    teacher.begin_phase(context, checkpoint.supervision)
-    return teacher
 
 
 def diagnostic_loader(data_module: DataModule) -> Loader:
@@ -480,28 +492,15 @@ def batch_measures(samples: dict[str, ContributingSamples]) -> dict[str, float]:
     measures: dict[str, float] = {}
     for direction, each in samples.items():
         measures |= {
-            f"{direction}_{name}": float(getattr(each, name))
-            for name in ("per_moved", "per_query", "in_batch", "idle")
-        }
-        measures |= {
+            f"{direction}_per_moved": each.per_moved,
+            f"{direction}_per_query": each.per_query,
+            f"{direction}_in_batch": each.in_batch,
+            f"{direction}_idle": float(each.idle),
             f"{direction}_push": each.push.mean().item(),
             f"{direction}_pull": each.pull.mean().item(),
+            f"{direction}_effective": each.effective_negatives,
         }
-        measures[f"{direction}_effective"] = each.effective_negatives
     return measures
-
-
-def _summarize(
-    objective: Objective, semantics: Semantics, epsilon: float, rows: list[dict[str, float]]
-) -> ContributionCount:
-    """Mean and standard deviation over the batches that have a value."""
-    columns = {key: np.array([row[key] for row in rows]) for key in rows[0]}
-    columns = {key: values[~np.isnan(values)] for key, values in columns.items()}
-    mean = {
-        key: float(values.mean()) if len(values) else math.nan for key, values in columns.items()
-    }
-    std = {key: float(values.std()) if len(values) else math.nan for key, values in columns.items()}
-    return ContributionCount(repr(objective), semantics, epsilon, mean, std)
 
 
 def render_diagnosis(diagnosis: ContributionAnalysis) -> str:
@@ -521,33 +520,27 @@ def render_diagnosis(diagnosis: ContributionAnalysis) -> str:
             partial(plot_training_curves, [TrainingCurve(name, files.read_log())])
         )
     epsilons = " ".join(f"--epsilon {epsilon:g}" for epsilon in diagnosis.epsilons)
+    rows = []
+    for count in diagnosis.counts:
+        released = ", as in the released code" if count.semantics == "reference" else ""
+        name = f"{count.objective.partition('(')[0]}{released}, epsilon {count.epsilon:g}"
+        for direction, title in DIRECTIONS.items():
+            keys = [f"{direction}_{measure}" for measure in MEASURES]
+            values = [(count.mean[key], count.std[key]) for key in keys]
+            cells = ["-" if math.isnan(mean) else f"{mean:.2f} ± {std:.2f}" for mean, std in values]
+            rows.append([f"{name}, {title}", *cells])
     return render_report(
         "diagnosis",
         diagnosis=diagnosis,
         objectives=list(dict.fromkeys(count.objective for count in diagnosis.counts)),
         measures=list(MEASURES.values()),
-        rows=list(_table_rows(diagnosis)),
+        rows=rows,
         sweep=ThemedImage.draw(partial(plot_epsilon, diagnosis))
         if len(diagnosis.epsilons) > 1
         else None,
         curves=curves,
         command=f"{shell_command()} diagnose {shlex.quote(str(diagnosis.run))} --checkpoint {diagnosis.checkpoint} {epsilons}",
     )
-
-
-def _table_rows(diagnosis: ContributionAnalysis) -> Iterator[list[str]]:
-    for count in diagnosis.counts:
-        released = ", as in the released code" if count.semantics == "reference" else ""
-        name = f"{count.objective.partition('(')[0]}{released}, epsilon {count.epsilon:g}"
-        for direction, title in DIRECTIONS.items():
-            values = (
-                (count.mean[f"{direction}_{measure}"], count.std[f"{direction}_{measure}"])
-                for measure in MEASURES
-            )
-            yield [
-                f"{name}, {title}",
-                *("-" if math.isnan(mean) else f"{mean:.2f} ± {std:.2f}" for mean, std in values),
-            ]
 
 
 def plot_epsilon(diagnosis: ContributionAnalysis, theme: PlotTheme = LIGHT_THEME) -> bytes:
@@ -572,7 +565,7 @@ def plot_epsilon(diagnosis: ContributionAnalysis, theme: PlotTheme = LIGHT_THEME
                 key=lambda count: count.epsilon,
             )
             color, name = theme.lines[number % len(theme.lines)], objective.partition("(")[0]
-            means = [_mean_of_directions(count, measure) for count in curve]
+            means = [count.mean_of_directions(measure) for count in curve]
             axes.plot(
                 [count.epsilon for count in curve],
                 means,
@@ -583,7 +576,7 @@ def plot_epsilon(diagnosis: ContributionAnalysis, theme: PlotTheme = LIGHT_THEME
             )
             if measure == "per_query":
                 axes.axhline(
-                    _mean_of_directions(curve[0], "effective"),
+                    curve[0].mean_of_directions("effective"),
                     color=color,
                     linestyle=":",
                     linewidth=1.4,
@@ -595,7 +588,3 @@ def plot_epsilon(diagnosis: ContributionAnalysis, theme: PlotTheme = LIGHT_THEME
         if panel == 0:
             axes.legend(**legend_style(theme, 2.0))
     return figure_to_png(figure)
-
-
-def _mean_of_directions(count: ContributionCount, measure: str) -> float:
-    return (count.mean[f"i2t_{measure}"] + count.mean[f"t2i_{measure}"]) / 2

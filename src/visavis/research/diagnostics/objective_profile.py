@@ -409,13 +409,34 @@ def write_profile_report(result: ObjectiveProfiles) -> None:
         if result.goals
         else None
     )
+    sections = []
+    for profile, image in zip(result.profiles, images, strict=True):
+        rotation = profile.rotation
+        columns = (rotation.angle, rotation.norm, rotation.angle_after)
+        vectors = [*zip(VECTOR_NAMES, *(column.tolist() for column in columns), strict=True)]
+        query_after = rotation.angle_after[0].item()
+        sections.append(
+            {
+                "name": profile.name,
+                "image": image,
+                "norms": [f"{name} {norm:.2f}" for name, _, norm, _ in vectors],
+                "rows": [
+                    [
+                        name,
+                        f"{angle:.1f}°",
+                        f"{norm:.3f}",
+                        f"{after - angle:+.1f}°",
+                        f"{after - query_after:.1f}°",
+                    ]
+                    for name, angle, norm, after in vectors
+                ],
+            }
+        )
     page = render_report(
         "profiles",
         pair_weights=pair_weights,
         pair_weights_alt=f"Weights of positives and of negatives: {'; '.join(map(pair_weight_name, result.goals))}.",
-        profiles=[
-            _section(profile, image) for profile, image in zip(result.profiles, images, strict=True)
-        ],
+        profiles=sections,
         names=list(dict.fromkeys(names)),
         step_length=f"{STEP_LENGTH:g}",
         positive_angle=f"{-INITIAL_ANGLES[1]:g}",
@@ -423,36 +444,6 @@ def write_profile_report(result: ObjectiveProfiles) -> None:
         command=f"{shell_command()} anatomy {' '.join(shlex.quote(profile.name) for profile in result.profiles)}",
     )
     storage.write_text(result.folder / "report.html", page)
-
-
-def _section(profile: ObjectiveProfile, image: ThemedImage) -> dict[str, Any]:
-    """Name, plot, tangent norms and table of one objective."""
-    rotation, query_after = profile.rotation, profile.rotation.angle_after[0].item()
-    vectors = list(
-        zip(
-            VECTOR_NAMES,
-            rotation.angle.tolist(),
-            rotation.norm.tolist(),
-            rotation.angle_after.tolist(),
-            strict=True,
-        )
-    )
-    rows = [
-        [
-            name,
-            f"{angle:.1f}°",
-            f"{norm:.3f}",
-            f"{after - angle:+.1f}°",
-            f"{after - query_after:.1f}°",
-        ]
-        for name, angle, norm, after in vectors
-    ]
-    return {
-        "name": profile.name,
-        "image": image,
-        "norms": [f"{name} {norm:.2f}" for name, _, norm, _ in vectors],
-        "rows": rows,
-    }
 
 
 def plot_objective_profile(profile: ObjectiveProfile, theme: PlotTheme = LIGHT_THEME) -> bytes:
@@ -467,14 +458,17 @@ def plot_objective_profile(profile: ObjectiveProfile, theme: PlotTheme = LIGHT_T
         a circle, tangent norms.
     """
     figure = new_figure(8.6, 6.0, theme)
-    diagram, color_bar = (
-        figure.add_axes((0.065, 0.6, 0.235, 0.337)),
-        figure.add_axes((0.308, 0.6, 0.012, 0.337)),
-    )
-    push, pull = (figure.add_axes((left, 0.6, 0.25, 0.337)) for left in (0.408, 0.724))
-    circle, norms = (
-        figure.add_axes((0.02, 0.05, 0.52, 0.4)),
-        figure.add_axes((0.61, 0.09, 0.35, 0.36)),
+    # Left, bottom, width and height of each panel, as shares of the figure.
+    diagram, color_bar, push, pull, circle, norms = map(
+        figure.add_axes,
+        (
+            (0.065, 0.6, 0.235, 0.337),
+            (0.308, 0.6, 0.012, 0.337),
+            (0.408, 0.6, 0.25, 0.337),
+            (0.724, 0.6, 0.25, 0.337),
+            (0.02, 0.05, 0.52, 0.4),
+            (0.61, 0.09, 0.35, 0.36),
+        ),
     )
     _plot_triplets(diagram, color_bar, profile.triplet_diagram, theme)
     _plot_weights(
@@ -543,10 +537,8 @@ def _plot_triplets(axes: Axes, color_bar: Axes, triplets: TripletWeights, theme:
     """Norm of the gradient as color, and the direction of both similarities as arrows."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    magnitude, (low, high) = (
-        triplets.magnitude,
-        (triplets.positive[0].item(), triplets.positive[-1].item()),
-    )
+    magnitude = triplets.magnitude
+    low, high = triplets.positive[0].item(), triplets.positive[-1].item()
     top = 1.0 if magnitude.max() <= 1.6 else torch.quantile(magnitude, 0.98).item()
     colors = LinearSegmentedColormap.from_list("weights", [theme.background, theme.lines[1]])
     image = axes.imshow(

@@ -32,8 +32,8 @@ from visavis.evaluation.trec import trec_rankings, write_trec
 from visavis.losses.scoring import select_items
 from visavis.models.base import Matcher, evaluation_mode
 from visavis.models.inference import device_score, score_all_pairs
-from visavis.research.diagnostics.contribution_analysis import ContributionCount, diagnose_run
-from visavis.research.experiments.comparison_result import Comparison, MeanRsum, Sweep
+from visavis.research.diagnostics.contribution_analysis import diagnose_run
+from visavis.research.experiments.comparison_result import Comparison, Sweep
 from visavis.research.experiments.grid import Setting
 from visavis.research.experiments.jobs import RunOutcome
 from visavis.research.probes import ProbeReport, probe_run
@@ -140,7 +140,14 @@ def write_comparison_report(comparison: Comparison, progress: Progress) -> None:
         sweep_alt=_sweeps_alt(sweeps) if sweeps else "",
         diagnoses=diagnoses,
         count_rows=[
-            [name, *_count_cells(diagnosis.counts[0])] for name, diagnosis in diagnoses.items()
+            [
+                name,
+                *(
+                    f"{diagnosis.counts[0].mean_of_directions(measure):.2f}"
+                    for measure in REPORTED_MEASURES
+                ),
+            ]
+            for name, diagnosis in diagnoses.items()
         ],
         measures=list(REPORTED_MEASURES.values()),
         probes=probes,
@@ -225,13 +232,6 @@ def _pair_row(name: str, test: PairedTest, estimate: BootstrapEstimate) -> list[
     ]
 
 
-def _count_cells(count: ContributionCount) -> list[str]:
-    return [
-        f"{(count.mean[f'i2t_{name}'] + count.mean[f't2i_{name}']) / 2:.2f}"
-        for name in REPORTED_MEASURES
-    ]
-
-
 def _probe_rows(probes: Mapping[str, ProbeReport]) -> list[list[str]]:
     """A row for each kind of edit, with the accuracy of each setting."""
     cells: dict[str, dict[str, str]] = {}
@@ -263,15 +263,9 @@ def _sweeps_alt(sweeps: Sequence[Sweep]) -> str:
 
 
 def _commands(comparison: Comparison) -> list[tuple[str, str]]:
-    folder, best = (
-        shlex.quote(str(comparison.folder)),
-        max(comparison.runs(comparison.best), key=lambda run: run.validation_rsum),
-    )
-    run, seeds, visavis = (
-        shlex.quote(str(best.folder)),
-        max(run.seed for run in comparison.outcomes),
-        shell_command(),
-    )
+    folder, best = shlex.quote(str(comparison.folder)), _best_run(comparison, comparison.best)
+    run, visavis = shlex.quote(str(best.folder)), shell_command()
+    seeds = max(run.seed for run in comparison.outcomes)
     return [
         (
             "Add seeds. Finished runs are not trained again.",
@@ -346,10 +340,8 @@ def plot_sweeps(sweeps: Sequence[Sweep], theme: PlotTheme = LIGHT_THEME) -> byte
         Unified loss, figure 5.
     """
     references, columns = sweeps[0].references, min(2, len(sweeps))
-    rows, legend = (
-        math.ceil(len(sweeps) / columns),
-        0.1 + 0.2 * math.ceil((len(references) + 2) / 2),
-    )
+    rows = math.ceil(len(sweeps) / columns)
+    legend = 0.1 + 0.2 * math.ceil((len(references) + 2) / 2)
     panel = 3.0 + 0.2 * max(len(sweep.curves) for sweep in sweeps)
     figure = new_figure(8.6, legend + rows * panel, theme)
     from matplotlib.lines import Line2D
@@ -400,12 +392,19 @@ def _plot_sweep(axes: Axes, figure: Figure, sweep: Sweep, theme: PlotTheme) -> N
             for line in lines:
                 line.set_transform(shifted)
     for number, splits in enumerate(sweep.references.values()):
+        color = _reference_color(number, theme)
         for rsum, (_, style) in zip(splits, SPLIT_STYLES, strict=True):
-            _plot_reference(axes, rsum, _reference_color(number, theme), style)
-    _set_value_axis(
-        axes,
-        sorted({point.value for validation, _ in sweep.curves.values() for point in validation}),
+            axes.axhline(rsum.mean, color=color, linestyle=style, linewidth=1.4)
+            if rsum.interval is not None:
+                ends = rsum.interval.low, rsum.interval.high
+                axes.axhspan(*ends, color=color, alpha=0.08, linewidth=0)
+    values = sorted(
+        {point.value for validation, _ in sweep.curves.values() for point in validation}
     )
+    if values[0] > 0 and values[-1] >= MIN_LOG_RATIO * values[0]:
+        axes.set_xscale("log")
+    axes.set_xticks(values, [f"{value:g}" for value in values])
+    axes.minorticks_off()
     style_axes(axes, "RSUM", theme, sweep.name)
     axes.tick_params(labelleft=True)
     if any(sweep.curves):
@@ -415,19 +414,6 @@ def _plot_sweep(axes: Axes, figure: Figure, sweep: Sweep, theme: PlotTheme) -> N
 def _reference_color(number: int, theme: PlotTheme) -> str:
     """Color of a reference. Curves take the colors from the other end."""
     return theme.lines[-1 - number % len(theme.lines)]
-
-
-def _plot_reference(axes: Axes, rsum: MeanRsum, color: str, style: Any) -> None:
-    axes.axhline(rsum.mean, color=color, linestyle=style, linewidth=1.4)
-    if rsum.interval is not None:
-        axes.axhspan(rsum.interval.low, rsum.interval.high, color=color, alpha=0.08, linewidth=0)
-
-
-def _set_value_axis(axes: Axes, values: Sequence[float]) -> None:
-    if values[0] > 0 and values[-1] >= MIN_LOG_RATIO * values[0]:
-        axes.set_xscale("log")
-    axes.set_xticks(values, [f"{value:g}" for value in values])
-    axes.minorticks_off()
 
 
 NUM_IMAGES = 5
@@ -496,10 +482,17 @@ def example_queries(comparison: Comparison, num_queries: int = 4) -> ExampleQuer
     hardest = worst_first[np.sort(positions)[:num_queries]]
     captions = torch.from_numpy(np.concatenate([sampled, hardest]))
     scores = score_all_pairs(matcher, visual, select_items(text, captions), recipe.memory or None)
-    queries = [
-        _example_query(test, int(caption), column, mean_ranks)
-        for caption, column in zip(captions, scores.T, strict=True)
-    ]
+    queries = []
+    for caption, column in zip(captions.tolist(), scores.T, strict=True):
+        top_images = column.argsort(descending=True, stable=True)[:NUM_IMAGES].tolist()
+        queries.append(
+            ExampleQuery(
+                test.captions[caption],
+                int(test.image_of[caption]),
+                float(mean_ranks[caption]),
+                tuple((image, column[image].item()) for image in top_images),
+            )
+        )
     return ExampleQueries(
         best.folder.name, test, tuple(queries[: len(sampled)]), tuple(queries[len(sampled) :])
     )
@@ -543,14 +536,3 @@ def _encode_test_split(run: Path) -> tuple[Recipe, Dataset, tuple[Encoded, Encod
         data_module.data.split(recipe.evaluation.test), get_protocols(recipe.evaluation.protocols)
     )
     return recipe, test, data_module.encode(matcher, test), matcher
-
-
-def _example_query(
-    data: Dataset, caption: int, scores: torch.Tensor, ranks: Sequence[float]
-) -> ExampleQuery:
-    """The query of a caption, from its scores with all images and the ranks of all captions."""
-    top_images = scores.argsort(descending=True, stable=True)[:NUM_IMAGES]
-    images = tuple((int(image), scores[image].item()) for image in top_images)
-    return ExampleQuery(
-        data.captions[caption], int(data.image_of[caption]), float(ranks[caption]), images
-    )
