@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from visavis.core.encoded import DIRECTIONS
-from visavis.core.errors import ShapeError, SpecError, suggest_name
+from visavis.core.errors import ShapeError
 from visavis.evaluation.feedback.evaluate_feedback import JudgedQueryResult, feedback_metrics
 from visavis.evaluation.metrics.catalog import RECALLS, RSUM
 from visavis.evaluation.query_ranks import QueryRanks
@@ -132,7 +132,7 @@ class BootstrapSamples:
             The estimate.
         """
         return BootstrapEstimate.from_samples(
-            *self._mean(row, self._seeds(row), metric), self.unit, self.num_units
+            *self._mean(row, set(self.measured[row]), metric), self.unit, self.num_units
         )
 
     def difference(self, a: str, b: str, metric: str = "rsum") -> BootstrapEstimate:
@@ -147,26 +147,16 @@ class BootstrapSamples:
             Difference of the means over the common seeds, or over each row's own seeds if none are
             common.
         """
-        common = self._seeds(a) & self._seeds(b)
-        value_a, samples_a = self._mean(a, common or self._seeds(a), metric)
-        value_b, samples_b = self._mean(b, common or self._seeds(b), metric)
+        seeds_a, seeds_b = set(self.measured[a]), set(self.measured[b])
+        common = seeds_a & seeds_b
+        value_a, samples_a = self._mean(a, common or seeds_a, metric)
+        value_b, samples_b = self._mean(b, common or seeds_b, metric)
         return BootstrapEstimate.from_samples(
             value_a - value_b, samples_a - samples_b, self.unit, self.num_units
         )
 
-    def _seeds(self, row: str) -> set[int]:
-        if row not in self.measured:
-            raise SpecError(
-                f"{row} is not a row of the comparison: {suggest_name(row, self.measured)}"
-            )
-        return set(self.measured[row])
-
     def _mean(self, row: str, seeds: set[int], metric: str) -> tuple[float, np.ndarray]:
         """Mean of a metric over seeds, as measured and on each sample ``[S]``."""
-        if metric not in self.metrics:
-            raise SpecError(
-                f"{metric} is not resampled over {self.unit}: {suggest_name(metric, self.metrics)}"
-            )
         column = self.metrics.index(metric)
         measured = [self.measured[row][seed][column] for seed in sorted(seeds)]
         samples = [self.samples[row][seed][:, column] for seed in sorted(seeds)]

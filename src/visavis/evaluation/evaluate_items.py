@@ -72,10 +72,8 @@ def evaluate(
     """
     protocol = get_protocol(protocol)
     ties = ties or protocol.ties
-    image_ids, text_ids = (
-        to_id_tensor(image_ids, "image_ids").cpu(),
-        to_id_tensor(text_ids, "text_ids").cpu(),
-    )
+    image_ids = to_id_tensor(image_ids, "image_ids").cpu()
+    text_ids = to_id_tensor(text_ids, "text_ids").cpu()
     if protocol.positives_file:
         raise SpecError(
             f"protocol {protocol.name}: expected listed positives, got ids. Use evaluate_listed, "
@@ -224,15 +222,23 @@ def evaluate_listed(
             )
     protocol.validate(torch.arange(len(visual)), torch.from_numpy(data.image_of))
     listed_images, listed_texts = read_listed_positives(protocol, data)
-    image_queries, text_queries = (
-        select_items(visual, listed_images.queries),
-        select_items(text, listed_texts.queries),
-    )
     images = rank_by_rows(
-        image_queries, text, score, listed_images.targets, "i2t", ties=ties, memory=memory
+        select_items(visual, listed_images.queries),
+        text,
+        score,
+        listed_images.targets,
+        "i2t",
+        ties=ties,
+        memory=memory,
     )
     texts = rank_by_rows(
-        visual, text_queries, score, listed_texts.targets, "t2i", ties=ties, memory=memory
+        visual,
+        select_items(text, listed_texts.queries),
+        score,
+        listed_texts.targets,
+        "t2i",
+        ties=ties,
+        memory=memory,
     )
     return Evaluation(
         protocol=protocol.name,
@@ -331,16 +337,18 @@ def evaluate_dataset(
                 visual, captions, score, *ids, protocol=protocol, memory=memory, group=group
             )
         if relevance:
-            coherence = ranking_coherence(
-                visual,
-                captions,
-                score,
-                selected,
-                relevance,
-                semantics=semantics,
-                folds=protocol.folds,
-                memory=memory,
+            result = replace(
+                result,
+                coherence=ranking_coherence(
+                    visual,
+                    captions,
+                    score,
+                    selected,
+                    relevance,
+                    semantics=semantics,
+                    folds=protocol.folds,
+                    memory=memory,
+                ),
             )
-            result = replace(result, coherence=coherence)
         results.append(result)
     return replace(results[0], other_protocols=tuple(results[1:]))

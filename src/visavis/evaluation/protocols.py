@@ -64,31 +64,26 @@ class Protocol:
         Raises:
             SpecError: If a number of images, captions or folds differs.
         """
-        image_ids, text_ids = (
-            to_id_tensor(image_ids, "image_ids"),
-            to_id_tensor(text_ids, "text_ids"),
-        )
-        fix = "Use the split of the protocol, or the protocol plain"
+        image_ids = to_id_tensor(image_ids, "image_ids")
+        text_ids = to_id_tensor(text_ids, "text_ids")
+        expected, got = "", f"{len(image_ids)} images"
         if self.num_images is not None and len(image_ids) != self.num_images:
-            raise SpecError(
-                f"protocol {self.name}: expected {self.num_images} images, got {len(image_ids)}. "
-                f"{fix}."
-            )
-        if len(image_ids) % self.folds:
-            raise SpecError(
-                f"protocol {self.name}: expected {self.folds} folds of equal size, got "
-                f"{len(image_ids)} images. {fix}."
-            )
-        if self.captions_per_image is not None:
+            expected, got = f"{self.num_images} images", str(len(image_ids))
+        elif len(image_ids) % self.folds:
+            expected = f"{self.folds} folds of equal size"
+        elif self.captions_per_image is not None:
             ascending = text_ids.sort().values
             num_captions = torch.searchsorted(
                 ascending, image_ids, right=True
             ) - torch.searchsorted(ascending, image_ids)
             for image in (num_captions != self.captions_per_image).nonzero()[:1, 0].tolist():
-                raise SpecError(
-                    f"protocol {self.name}: expected {self.captions_per_image} captions per image, "
-                    f"got {int(num_captions[image])} for image {image}. {fix}."
-                )
+                expected = f"{self.captions_per_image} captions per image"
+                got = f"{int(num_captions[image])} for image {image}"
+        if expected:
+            raise SpecError(
+                f"protocol {self.name}: expected {expected}, got {got}. Use the split of the "
+                "protocol, or the protocol plain."
+            )
 
     def split_folds(self, image_ids: Ids, text_ids: Ids) -> list[tuple[Tensor, Tensor]]:
         """Split images and their texts into folds.
@@ -100,10 +95,8 @@ class Protocol:
         Returns:
             Positions of the images and of their texts in each fold.
         """
-        image_ids, text_ids = (
-            to_id_tensor(image_ids, "image_ids"),
-            to_id_tensor(text_ids, "text_ids"),
-        )
+        image_ids = to_id_tensor(image_ids, "image_ids")
+        text_ids = to_id_tensor(text_ids, "text_ids")
         if self.folds == 1:
             return [(torch.arange(len(image_ids)), torch.arange(len(text_ids)))]
         images = torch.arange(len(image_ids)).chunk(self.folds)

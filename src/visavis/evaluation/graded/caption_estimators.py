@@ -176,26 +176,21 @@ def read_word_vectors(path: Path, vocabulary: Collection[str]) -> dict[str, np.n
                     else "a word and its numbers"
                 )
                 word_dim = word_dim or len(values)
+                problem = ""
                 if len(values) != word_dim or not word_dim:
-                    raise DataError(
-                        f"{path}, line {number}: expected {expected}, got {len(values)}. Fix this "
-                        "line."
-                    )
-                if word not in vocabulary:
-                    continue
-                try:
-                    words[word] = np.array(values, np.float32)
-                except ValueError as error:
-                    raise DataError(
-                        f"{path}, line {number}: expected a word and its numbers, separated by "
-                        f"blanks: {error}."
-                    ) from None
-                finite = np.isfinite(words[word])
-                if not finite.all():
-                    raise DataError(
-                        f"{path}, line {number}: expected finite numbers, got "
-                        f"{values[int(finite.argmin())]}."
-                    )
+                    problem = f"expected {expected}, got {len(values)}. Fix this line."
+                elif word in vocabulary:
+                    try:
+                        words[word] = np.array(values, np.float32)
+                        finite = np.isfinite(words[word])
+                        if not finite.all():
+                            problem = (
+                                f"expected finite numbers, got {values[int(finite.argmin())]}."
+                            )
+                    except ValueError as error:
+                        problem = f"expected a word and its numbers, separated by blanks: {error}."
+                if problem:
+                    raise DataError(f"{path}, line {number}: {problem}")
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path}: expected UTF-8, got the byte {error.object[error.start]:#04x}. Save the file "

@@ -302,29 +302,24 @@ def read_flickr8k_judgments(kind: str, folder: Path, data: Dataset) -> HumanJudg
     for number, line in enumerate(storage.read_text(path).splitlines(), 1):
         if not line.strip():
             continue
+        problem = ""
         try:
             image, caption, *values = line.split("\t")
             file, _, caption_number = caption.rpartition("#")
             answers.append(_parse_answers(kind, values))
-            described, k = index_of[file], int(caption_number)
+            captions_of_image, k = data.captions_of[index_of[file]], int(caption_number)
             images.append(index_of[image])
+            if 0 <= k < len(captions_of_image):
+                captions.append(captions_of_image[k])
+            else:
+                last = len(captions_of_image) - 1
+                problem = f"a caption number from 0 to {last} of image {file}, got {k}"
         except KeyError as unknown:
-            raise DataError(
-                f"{path}:{number}: expected one of the {len(index_of):,} images of the split, got "
-                f"{unknown}."
-            ) from None
+            problem = f"one of the {len(index_of):,} images of the split, got {unknown}"
         except ValueError:
-            raise DataError(
-                f"{path}:{number}: expected {_LINE_FORMATS[kind]}, separated by tabs, got "
-                f"{line[:80]!r}."
-            ) from None
-        captions_of_image = data.captions_of[described]
-        if not 0 <= k < len(captions_of_image):
-            raise DataError(
-                f"{path}:{number}: expected a caption number from 0 to "
-                f"{len(captions_of_image) - 1} of image {file}, got {k}."
-            )
-        captions.append(captions_of_image[k])
+            problem = f"{_LINE_FORMATS[kind]}, separated by tabs, got {line[:80]!r}"
+        if problem:
+            raise DataError(f"{path}:{number}: expected {problem}.")
     if not answers:
         raise DataError(f"{path}: expected lines of {_LINE_FORMATS[kind]}, got an empty file.")
     pairs = np.array(images), np.array(captions)

@@ -125,10 +125,6 @@ def ranking_coherence(
         SpecError: If the estimator or ``semantics`` is unknown.
     """
     estimator = parse_estimator(relevance) if isinstance(relevance, str) else relevance
-    if not isinstance(estimator, RelevanceEstimator):
-        raise SpecError(
-            f'relevance: expected an estimator such as "CBoW()", got {format_value(relevance)}.'
-        )
     if semantics not in GRADED:
         raise SpecError(
             f"semantics: expected {' or '.join(map(repr, GRADED))}, got {format_value(semantics)}."
