@@ -56,24 +56,6 @@ def released_targets(objective: Objective, images: int, texts: int) -> Targets |
     return Targets(query_ids=ids, candidate_ids=ids.repeat_interleave(captions_per_image))
 
 
-def _counts_by_rule(
-    objective: Objective, scores: Tensor, targets: Targets, epsilon: float, *, semantics: Semantics
-) -> dict[str, Tensor]:
-    """Counts by direction of objectives with a special counting rule in COCOS or its released code.
-    Empty for others, which count pair weights.
-    """
-    if type(objective) is Triplet and semantics == "reference":
-        return released_triplet_counts(scores, targets, margin=objective.margin)
-    if type(objective) is not SmoothAP:
-        return {}
-    tau = objective.tau
-    if semantics == "reference":
-        t2i = released_smooth_ap_counts(scores.T, tau=tau, epsilon=epsilon)
-    else:
-        t2i = smooth_ap_counts(scores.T, targets.T, tau=tau, epsilon=epsilon)
-    return {"i2t": smooth_ap_counts(scores, targets, tau=tau, epsilon=epsilon), "t2i": t2i}
-
-
 def smooth_ap_counts(
     scores: Tensor,
     targets: Targets,
@@ -298,32 +280,6 @@ def count_contributing(
     )
 
 
-def contributing_by_direction(
-    objective: Objective,
-    scores: Tensor,
-    targets: Targets,
-    *,
-    epsilon: float = 0.01,
-    semantics: Semantics = "paper",
-) -> dict[str, ContributingSamples]:
-    """Count the contributing samples of both directions.
-
-    Args:
-        objective: The objective. SmoothAP, and Triplet in the released code, are counted by a rule
-            of their own.
-        scores: Scores, shape ``[V, T]``.
-        targets: Targets of the image-to-text direction.
-        epsilon: Weight from which a sample counts.
-        semantics: "reference" counts as the released code of COCOS, which differs for text queries
-            of Triplet and SmoothAP.
-
-    Returns:
-        The counts "i2t" and "t2i".
-    """
-    (counts,) = contributing_by_epsilon(objective, scores, targets, [epsilon], semantics=semantics)
-    return counts
-
-
 def contributing_by_epsilon(
     objective: Objective,
     scores: Tensor,
@@ -340,7 +296,8 @@ def contributing_by_epsilon(
         scores: Scores, shape ``[V, T]``.
         targets: Targets of the image-to-text direction.
         epsilons: Weights from which a sample counts.
-        semantics: See `contributing_by_direction`.
+        semantics: "reference" counts as the released code of COCOS, which differs for text queries
+            of Triplet and SmoothAP. These have rules of their own, for SmoothAP also in the paper.
 
     Returns:
         The counts "i2t" and "t2i" for each epsilon.
@@ -351,17 +308,22 @@ def contributing_by_epsilon(
     }
     results = []
     for epsilon in epsilons:
-        counts = _counts_by_rule(objective, scores, targets, epsilon, semantics=semantics)
         samples = {
             direction: count_contributing(weights[direction], inputs[1], epsilon=epsilon)
             for direction, inputs in directions.items()
         }
-        results.append(
-            {
-                direction: replace(each, count=counts.get(direction, each.count))
-                for direction, each in samples.items()
-            }
-        )
+        # Special counting rules of COCOS or its released code.
+        counts = {direction: each.count for direction, each in samples.items()}
+        if type(objective) is Triplet and semantics == "reference":
+            counts = released_triplet_counts(scores, targets, margin=objective.margin)
+        elif type(objective) is SmoothAP:
+            tau = objective.tau
+            counts["i2t"] = smooth_ap_counts(scores, targets, tau=tau, epsilon=epsilon)
+            if semantics == "reference":
+                counts["t2i"] = released_smooth_ap_counts(scores.T, tau=tau, epsilon=epsilon)
+            else:
+                counts["t2i"] = smooth_ap_counts(scores.T, targets.T, tau=tau, epsilon=epsilon)
+        results.append({way: replace(each, count=counts[way]) for way, each in samples.items()})
     return results
 
 

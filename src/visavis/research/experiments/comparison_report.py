@@ -7,7 +7,8 @@ from __future__ import annotations
 import math
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -36,7 +37,7 @@ from visavis.research.diagnostics.contribution_analysis import diagnose_run
 from visavis.research.experiments.comparison_result import Comparison, Sweep
 from visavis.research.experiments.grid import Setting
 from visavis.research.experiments.jobs import RunOutcome
-from visavis.research.probes import ProbeReport, probe_run
+from visavis.research.probes import probe_run
 from visavis.research.reports.html_report import (
     DASH_PATTERN,
     LIGHT_THEME,
@@ -120,6 +121,17 @@ def write_comparison_report(comparison: Comparison, progress: Progress) -> None:
         progress,
         lambda run: probe_run(run, PROBED_IMAGES, NoProgress(), with_edits=False),
     )
+    feedback_pairs = []
+    for metric, label in comparison.feedback.labels.items() if comparison.feedback else ():
+        for test in comparison.feedback_differences_from_best(metric).values():
+            estimate = comparison.query_bootstrap.difference(test.a, test.b, metric)
+            feedback_pairs.append(_pair_row(f"{test.b}: {label}", test, estimate))
+    # A row for each kind of edit, with the accuracy of each setting.
+    accuracies = defaultdict[str, dict[str, str]](dict)
+    for name, report in probes.items():
+        for result in report.results:
+            cell = f"{result.percent:.0f} % ({result.low:.0f} to {result.high:.0f})"
+            accuracies[f"{result.title}, {result.num_pairs} cases"][name] = cell
     page = render_report(
         "comparison",
         comparison=comparison,
@@ -135,7 +147,7 @@ def write_comparison_report(comparison: Comparison, progress: Progress) -> None:
             for test in tests
         ),
         pairs=[_pair_row(test.b, test, estimate) for test, estimate in differences],
-        feedback_pairs=_feedback_rows(comparison),
+        feedback_pairs=feedback_pairs,
         sweep_image=sweep_image,
         sweep_alt=_sweeps_alt(sweeps) if sweeps else "",
         diagnoses=diagnoses,
@@ -151,7 +163,9 @@ def write_comparison_report(comparison: Comparison, progress: Progress) -> None:
         ],
         measures=list(REPORTED_MEASURES.values()),
         probes=probes,
-        probe_rows=_probe_rows(probes),
+        probe_rows=[
+            [kind, *(cells.get(name, "-") for name in probes)] for kind, cells in accuracies.items()
+        ],
         examples=examples,
         thumbnails=Thumbnails(examples.data) if examples else None,
         commands=_commands(comparison),
@@ -199,20 +213,6 @@ def _facts(comparison: Comparison) -> list[tuple[str, str]]:
     return facts
 
 
-def _feedback_rows(comparison: Comparison) -> list[list[str]]:
-    if comparison.feedback is None:
-        return []
-    return [
-        _pair_row(
-            f"{test.b}: {label}",
-            test,
-            comparison.query_bootstrap.difference(test.a, test.b, metric),
-        )
-        for metric, label in comparison.feedback.labels.items()
-        for test in comparison.feedback_differences_from_best(metric).values()
-    ]
-
-
 def _pair_row(name: str, test: PairedTest, estimate: BootstrapEstimate) -> list[str]:
     more_seeds = (
         ""
@@ -229,19 +229,6 @@ def _pair_row(name: str, test: PairedTest, estimate: BootstrapEstimate) -> list[
         "-" if test.adjusted_p is None else f"{test.adjusted_p:.3f}",
         test.verdict,
         more_seeds,
-    ]
-
-
-def _probe_rows(probes: Mapping[str, ProbeReport]) -> list[list[str]]:
-    """A row for each kind of edit, with the accuracy of each setting."""
-    cells: dict[str, dict[str, str]] = {}
-    for name, report in probes.items():
-        for accuracy in report.results:
-            cell = f"{accuracy.percent:.0f} % ({accuracy.low:.0f} to {accuracy.high:.0f})"
-            cells.setdefault(f"{accuracy.title}, {accuracy.num_pairs} cases", {})[name] = cell
-    return [
-        [kind, *(by_setting.get(name, "-") for name in probes)]
-        for kind, by_setting in cells.items()
     ]
 
 

@@ -36,7 +36,6 @@ from visavis.research.experiments.run_comparison import (
 from visavis.training.recipes.files import paper_tables, read_recipe
 from visavis.training.recipes.published_tables import published_results
 from visavis.training.recipes.recipe import Recipe, build_recipe
-from visavis.training.recipes.settings import Phase
 from visavis.training.runs.open_run import with_absolute_paths
 
 MIN_ROWS = 4  # rows whose order is compared
@@ -137,25 +136,16 @@ class Reproduction(NotebookTable):
     @property
     def values(self) -> list[ReproducedValue]:
         """All values, row by row."""
-        return [
-            ReproducedValue(row, key, mean, std, *self._reached(row_id, row, key))
-            for row_id, row in self.published.items()
-            for key, (mean, std) in row.values.items()
-        ]
-
-    def _reached(
-        self, row_id: str, row: PublishedRow, key: str
-    ) -> tuple[float | None, float | None]:
-        """Mean and standard deviation of a metric over the runs of a row."""
-        values = [
-            run.measured_metrics[key]
-            for run in self.outcomes[row_id]
-            if key in run.measured_metrics
-        ]
-        if not values:
-            return None, None
-        std = statistics.pstdev if row.paper in POPULATION_STD_PAPERS else statistics.stdev
-        return statistics.fmean(values), std(values) if len(values) > 1 else None
+        values = []
+        for row_id, row in self.published.items():
+            std_of = statistics.pstdev if row.paper in POPULATION_STD_PAPERS else statistics.stdev
+            for key, (mean, std) in row.values.items():
+                metrics = [run.measured_metrics for run in self.outcomes[row_id]]
+                of_runs = [measured[key] for measured in metrics if key in measured]
+                reached = statistics.fmean(of_runs) if of_runs else None
+                reached_std = std_of(of_runs) if len(of_runs) > 1 else None
+                values.append(ReproducedValue(row, key, mean, std, reached, reached_std))
+        return values
 
     @property
     def rank_agreements(self) -> list[RankAgreement]:
@@ -205,11 +195,9 @@ class Reproduction(NotebookTable):
             if self.seeds == 1
             else f"mean ± {kind} standard deviation of {self.seeds} runs"
         )
-        rows, rates = (
-            self.published.values(),
-            f"learning rate of {self.base.split(' ')[0]}"
-            if self.base
-            else "paper's learning rates",
+        rows = self.published.values()
+        rates = (
+            f"learning rate of {self.base.split(' ')[0]}" if self.base else "paper's learning rates"
         )
         return [
             (
@@ -378,7 +366,12 @@ def start_reproduction(
     unique = {setting.name: setting for setting in settings.values()}
     plan = ExperimentPlan(table, tuple(unique.values()), num_seeds)
     with new_experiment_folder(plan, out, table.replace("/", "-"), progress) as (folder, _):
-        description = _describe_base(base_recipe, overrides) if base_recipe else ""
+        description = ""
+        if base_recipe:
+            about = f" ({base_recipe.about.rstrip('.')})" if base_recipe.about else ""
+            changed = "".join(f", {key}={value}" for key, value in overrides.items())
+            protocols = " and ".join(base_recipe.evaluation.protocols)
+            description = f"{base_recipe.name}{about}{changed}, protocol {protocols}"
         reproduction = ReproductionPlan(
             table, description, {row_id: setting.name for row_id, setting in settings.items()}
         )
@@ -450,12 +443,6 @@ def select_rows(table: str, patterns: Sequence[str] = ()) -> list[PublishedRow]:
     ]
 
 
-def _describe_base(base: Recipe, overrides: dict[str, Any]) -> str:
-    about = f" ({base.about.rstrip('.')})" if base.about else ""
-    changed = "".join(f", {key}={value}" for key, value in overrides.items())
-    return f"{base.name}{about}{changed}, protocol {' and '.join(base.evaluation.protocols)}"
-
-
 def _on_base(rows: Iterable[PublishedRow], base: Recipe) -> dict[str, Setting]:
     """Settings of another recipe with the objective and supervision of each row in every phase.
     Equal rows share one.
@@ -478,9 +465,17 @@ def _on_base(rows: Iterable[PublishedRow], base: Recipe) -> dict[str, Setting]:
         if (captions := recipe.training.captions_per_image) is not None:
             changes["training.captions_per_image"] = captions
             for number, phase in enumerate(base.phases):
+                # k times the epochs have the same number of steps.
+                schedule, key = phase.schedule, f"phases.{number}"
                 changes |= {
-                    f"phases.{number}.{key}": value
-                    for key, value in _with_longer_epochs(phase, captions).items()
+                    f"{key}.epochs": captions * phase.epochs,
+                    f"{key}.loss_warmup_epochs": captions * phase.loss_warmup_epochs,
+                    f"{key}.schedule.milestones": [
+                        captions * epoch for epoch in schedule.milestones
+                    ],
+                    f"{key}.schedule.factor": schedule.factor ** (1 / captions)
+                    if schedule.kind == "exponential"
+                    else schedule.factor,
                 }
         recipe_values = build_recipe(
             with_absolute_paths(base).to_dict(), changes, f"{base.name} with {row.id}"
@@ -491,19 +486,6 @@ def _on_base(rows: Iterable[PublishedRow], base: Recipe) -> dict[str, Setting]:
         )
         settings[row.id] = equal_setting or Setting(row.row, recipe_values=recipe_values)
     return settings
-
-
-def _with_longer_epochs(phase: Phase, factor: int) -> dict[str, Any]:
-    """Overrides of a phase that has ``factor`` times the epochs in the same number of steps."""
-    schedule = phase.schedule
-    return {
-        "epochs": factor * phase.epochs,
-        "loss_warmup_epochs": factor * phase.loss_warmup_epochs,
-        "schedule.milestones": [factor * epoch for epoch in schedule.milestones],
-        "schedule.factor": schedule.factor ** (1 / factor)
-        if schedule.kind == "exponential"
-        else schedule.factor,
-    }
 
 
 def _run(

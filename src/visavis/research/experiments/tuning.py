@@ -180,13 +180,8 @@ class _RateSearch:
     def __init__(
         self, number: int, setting: Setting, batches: int, seeds: int, folder: Path, threads: int
     ):
-        self.number, self.setting, self.batches, self.folder, self.threads = (
-            number,
-            setting,
-            batches,
-            folder,
-            threads,
-        )
+        self.setting, self.batches, self.threads = setting, batches, threads
+        self.stem = folder.absolute() / f"{number + 1:02d}-{setting.slug}-rate"
         self.steps = batches * sum(phase["epochs"] for phase in setting.recipe_values["phases"])
         self.run_steps = seeds * self.steps
         self.tries = dict[Path, Try]()
@@ -244,24 +239,17 @@ class _RateSearch:
             self.batches,
             min(1.0, max(share * self.run_steps, MIN_STEPS) / self.steps),
         )
-        jobs, num_steps = list[Job](), _num_steps(values, self.batches)
+        epochs = sum(phase["epochs"] for phase in values["phases"])
+        num_steps = epochs * min(self.batches, values["training"]["batches_per_epoch"])
+        jobs = list[Job]()
         for factor in factors:
             # With more seeds, tries have more steps. A resumed tuning must not mix them.
-            path = (
-                self.folder
-                / f"{self.number + 1:02d}-{self.setting.slug}-rate-{factor:g}-steps-{num_steps}-seed-{seed}"
-            )
-            recipe_values = with_rate(
-                replace(self.setting, recipe_values=values), factor
-            ).recipe_values
-            recipe_values |= {"seed": seed}
-            recipe_values["training"] |= {
-                "threads": recipe_values["training"]["threads"] or self.threads
-            }
-            jobs.append(
-                Job(self.setting.name, seed, recipe_values, path.absolute(), keeps_model=False)
-            )
-            self.tries[path.absolute()] = Try(factor, num_steps, seed, None)
+            path = Path(f"{self.stem}-{factor:g}-steps-{num_steps}-seed-{seed}")
+            short = with_rate(replace(self.setting, recipe_values=values), factor).recipe_values
+            short["seed"] = seed
+            short["training"]["threads"] = short["training"]["threads"] or self.threads
+            jobs.append(Job(self.setting.name, seed, short, path, keeps_model=False))
+            self.tries[path] = Try(factor, num_steps, seed, None)
         return jobs
 
 
@@ -321,8 +309,3 @@ def shortened(recipe_values: Mapping[str, Any], batches: int, share: float) -> d
     }
     values["evaluation"] |= {"test": "", "forgetting": "", "relevance": ""}
     return values
-
-
-def _num_steps(recipe_values: Mapping[str, Any], batches: int) -> int:
-    epochs = sum(phase["epochs"] for phase in recipe_values["phases"])
-    return epochs * min(batches, recipe_values["training"]["batches_per_epoch"] or batches)
