@@ -71,8 +71,11 @@ class BootstrapEstimate:
         Returns:
             The estimate.
         """
+        # undefined samples do not count
         tail, samples = (1 - CONFIDENCE) / 2, samples[np.isfinite(samples)]
-        varies = bool(np.ptp(samples) > ROUNDING_TOLERANCE * 100)
+        varies = bool(
+            np.ptp(samples) > ROUNDING_TOLERANCE * 100
+        )  # a difference by rounding is not a spread
         low, high = np.quantile(samples, (tail, 1 - tail)).tolist()
         return cls(
             value=value,
@@ -148,6 +151,7 @@ class BootstrapSamples:
             common.
         """
         seeds_a, seeds_b = set(self.measured[a]), set(self.measured[b])
+        # Paired by seed where possible, which removes the spread that both rows share.
         common = seeds_a & seeds_b
         value_a, samples_a = self._mean(a, common or seeds_a, metric)
         value_b, samples_b = self._mean(b, common or seeds_b, metric)
@@ -196,6 +200,7 @@ def bootstrap_images(
                 f"{run}: expected the queries of {first_run}, got others. Evaluate all runs on the "
                 "same images and captions."
             )
+    # A unit is an image with all its captions.
     image_ids = np.unique(np.concatenate([first.image_ids, first.text_ids]))
     num_images = len(image_ids)
     unit_of_image, unit_of_text = (
@@ -216,6 +221,7 @@ def bootstrap_images(
             for ranks in runs.values()
         ]
     )
+    # [N] each: queries of each unit.
     num_queries = [
         np.bincount(unit_of_query, minlength=num_images)
         for unit_of_query in (unit_of_image, unit_of_text)
@@ -223,7 +229,7 @@ def bootstrap_images(
     trials = np.repeat(np.stack(num_queries, 1), len(KS), axis=1)  # [N, 6]
 
     def metrics(counts: np.ndarray) -> np.ndarray:
-        recalls = _hit_percentages(counts, hits, trials)
+        recalls = _hit_percentages(counts, hits, trials)  # [B, runs, 6]
         return np.concatenate([recalls, recalls.sum(-1, keepdims=True)], -1)
 
     return _resample(rows, metrics, "test images", num_images, BOOTSTRAP_METRICS, num_samples, seed)
@@ -293,12 +299,13 @@ def _resample(
         samples.append(metrics(counts.astype(float)))
 
     def by_row(values: np.ndarray) -> dict[str, dict[int, np.ndarray]]:
+        # The order of the runs is that of the rows and their seeds.
         runs = iter(np.moveaxis(values, -2, 0))
         return {
             name: {run_seed: next(runs) for run_seed in by_seed} for name, by_seed in rows.items()
         }
 
-    measured = metrics(np.ones((1, num_units)))[0]
+    measured = metrics(np.ones((1, num_units)))[0]  # every unit once
     return BootstrapSamples(
         by_row(measured), by_row(np.concatenate(samples)), unit, num_units, names
     )
@@ -310,6 +317,7 @@ def _hit_percentages(counts: np.ndarray, hits: np.ndarray, trials: np.ndarray) -
 
     Shapes: ``counts`` ``[B, N]``, ``hits`` ``[runs, M, N]``, ``trials`` ``[N, M]``.
     """
+    # [B, runs, M]
     num_hits = (counts @ hits.reshape(-1, hits.shape[-1]).T).reshape(len(counts), *hits.shape[:2])
     num_trials = np.broadcast_to((counts @ trials)[:, None], num_hits.shape)
     return 100 * np.divide(

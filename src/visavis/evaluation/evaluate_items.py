@@ -95,6 +95,7 @@ def evaluate(
         )
         for images, texts in folds
     ]
+    # Each metric is the mean over folds, as published.
     fold_metrics = [
         ranking_metrics(images.positive_ranks, texts.positive_ranks) for images, texts in rankings
     ]
@@ -143,10 +144,12 @@ def _merge_folds(
     """Rank of the best positive, and the best-scored candidate, of each query: ``[Q]`` each.
     Queries and candidates are given by fold.
     """
+    # half ranks for mean ties
     ranks = torch.empty(num_queries, dtype=torch.double if ties == "mean" else torch.long)
     top_candidates = torch.empty(num_queries, dtype=torch.long)
     for fold_queries, fold_candidates, ranked in zip(queries, candidates, rankings, strict=True):
         ranks[fold_queries] = best_rank_column(ranked.positive_ranks, ties)
+        # From positions in the fold to positions among all candidates.
         top_candidates[fold_queries] = fold_candidates[ranked.top_candidates]
     return ranks, top_candidates
 
@@ -290,6 +293,7 @@ def rank_scores(
     def score(visual: Encoded, text: Encoded) -> Tensor:
         return scores[visual.vectors][:, text.vectors]  # type: ignore[index]
 
+    # Items are positions in the matrix, so tiles are cut out of it.
     visual, text = (Encoded(torch.arange(length)) for length in scores.shape)
     return evaluate(visual, text, score, image_ids, text_ids, protocol=protocol, ties=ties)
 

@@ -99,7 +99,7 @@ class Protocol:
         text_ids = to_id_tensor(text_ids, "text_ids")
         if self.folds == 1:
             return [(torch.arange(len(image_ids)), torch.arange(len(text_ids)))]
-        images = torch.arange(len(image_ids)).chunk(self.folds)
+        images = torch.arange(len(image_ids)).chunk(self.folds)  # consecutive, as published
         return [(fold, torch.isin(text_ids, image_ids[fold]).nonzero()[:, 0]) for fold in images]
 
 
@@ -231,6 +231,7 @@ def select_captions(data: Dataset, protocols: Sequence[Protocol]) -> Dataset:
     Returns:
         The split, with as many captions per image as the protocols need.
     """
+    # One protocol without a limit needs all captions.
     limits = [
         protocol.captions_per_image
         for protocol in protocols
@@ -268,6 +269,7 @@ def read_listed_positives(
     Returns:
         Positives of the images and of the captions.
     """
+    # positions by the ids of MS-COCO
     images, captions = match_coco_ids(data, resolve_path(COCO_5K_FILE))
     return (
         _read(f"{protocol.positives_file}_image_to_caption.json", images, captions),
@@ -284,7 +286,7 @@ def _read(name: str, queries: dict[int, int], candidates: dict[int, int]) -> Lis
         queries[query]: [candidates[positive] for positive in positives if positive in candidates]
         for query, positives in content.items()
     }
-    num_positives = torch.tensor([len(positives) for positives in listed.values()])
+    num_positives = torch.tensor([len(positives) for positives in listed.values()])  # [Q]
     query = torch.arange(len(listed)).repeat_interleave(num_positives)
     candidate = torch.tensor([position for positives in listed.values() for position in positives])
     return ListedPositives(

@@ -70,7 +70,7 @@ def read_query_ranks(path: str | Path) -> dict[str, QueryRanks]:
     """
     by_protocol: dict[str, dict[str, np.ndarray]] = {}
     for name, tensor in storage.read_tensors(path, error=RunError).items():
-        protocol, _, field = name.rpartition("/")
+        protocol, _, field = name.rpartition("/")  # protocol names may have slashes
         by_protocol.setdefault(protocol, {})[field] = tensor.numpy()
     expected = {field.name for field in fields(QueryRanks)}
     if not by_protocol or any(tensors.keys() != expected for tensors in by_protocol.values()):

@@ -238,6 +238,7 @@ def paired_t_test(
             "seeds."
         )
     differences = [a[seed] - b[seed] for seed in seeds]
+    # Rounding is relative to the compared values, not to their small differences.
     operands = [row[seed] for row in (a, b) for seed in seeds]
     mean, std = fmean(differences), _sample_std(differences, operands)
     if std is None:
@@ -278,6 +279,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
         >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
         [0.03, 0.06, 0.06]
     """
+    # ascending p-values
     order, adjusted = np.argsort(p_values, kind="stable"), np.empty(len(p_values))
     adjusted[order] = np.maximum.accumulate(
         np.sort(p_values) * np.arange(len(p_values), 0, -1)
@@ -324,6 +326,7 @@ def paired_tests(
         untested = PairedTest(a=a, b=b, seeds=(), difference=means[0] - means[1])
         tests.append(untested)
     p_values = [test.p for test in tests if test.p is not None]
+    # In the order of the tests that have a p-value.
     adjusted_p_values = iter(holm(p_values))
     num_tests = max(len(p_values), 1)
     return [
@@ -394,8 +397,9 @@ def more_seeds(
             )
     if not (difference and std):
         return None
-    total_seeds = np.arange(max(seeds, 2), seeds + max_seeds + 1)
+    total_seeds = np.arange(max(seeds, 2), seeds + max_seeds + 1)  # a test needs two seeds
     critical_t = stdtrit(total_seeds - 1, 1 - level / 2)
+    # The limit keeps the noncentrality finite.
     expected_t = min(abs(difference) / std, 1e150) * np.sqrt(total_seeds)
     # Power of the two-sided test: both tails of the noncentral t distribution.
     has_power = (

@@ -147,6 +147,7 @@ def rank_by_tiles(
     images = _split_side(visual, image_ids, max_rows)
     texts = _split_side(text, text_ids, max_columns)
     tiles = _ScoreTiles(images, texts, score, targets)
+    # [P], in the order of the tiles. Only they are scored twice.
     positive_scores = torch.cat(
         [tile.positive_scores for tile in tiles.score(only_with_positives=True)]
     )
@@ -193,6 +194,7 @@ def rank_by_rows(
     Returns:
         Ranks of the queries.
     """
+    # One entry for each block of queries.
     ranks, positive_scores, top_candidates, hardest = [], [], [], []
     for rows, block in iter_score_rows(visual, text, score, direction, memory=memory):
         block_targets = targets[rows]
@@ -200,6 +202,7 @@ def rank_by_rows(
         ranks.append(positive_ranks(block, block_targets, ties=ties))
         positive_scores.append(pad_by_query(block[positive], positive.nonzero()[:, 0], len(block)))
         top_candidates.append(block.argmax(1))
+        # -inf for a query without a negative
         hardest.append(block.masked_fill(~block_targets.negative, -torch.inf).amax(1))
     return RankedQueries(
         stack_rows(ranks, torch.inf),
@@ -219,6 +222,7 @@ def stack_rows(blocks: list[Tensor], padding: float) -> Tensor:
     Returns:
         All rows, as long as the longest.
     """
+    # the largest number of positives differs between blocks
     width = max(block.shape[1] for block in blocks)
     return torch.cat([pad(block, (0, width - block.shape[1]), value=padding) for block in blocks])
 
@@ -247,6 +251,7 @@ def iter_score_rows(
     (kind, queries), (_, candidates) = (("image", visual), ("text", text))[
         :: 1 if direction == "i2t" else -1
     ]
+    # Equal candidates are scored once, in one tile.
     side = _split_side(candidates, torch.arange(len(candidates)), len(candidates))
     distinct = select_items(candidates, side.items)
     both = (visual, distinct) if direction == "i2t" else (distinct, text)
@@ -257,6 +262,7 @@ def iter_score_rows(
             f"scores of {kind} {{}}: expected numbers, got NaN. Check the model and its features."
         )
         raise_on_invalid_row(block.isnan(), message, range(len(queries))[rows])
+        # Back to all candidates: [R, distinct] to [R, C].
         yield rows, block.cpu()[:, side.index]
 
 
@@ -269,10 +275,13 @@ class _RankCounter:
     def __init__(self, positive_scores: Tensor, queries: _Side, candidates: _Side, ties: Ties):
         self.positive_scores, self.queries, self.candidates = positive_scores, queries, candidates
         self.comparisons = tie_comparisons(ties)
+        # [Q, M], halves for mean ties
         self.num_before = positive_scores.new_zeros(positive_scores.shape, dtype=torch.float64)
         num_distinct = len(queries.items)
+        # of the distinct queries, [U]
         self.highest = positive_scores.new_full((num_distinct,), -torch.inf)
         self.top_candidates = torch.zeros(num_distinct, dtype=torch.long)
+        # of all queries, [Q]
         self.hardest = positive_scores.new_full((len(positive_scores),), -torch.inf)
         # Queries sorted by their distinct item, so that those of a tile are consecutive.
         self.order = torch.argsort(queries.index, stable=True)
@@ -295,7 +304,7 @@ class _RankCounter:
         """
         distinct = slice(*self.queries.cuts[query_tile : query_tile + 2])
         highest, column = (part.cpu() for part in block.max(1))
-        is_higher = highest > self.highest[distinct]
+        is_higher = highest > self.highest[distinct]  # strict, so that the first tile wins a tie
         self.highest[distinct] = torch.where(is_higher, highest, self.highest[distinct])
         self.top_candidates[distinct] = torch.where(
             is_higher,
@@ -303,6 +312,7 @@ class _RankCounter:
             self.top_candidates[distinct],
         )
         queries = self.order[self.cuts[query_tile] : self.cuts[query_tile + 1]]
+        # Number of candidates behind each column: a duplicate counts as often as it occurs.
         copies = self.candidates.copies[
             self.candidates.cuts[candidate_tile] : self.candidates.cuts[candidate_tile + 1]
         ].to(block)
@@ -326,7 +336,7 @@ class _RankCounter:
             self.hardest[query] = torch.maximum(
                 self.hardest[query], negatives.cpu().to(self.hardest)
             )
-            slots = self.positive_scores[query].T.contiguous().to(block.device)
+            slots = self.positive_scores[query].T.contiguous().to(block.device)  # [M, queries]
             # 0 and 1 in the dtype of the scores: several times faster than bool.
             flags = torch.empty_like(scores)
             for compare in self.comparisons:
@@ -343,6 +353,7 @@ class _RankCounter:
 
     def merge(self, group: ProcessGroup) -> None:
         """Add the counts of the tiles of all processes."""
+        # each pair was counted by one process
         self.num_before = group.all_reduce_sum(self.num_before)
         self.hardest = group.all_gather_stack(self.hardest).amax(0)
         # Of equal scores the first process has the earlier tile.
@@ -351,6 +362,7 @@ class _RankCounter:
 
     def result(self, num_positives: Tensor) -> RankedQueries:
         """Ranks of the queries, given the number of positives of each."""
+        # A positive counted the other positives before it, and add() subtracted them.
         ranks = ranks_from_counts(self.num_before, num_positives)
         top_candidates = self.candidates.items[self.top_candidates[self.queries.index]]
         return RankedQueries(ranks, top_candidates, self.positive_scores, self.hardest)
@@ -380,12 +392,13 @@ class _ScoreTiles:
 
     def __init__(self, images: _Side, texts: _Side, score: Score, targets: Targets):
         self.images, self.texts, self.score_function = images, texts, score
-        image, text = targets.positive_pairs([])
+        image, text = targets.positive_pairs([])  # [P] each
         self.num_rows, self.num_columns = len(images.cuts) - 1, len(texts.cuts) - 1
         tile, order = (images.tile_of(image) * self.num_columns + texts.tile_of(text)).sort(
             stable=True
         )
         self.pair_image, self.pair_text = image[order], text[order]
+        # Pairs of tile t are pair_bounds[t] to pair_bounds[t + 1].
         self.pair_bounds = torch.searchsorted(
             tile, torch.arange(self.num_rows * self.num_columns + 1)
         ).tolist()
@@ -407,6 +420,7 @@ class _ScoreTiles:
                 if only_with_positives and pairs.start == pairs.stop:
                     continue
                 block = checked_scores(self.score_function, visual, texts.tile(column_tile))
+                # half precision would tie in other places than float32
                 block = block if block.dtype == torch.float64 else block.float()
                 # Without a NaN in the sum there is none among the scores, so that they need not be
                 # inspected one by one.
@@ -432,11 +446,13 @@ def _split_side(encoded: Encoded, ids: Tensor, max_items: int) -> _Side:
     distinct_by_key: dict[bytes, int] = {}
     items: list[int] = []
     index = torch.empty(len(ids), dtype=torch.long)
+    # Sorted by id, so that most tiles hold no positive pair.
     for item in torch.argsort(ids, stable=True).tolist():
         if keys[item] not in distinct_by_key:
             distinct_by_key[keys[item]] = len(items)
             items.append(item)
         index[item] = distinct_by_key[keys[item]]
+    # Tiles of about equal size, never larger than allowed.
     num_tiles = math.ceil(len(items) / max_items)
     cuts = [len(items) * tile // num_tiles for tile in range(num_tiles + 1)]
     return _Side(encoded, torch.tensor(items), index, torch.bincount(index), cuts)
@@ -452,7 +468,9 @@ def _content_keys(encoded: Encoded) -> list[bytes]:
             part.cpu().contiguous().reshape(len(part), -1).view(torch.uint8).numpy(),
             strict=True,
         ):
+            # A batch pads its items with zeros to its own longest one.
             content = row.tobytes().rstrip(b"\0")
+            # The length keeps the parts of an item apart.
             digests[item].update(len(content).to_bytes(8))
             digests[item].update(content)
         return part

@@ -104,18 +104,20 @@ def top_candidates(
     Returns:
         Candidates and their strictly falling scores, shape ``[Q, top]`` each.
     """
-    scores = scores.double()
+    scores = scores.double()  # exact for float32
     top = min(top, scores.shape[1])
-    values, order = scores.topk(top, dim=1)
+    values, order = scores.topk(top, dim=1)  # [Q, top]
     values, order = _sort_candidates(values, order, relevance.gather(1, order))
     # Relevance decides ties at the cutoff.
     tied = ((scores >= values[:, -1:]).sum(1) > top).nonzero()[:, 0]
     if len(tied):
+        # Only for these queries the whole row is sorted.
         all_candidates = torch.arange(scores.shape[1]).expand(len(tied), -1)
         all_values, full_order = _sort_candidates(scores[tied], all_candidates, relevance[tied])
         values[tied], order[tied] = all_values[:, :top], full_order[:, :top]
     values = values.clamp(-MAX_SCORE, MAX_SCORE).float()
     for column in range(1, top):
+        # Strictly falling, or readers would break ties by name.
         below = torch.nextafter(values[:, column - 1], torch.tensor(-torch.inf))
         values[:, column] = torch.minimum(values[:, column], below)
     return order, values
@@ -180,7 +182,7 @@ def trec_rankings(
             for block_rows, block in blocks:
                 positive = targets[block_rows].positive
                 order, scores = top_candidates(block, positive.byte(), top)
-                query, candidate = positive.nonzero(as_tuple=True)
+                query, candidate = positive.nonzero(as_tuple=True)  # within the block and the fold
                 orders.append(candidates[order])
                 values.append(scores)
                 relevant.append(

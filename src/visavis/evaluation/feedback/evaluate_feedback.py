@@ -59,8 +59,8 @@ class JudgedQueryResult:
             JudgedQueryResult(rank=2, num_pairs=2, num_ordered=0)
         """
         positives = scores[list(relevant)]
-        above = np.delete(scores, relevant) >= positives.max()
-        ordered = positives[:, None] > scores[list(not_relevant)]
+        above = np.delete(scores, relevant) >= positives.max()  # ties count against the model
+        ordered = positives[:, None] > scores[list(not_relevant)]  # [relevant, not relevant]
         return cls(1 + int(above.sum()), len(relevant) * len(not_relevant), int(ordered.sum()))
 
 
@@ -269,6 +269,7 @@ def evaluate_feedback(
     key_of = {content_hash: key for key, content_hash in content_hashes.items()}
     labels, skipped = defaultdict[str, dict[str, bool]](dict), 0
     for (query, item), judgment in latest_judgments(read_feedback(file)).items():
+        # moved items are found by content
         key = item if item in content_hashes else key_of.get(judgment.content_hash)
         if key is None or not query.plain_text:
             skipped += 1

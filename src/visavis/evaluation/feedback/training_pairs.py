@@ -118,6 +118,7 @@ class FeedbackPairs:
             )
             for value in (True, False)
         )
+        # Sorted, so that the order of the judgments does not change the hash.
         content = sorted(
             (query, data.images[image].name, bool(judgment.relevant))
             for (query, image), judgment in by_pair.items()
@@ -278,10 +279,13 @@ class FeedbackSplit:
             dtype=np.int64,
         )
         captions = np.flatnonzero(query_of >= 0)
+        # A caption of the split can be a query, and then its image is relevant to it.
         caption_pairs = _sorted_array(
             {*zip(query_of[captions].tolist(), split.image_of[captions].tolist(), strict=True)}
         )
+        # relevant images that do not have the query as a caption
         added = pairs.relevant[~_contained(pairs.relevant, caption_pairs)]
+        # queries with a relevant image
         matched = np.unique(np.concatenate([caption_pairs, added])[:, 0])
         unmatched = np.setdiff1d(np.arange(len(pairs.queries)), matched)
         data = replace(
@@ -294,6 +298,7 @@ class FeedbackSplit:
             data,
             unmatched_queries=tuple(pairs.queries[query] for query in unmatched),
             query_of=np.concatenate([query_of, added[:, 0], unmatched]),
+            # Negative numbers: no image of the split belongs to them.
             image_of=np.concatenate([data.image_of, -1 - np.arange(len(unmatched))]),
             relevant=np.unique(np.concatenate([caption_pairs, added]), axis=0),
             not_relevant=pairs.not_relevant,
@@ -317,6 +322,7 @@ class FeedbackSplit:
         if not len(self.not_relevant):
             return images, captions
         queries = np.unique(self.query_of[captions])
+        # An image that is in the batch already brings its pairs with it.
         present = set(images.tolist())
         added = dict.fromkeys(
             image
@@ -349,7 +355,8 @@ class FeedbackSplit:
             Two boolean arrays of shape ``[V, T]``: which pairs are relevant, and which are not
             relevant. Unjudged pairs are in neither.
         """
-        queries = np.broadcast_to(self.query_of[texts], (len(images), len(texts)))
+        queries = np.broadcast_to(self.query_of[texts], (len(images), len(texts)))  # [V, T]
+        # [V T, 2]
         keys = np.stack([queries, np.broadcast_to(images[:, None], queries.shape)], -1).reshape(
             -1, 2
         )
@@ -398,6 +405,7 @@ def _sample(items: list[int] | None, random: np.random.Generator) -> list[int]:
 
 def _contained(pairs: np.ndarray, collection: np.ndarray) -> np.ndarray:
     """Which pairs ``[N, 2]`` are in a collection of pairs: bool ``[N]``."""
+    # A pair as one number. A query of -1 gives a negative one, which is in no collection.
     base = 1 + max(
         (int(array[:, 1].max()) for array in (pairs, collection) if len(array)), default=0
     )

@@ -83,6 +83,7 @@ class CBoW(RelevanceEstimator):
 
     def for_captions(self, captions: Sequence[str]) -> CosineRelevance:
         """Compute the mean vectors of the captions. See `RelevanceEstimator.for_captions`."""
+        # Words outside of these captions need not be read.
         texts = [tokenize(caption) for caption in captions]
         words = read_word_vectors(resolve_path(self.vectors), set(chain.from_iterable(texts)))
         weights = word_weights(texts, self.weighting)
@@ -90,7 +91,7 @@ class CBoW(RelevanceEstimator):
         means = torch.zeros(len(texts), word_dim)
         for row, text in enumerate(texts):
             if known := [word for word in text if word in words]:
-                weighted = np.stack([words[word] for word in known]) * np.array(
+                weighted = np.stack([words[word] for word in known]) * np.array(  # [words, D]
                     [[weights[word]] for word in known], np.float32
                 )
                 means[row] = torch.from_numpy(weighted.mean(0))
@@ -137,6 +138,7 @@ def remove_principal_components(vectors: Tensor, number: int) -> Tensor:
     unit = unit_rows(vectors)
     if not number:
         return unit
+    # [D, number]. The matrix D x D is small, the one of the captions is not.
     principal = torch.linalg.svd(unit.T @ unit).U[:, :number]
     rest = unit - unit @ principal @ principal.T
     # A vector along the removed directions leaves rounding errors, which must not be normalized to
@@ -235,6 +237,7 @@ class SentenceModel(RelevanceEstimator):
     def for_captions(self, captions: Sequence[str]) -> CosineRelevance:
         """Embed the captions. See `RelevanceEstimator.for_captions`."""
         unique = tuple(sorted(set(captions)))
+        # Sorted distinct captions give one cache for any order and repetition.
         store = cache_features(
             Dataset("captions", (), unique, np.zeros(len(unique), np.int64)),
             EncoderSpec("text", self.model),
@@ -322,6 +325,7 @@ class _CrossEncoderRelevance(CaptionRelevance):
             tuple(sorted((self.captions[i], self.captions[j])))
             for i, j in zip(first, second, strict=True)
         ]
+        # the relevance of equal captions is known
         unequal = {(left, right) for left, right in pairs if left != right}
         relevance = self._cache.read(unequal) if unequal else {}
         if new := sorted(

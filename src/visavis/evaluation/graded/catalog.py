@@ -86,9 +86,11 @@ class MatrixRelevance(RelevanceEstimator):
             ShapeError: If the matrix does not have a row and a column for each item.
         """
         matrix, images, captions = self._matrix(), data.image_rows, data.caption_rows
+        # of captions, otherwise of images and captions
         is_square = matrix.shape[0] == matrix.shape[1]
         rows = captions if is_square else images
         expected = (int(rows.max()) + 1, int(captions.max()) + 1)
+        # A split knows only its own rows of the whole data set.
         is_split = data.image_origin is not None
         if not (
             matrix.shape[0] >= expected[0] and matrix.shape[1] >= expected[1]
@@ -194,7 +196,7 @@ class _FunctionCaptionRelevance(CaptionRelevance):
 
 def _checked(relevance: np.ndarray, name: str, rows: np.ndarray, columns: np.ndarray) -> Tensor:
     """The values as float32. Raises DataError with the first pair whose value is not in [0, 1]."""
-    invalid = ~((relevance >= 0) & (relevance <= 1))
+    invalid = ~((relevance >= 0) & (relevance <= 1))  # NaN is invalid, too
     if invalid.any():
         position = tuple(np.argwhere(invalid)[0])
         row, column = (np.broadcast_to(axis, invalid.shape)[position] for axis in (rows, columns))
@@ -315,7 +317,7 @@ class CoarseToFine(RelevanceEstimator):
     def for_captions(self, captions: Sequence[str]) -> CaptionRelevance:
         """Prepare both estimators. See `RelevanceEstimator.for_captions`."""
         coarse, fine = (estimator.for_captions(captions) for estimator in self._estimators())
-        number = {caption: i for i, caption in enumerate(captions)}
+        number = {caption: i for i, caption in enumerate(captions)}  # equal captions get one number
         text_ids = torch.tensor([number[caption] for caption in captions])
         return _RefinedRelevance(
             coarse, fine, self, text_ids, tuple(dict.fromkeys((*coarse.notes, *fine.notes)))
@@ -351,6 +353,7 @@ class _RefinedRelevance(CaptionRelevance):
     def _combine(self, coarse: Tensor, refined: Tensor, fine: Tensor, equal: Tensor) -> Tensor:
         if self.config.semantics == "paper":
             return coarse.masked_scatter(refined, fine)
+        # as the released hybrid matrix
         return torch.zeros_like(coarse).masked_scatter(refined, fine).masked_fill(equal, 1.0)
 
 

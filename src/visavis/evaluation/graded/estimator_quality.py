@@ -186,6 +186,7 @@ def random_pairs(number: int, pairs: int, seed: int = 0) -> tuple[torch.Tensor, 
     """
     generator = torch.Generator().manual_seed(seed)
     first = torch.randint(number, (pairs,), generator=generator)
+    # a shift of at least 1 never returns to the first item
     return first, (first + torch.randint(1, number, (pairs,), generator=generator)) % number
 
 
@@ -202,6 +203,7 @@ def measure_speed(estimator: RelevanceEstimator, captions: Sequence[str]) -> tup
     start_time = time.perf_counter()
     prepared = estimator.for_captions(captions)
     captions_per_s = len(captions) / (time.perf_counter() - start_time)
+    # Rows come from the first half and columns from the second, so no pair occurs twice.
     half = len(captions) // 2
     # The first call may load a model, so it is not measured.
     prepared(torch.arange(1), half + torch.arange(2))
@@ -334,8 +336,10 @@ def sample_relevance(
         images = random.choice(
             len(data.images), min(SAMPLE_BATCH_SIZE, len(data.images)), replace=False
         )
+        # one caption of each image
         captions = np.array([random.choice(data.captions_of[i]) for i in images])
         block = relevance(*map(torch.from_numpy, (images, captions, captions)))
+        # pairs of an image and its own caption are left out
         samples.append(block[~torch.eye(len(images), dtype=torch.bool)].numpy())
     return np.concatenate(samples)
 

@@ -114,12 +114,13 @@ def fine_tune(
         )
     encoder, lr = regression.encoder, LEARNING_RATES[kind] if lr is None else lr
     out = storage.prepare_empty_folder(out, will_be_replaced=True)
+    # Linear warmup over a tenth of the steps, then linear decay, as BERT.
     steps = epochs * -(-len(train.first) // batch_size)
     optimizer = torch.optim.AdamW(_parameter_groups(encoder, kind), lr=lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / (0.1 * steps), (steps - step) / (0.9 * steps), 1)
     )
-    curve = [rating_pearson(regression, dev)]
+    curve = [rating_pearson(regression, dev)]  # before training
     best = copy.deepcopy(encoder.state_dict())
     for epoch in range(epochs):
         encoder.train()
@@ -134,7 +135,7 @@ def fine_tune(
             progress.update(f"epoch {epoch + 1} of {epochs}", number, steps // epochs, 0.0)
         curve.append(rating_pearson(regression, dev))
         progress.message(f"Epoch {epoch + 1}: Pearson correlation {curve[-1]:.3f} on STS-B dev.")
-        if curve[-1] >= max(curve):
+        if curve[-1] >= max(curve):  # of equal epochs the last
             best = copy.deepcopy(encoder.state_dict())
     encoder.load_state_dict(best)
     name = "SentenceModel" if kind == "bi" else "CrossEncoder"
@@ -222,6 +223,7 @@ def _rating_batches(
     lengths = torch.tensor(
         [len(first) + len(second) for first, second in zip(pairs.first, pairs.second, strict=True)]
     )
+    # Lengths are sorted within pools only, so that batches stay random.
     pools = torch.randperm(len(ratings)).split(20 * size)
     batches = [batch for pool in pools for batch in pool[lengths[pool].argsort()].split(size)]
     for number in torch.randperm(len(batches)).tolist():

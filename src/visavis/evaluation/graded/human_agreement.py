@@ -323,6 +323,7 @@ def read_flickr8k_judgments(kind: str, folder: Path, data: Dataset) -> HumanJudg
     if not answers:
         raise DataError(f"{path}: expected lines of {_LINE_FORMATS[kind]}, got an empty file.")
     pairs = np.array(images), np.array(captions)
+    # [P], and [3, P]
     is_own_caption, numbers = data.image_of[pairs[1]] == pairs[0], np.array(answers).T
     if kind == "expert":
         return HumanJudgments(
@@ -330,6 +331,7 @@ def read_flickr8k_judgments(kind: str, folder: Path, data: Dataset) -> HumanJudg
         )
     _, yes, no = numbers
     share = yes / (yes + no)
+    # The crowd is published as counts: one answer per pair is sampled.
     one = (np.random.default_rng(SEED).random(len(share)) < share).astype(float)
     return HumanJudgments(
         kind, *pairs, is_own_caption, share, one[None], ((yes - one) / (yes + no - 1))[None]
@@ -540,11 +542,12 @@ def rank_correlations(
     """
     from scipy.stats import kendalltau, spearmanr
 
+    # Sorted once. Each resample only counts.
     order = np.argsort(first, kind="stable")
     first, second = first[order], second[order]
     names, image = np.unique(images[order], return_inverse=True)
     random = np.random.default_rng(SEED)
-    counts = np.zeros((resamples, len(names)))
+    counts = np.zeros((resamples, len(names)))  # [R, I], how often each image occurs
     for row in counts:
         row += np.bincount(random.integers(len(names), size=len(names)), minlength=len(names))
     kendall, spearman = _resampled(first, second, image, counts)
@@ -579,7 +582,7 @@ def sampled_spearman(
     random = np.random.default_rng(SEED)
     values = np.empty(samples)
     for sample in range(samples):
-        half = random.permutation(len(start))[: len(start) // 2]
+        half = random.permutation(len(start))[: len(start) // 2]  # half of the queries
         rows = order[start[half] + random.integers(number[half])]
         values[sample] = spearmanr(first[rows], second[rows]).statistic
     return RankCorrelation(float(values.mean()), values)
@@ -595,10 +598,10 @@ def _resampled(
     discordant pairs of pairs, where ``c_ij`` is the number for images i and j.
     """
     x, y = (np.unique(values, return_inverse=True)[1] for values in (first, second))
-    concordant = np.einsum("ri,ri->r", counts @ _concordance(x, y, image), counts)
-    kendall, spearman = np.empty((2, len(counts)))
+    concordant = np.einsum("ri,ri->r", counts @ _concordance(x, y, image), counts)  # [R]
+    kendall, spearman = np.empty((2, len(counts)))  # [R] each
     for resample, image_counts in enumerate(counts):
-        weight = image_counts[image]
+        weight = image_counts[image]  # [P]
         (number_x, rank_x), (number_y, rank_y) = _ranks(x, weight), _ranks(y, weight)
         untied_x, untied_y = (
             weight.sum() ** 2 - number @ number for number in (number_x, number_y)
@@ -619,11 +622,11 @@ def _concordance(x: np.ndarray, y: np.ndarray, image: np.ndarray) -> np.ndarray:
 
     ``x`` is ascending. ``y`` holds level numbers.
     """
-    levels = np.arange(y.max() + 1)
+    levels = np.arange(y.max() + 1)  # [L]
     concordance = np.zeros((image.max() + 1,) * 2)
     # By level and image: the number of earlier rows with a lower y, minus the number with a higher
     # y.
-    earlier = np.zeros((len(levels), len(concordance)))
+    earlier = np.zeros((len(levels), len(concordance)))  # [L, I]
     for tied in np.split(np.arange(len(x)), np.flatnonzero(np.diff(x)) + 1):
         # Rows with equal x are neither concordant nor discordant: read all of them before any is
         # added.
@@ -636,5 +639,5 @@ def _concordance(x: np.ndarray, y: np.ndarray, image: np.ndarray) -> np.ndarray:
 
 def _ranks(levels: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """How often each level occurs, and its mean rank minus the mean of all ranks."""
-    number = np.bincount(levels, weight)
+    number = np.bincount(levels, weight)  # [L]
     return number, np.cumsum(number) - (number + weight.sum()) / 2

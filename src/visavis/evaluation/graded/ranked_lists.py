@@ -87,6 +87,7 @@ class RelevanceBands:
         Returns:
             Bound of bands 1 to 4 of each query, shape ``[Q, 4]``.
         """
+        # Without the small number, rounding would skip a candidate at exact shares.
         positions = [math.ceil(share * relevance.shape[1] - 1e-9) - 1 for share in self.quantiles]
         return relevance.sort(dim=1).values[:, positions]
 
@@ -100,6 +101,7 @@ class RelevanceBands:
         Returns:
             Band of each candidate, shape ``[Q, C]``.
         """
+        # [Q, C], bounds passed
         bands = (relevance[:, :, None] > self.bounds(relevance)[:, None]).sum(2)
         return torch.where(relevance == relevance.amax(1, keepdim=True), bands.clamp(min=1), bands)
 
@@ -132,6 +134,7 @@ class ClusteredMean:
         numbers = np.asarray(values, np.float64)
         defined = ~np.isnan(numbers)
         mean = float(numbers[defined].mean()) if defined.any() else float("nan")
+        # Captions of one image are not independent: their residuals are added first.
         residuals = np.bincount(images[defined], numbers[defined] - mean)
         return cls(
             mean,
@@ -184,7 +187,7 @@ class Ranker:
             bits = _hash(
                 get_vectors(visual)[:, None] + _hash(get_vectors(text) + _hash(torch.tensor(seed)))
             )
-            return (bits >> 11) / 2**53 + 0.5
+            return (bits >> 11) / 2**53 + 0.5  # 53 random bits as a number in [0, 1)
 
         return cls("random", "at random", images, texts, score)
 
@@ -211,7 +214,7 @@ class Ranker:
 
 def _hash(numbers: Tensor) -> Tensor:
     """Pseudo-random 64-bit integers from integers."""
-    numbers = (numbers + 1) * MIXERS[0]
+    numbers = (numbers + 1) * MIXERS[0]  # overflow is part of the hash
     for mixer in MIXERS[1:]:
         numbers = (numbers ^ (numbers >> 31)) * mixer
     return numbers ^ (numbers >> 31)
@@ -330,6 +333,7 @@ def _count_irrelevant(
     for block in torch.arange(len(queries)).split(
         max_query_rows(len(candidates), COUNTING_BYTES_PER_PAIR, memory)
     ):
+        # [block, C]
         irrelevant = bands.bands(candidate_relevance(relevance, direction, block, data)) == 0
         for ranker, numbers in zip(rankers, counts, strict=True):
             numbers.append(
@@ -491,9 +495,10 @@ def query_lists(
         The lists.
     """
     query = torch.tensor([index])
-    values = candidate_relevance(relevance, direction, query, data)
+    values = candidate_relevance(relevance, direction, query, data)  # [1, C]
+    # [C], and the bound of band 0
     in_bands, bound = bands.bands(values)[0], bands.bounds(values)[0, 0].item()
-    positive = torch.from_numpy(
+    positive = torch.from_numpy(  # [C]
         np.arange(len(data.images)) == data.image_of[index]
         if direction == "t2i"
         else data.image_of == index
@@ -501,7 +506,7 @@ def query_lists(
 
     lists = []
     for ranker in rankers:
-        order = ranker.order(direction, query, memory)[0]
+        order = ranker.order(direction, query, memory)[0]  # [C], best first
         items = tuple(
             ListItem(i, values[0, i].item(), int(in_bands[i]), bool(positive[i]))
             for i in order[:top].tolist()

@@ -134,6 +134,7 @@ def ranking_coherence(
     data.check_lengths(len(visual), len(text))
     image_relevance = estimator.for_dataset(data)
     image_of = torch.from_numpy(data.image_of)
+    # Positions of the captions that are candidates.
     ranked = (
         torch.tensor([captions[0] for captions in data.captions_of])
         if semantics == "reference"
@@ -143,7 +144,7 @@ def ranking_coherence(
         (images, ranked[torch.isin(image_of[ranked], images)])
         for images in torch.arange(len(visual)).chunk(num_folds)
     ]
-    size = len(parts[0][0])
+    size = len(parts[0][0])  # folds have equal sizes
     ks = tuple(
         sorted(
             {

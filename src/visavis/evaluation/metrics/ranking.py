@@ -67,8 +67,9 @@ def positive_ranks(scores: Tensor, targets: Targets, *, ties: Ties = "pessimisti
             f"got {list(scores.shape)}."
         )
     raise_on_invalid_row(scores.isnan(), NAN_SCORES)
-    positive, negative = targets.positive, targets.negative
-    query, candidate = positive.nonzero(as_tuple=True)
+    positive, negative = targets.positive, targets.negative  # [Q, C], ignored pairs in neither
+    query, candidate = positive.nonzero(as_tuple=True)  # [P]
+    # Half precision is exact in float32, so ties stay ties.
     scores = scores if scores.dtype == torch.float64 else scores.float()
     positive_scores = pad_by_query(scores[query, candidate], query, len(scores))
     # Every comparison with NaN is false.
@@ -78,6 +79,7 @@ def positive_ranks(scores: Tensor, targets: Targets, *, ties: Ties = "pessimisti
     num_before = positive_scores.new_zeros(positive_scores.shape, dtype=torch.float64)
     comparisons = tie_comparisons(ties)
     for compare in comparisons:
+        # One positive of each query at a time: [Q, C] instead of [Q, M, C].
         for slot in range(positive_scores.shape[1]):
             num_before[:, slot] += compare(others, positive_scores[:, slot, None], out=flags).sum(
                 1
@@ -150,7 +152,7 @@ def average_precision_at(
     """
     check_positive_ranks(positive_ranks)
     k = validate_int(k, "k", minimum=1)
-    in_top_k = positive_ranks <= k
+    in_top_k = positive_ranks <= k  # [Q, M]
     divisors = {
         "min_r_k": positive_ranks.isfinite().sum(1).clamp(max=k),
         "hits": in_top_k.sum(1).clamp(min=1),
@@ -232,14 +234,16 @@ def pad_by_query(scores: Tensor, query: Tensor, num_queries: int) -> Tensor:
     Raises:
         ShapeError: If a query has no positive.
     """
-    counts = torch.bincount(query, minlength=num_queries)
+    counts = torch.bincount(query, minlength=num_queries)  # [Q]
     if not counts.all():
         raise ShapeError(
             f"query {int((counts == 0).nonzero()[0])}: expected at least one positive candidate, "
             "got none. Leave it out."
         )
+    # Two sorts: by query, and within a query by score, because the second one is stable.
     order = torch.argsort(scores, descending=True)
     order = order[torch.argsort(query[order], stable=True)]
+    # Position of each pair within its query.
     slot = torch.arange(len(query), device=query.device) - (
         counts.cumsum(0) - counts
     ).repeat_interleave(counts)
@@ -265,7 +269,7 @@ def check_positive_ranks(ranks: Tensor, name: str = "positive_ranks") -> None:
             f"{name}: expected the ranks of at least one query with a positive, shape [Q, M], got "
             f"shape {list(ranks.shape)}."
         )
-    slots = torch.arange(1, ranks.shape[1] + 1, device=ranks.device)
+    slots = torch.arange(1, ranks.shape[1] + 1, device=ranks.device)  # [M], from 1
     # The j-th best positive has at least rank j. No comparison with NaN is true.
     invalid = (
         ~(ranks >= slots) | (ranks < ranks.roll(1, 1)) & (slots > 1) | ranks.isinf() & (slots == 1)
@@ -305,6 +309,7 @@ def ranks_from_counts(num_before: Tensor, num_positives: Tensor) -> Tensor:
     Returns:
         Ranks of shape ``[Q, M]``, padded with inf.
     """
+    # The j-th best positive has j - 1 positives before it, which do not count against it.
     slot = torch.arange(1, num_before.shape[1] + 1, device=num_before.device)
     return (num_before + slot).masked_fill(slot > num_positives[:, None], torch.inf)
 
@@ -365,6 +370,7 @@ def recall_at_mean_ties(ranks: Tensor, k: int) -> float:
     """
     _check_ranks(ranks)
     k = validate_int(k, "k", minimum=1)
+    # A mean rank of K + 0.5 is a hit for K > 1.
     return float((ranks == 1 if k == 1 else ranks < k + 1).double().mean())
 
 
@@ -378,6 +384,7 @@ def median_rank(ranks: Tensor) -> float:
         The median rank.
     """
     _check_ranks(ranks)
+    # The published code floors the median of ranks from 0.
     return math.floor(torch.quantile(ranks.double() - 1, 0.5)) + 1.0
 
 
