@@ -26,6 +26,9 @@ from visavis.evaluation.metrics.ranking import Ties
 from visavis.losses.scoring import select_items
 from visavis.losses.targets import Ids, Targets, to_id_tensor
 
+COCO_5K_FILE = "coco_5k_test_text/dataset_coco_5k_test.json"
+"""The 5,000 test images: file names, captions, and their MS-COCO ids, which the lists use."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
@@ -238,10 +241,6 @@ def select_captions(data: Dataset, protocols: Sequence[Protocol]) -> Dataset:
         if protocol.captions_per_image is not None
     ]
     return data.first_captions(max(limits)) if len(limits) == len(protocols) else data
-
-
-COCO_5K_FILE = "coco_5k_test_text/dataset_coco_5k_test.json"
-"""The 5,000 test images: file names, captions, and their MS-COCO ids, which the lists use."""
 
 
 @dataclass(frozen=True)

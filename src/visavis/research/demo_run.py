@@ -70,6 +70,24 @@ TUNING_SCENE_SEED = 1
 """Seed of the scenes on which the learning rates were selected. The demo draws other scenes."""
 
 
+DEMO_QUERIES = (
+    ("a yellow square", CaptionFacts(({"shape": "square", "color": "yellow"},))),
+    ("a checkered circle", CaptionFacts(({"pattern": "checkered", "shape": "circle"},))),
+    ("a red shape on a wooden table", CaptionFacts(({"color": "red"},), background="table")),
+)
+"""Text queries of the demo with their content. Like the recipes, they were selected on other scenes
+than those of the demo.
+"""
+NUM_SHOWN_CAPTIONS = 5
+OBJECTIVE_NOTES = {
+    "TripletHN": "pushes only the hardest negative of a batch",
+    "VLC": "pushes all negatives, harder ones more: a softmax",
+    "Unified": "a softmax over the negatives with the margin of a triplet loss",
+}
+SCENE_SIDE = 192
+"""Side length in pixels at which scenes are rendered for the report."""
+
+
 def describe_learning_rates(rates: Mapping[str, float]) -> str:
     """Return the learning rate of each objective and how it was selected, as a text.
 
@@ -82,18 +100,6 @@ def describe_learning_rates(rates: Mapping[str, float]) -> str:
         f"{LEARNING_RATES[0]:g} to {LEARNING_RATES[-1]:g} by "
         f"the mean validation RSUM of {len(TUNING_SEEDS)} seeds on other synthetic scenes"
     )
-
-
-DEMO_QUERIES = (
-    ("a yellow square", CaptionFacts(({"shape": "square", "color": "yellow"},))),
-    ("a checkered circle", CaptionFacts(({"pattern": "checkered", "shape": "circle"},))),
-    ("a red shape on a wooden table", CaptionFacts(({"color": "red"},), background="table")),
-)
-"""Text queries of the demo with their content. Like the recipes, they were selected on other scenes
-than those of the demo.
-"""
-
-NUM_SHOWN_CAPTIONS = 5
 
 
 @dataclass(frozen=True)
@@ -271,13 +277,6 @@ class _BarsOnly(NoProgress):
         self.progress.training_step(step)
 
 
-OBJECTIVE_NOTES = {
-    "TripletHN": "pushes only the hardest negative of a batch",
-    "VLC": "pushes all negatives, harder ones more: a softmax",
-    "Unified": "a softmax over the negatives with the margin of a triplet loss",
-}
-
-
 @dataclass(frozen=True)
 class DemoResults:
     """Results of a finished demo.
@@ -365,10 +364,6 @@ def write_demo_report(results: DemoResults, folder: Path) -> None:
         run_names=", ".join(run.folder.name for runs in results.runs.values() for run in runs),
     )
     storage.write_text(folder / "report.html", page)
-
-
-SCENE_SIDE = 192
-"""Side length in pixels at which scenes are rendered for the report."""
 
 
 @dataclass(frozen=True)

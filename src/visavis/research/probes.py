@@ -61,6 +61,90 @@ IMAGE_BATCH_SIZE = 64
 """Number of images that are edited and encoded together."""
 
 
+COLORS = (
+    "red",
+    "blue",
+    "green",
+    "yellow",
+    "black",
+    "white",
+    "brown",
+    "orange",
+    "purple",
+    "pink",
+    "gray",
+)
+"""Color words."""
+NUMBERS = ("two", "three", "four", "five", "six")
+"""Number words."""
+OPPOSITES = {
+    "above": "below",
+    "below": "above",
+    "behind": "in front of",
+    "in front of": "behind",
+    "inside": "outside",
+    "outside": "inside",
+    "on top of": "underneath",
+    "over a": "under a",
+    "over the": "under the",
+    "under": "over",
+    "underneath": "on top of",
+}
+"""Each relation with its opposite."""
+ACTORS = (
+    "man",
+    "woman",
+    "boy",
+    "girl",
+    "dog",
+    "cat",
+    "horse",
+    "child",
+    "baby",
+    "person",
+    "lady",
+    "bird",
+    "bike",
+    "ball",
+)
+"""People, animals and things that can exchange roles."""
+ASYMMETRIC_WORDS = (
+    *(
+        "behind",
+        "in front of",
+        "on top of",
+        "under",
+        "above",
+        "below",
+        "chases",
+        "chasing",
+        "carries",
+        "carrying",
+        "holds",
+        "holding",
+    ),
+    *(
+        "rides",
+        "riding",
+        "follows",
+        "following",
+        "throws",
+        "throwing",
+        "pulls",
+        "pulling",
+        "pushes",
+        "pushing",
+        "feeds",
+        "feeding",
+    ),
+)
+"""Relations that hold between two actors in one direction only."""
+SYMMETRIC_WORDS = frozenset(
+    {"and", "with", "while", "other", "together", "near", "beside", "as"}
+)  # language: quoted
+"""Words that suggest a symmetric relation, in which an exchange of roles changes nothing."""
+
+
 def _crop(image: Image) -> Image:
     left, top = (round((1 - CROPPED_SIDE) / 2 * length) for length in image.size)
     return image.crop((left, top, image.width - left, image.height - top))
@@ -504,90 +588,6 @@ def _probe_edits(
         after = inputs.evaluate(inputs.encode_images(edit), inputs.text, inputs.data)
         changes += recall_changes(f"{edit} images", before, after)
     return changes, ()
-
-
-COLORS = (
-    "red",
-    "blue",
-    "green",
-    "yellow",
-    "black",
-    "white",
-    "brown",
-    "orange",
-    "purple",
-    "pink",
-    "gray",
-)
-"""Color words."""
-NUMBERS = ("two", "three", "four", "five", "six")
-"""Number words."""
-OPPOSITES = {
-    "above": "below",
-    "below": "above",
-    "behind": "in front of",
-    "in front of": "behind",
-    "inside": "outside",
-    "outside": "inside",
-    "on top of": "underneath",
-    "over a": "under a",
-    "over the": "under the",
-    "under": "over",
-    "underneath": "on top of",
-}
-"""Each relation with its opposite."""
-ACTORS = (
-    "man",
-    "woman",
-    "boy",
-    "girl",
-    "dog",
-    "cat",
-    "horse",
-    "child",
-    "baby",
-    "person",
-    "lady",
-    "bird",
-    "bike",
-    "ball",
-)
-"""People, animals and things that can exchange roles."""
-ASYMMETRIC_WORDS = (
-    *(
-        "behind",
-        "in front of",
-        "on top of",
-        "under",
-        "above",
-        "below",
-        "chases",
-        "chasing",
-        "carries",
-        "carrying",
-        "holds",
-        "holding",
-    ),
-    *(
-        "rides",
-        "riding",
-        "follows",
-        "following",
-        "throws",
-        "throwing",
-        "pulls",
-        "pulling",
-        "pushes",
-        "pushing",
-        "feeds",
-        "feeding",
-    ),
-)
-"""Relations that hold between two actors in one direction only."""
-SYMMETRIC_WORDS = frozenset(
-    {"and", "with", "while", "other", "together", "near", "beside", "as"}
-)  # language: quoted
-"""Words that suggest a symmetric relation, in which an exchange of roles changes nothing."""
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,15 @@ read as another line and refused.
 """
 
 
+Pair = tuple[str, str]
+"""Two captions."""
+ResultT = TypeVar("ResultT")
+# New values are on the disk after this many pairs.
+_PAIRS_PER_CHUNK = 1_024
+# Every build of SQLite takes 999 parameters per query.
+_KEYS_PER_QUERY = 900
+
+
 @dataclass(frozen=True, kw_only=True)
 class CBoW(RelevanceEstimator):
     """Cosine similarity of two captions' mean word vectors, at least 0. Unknown words are ignored.
@@ -201,16 +210,6 @@ def read_word_vectors(path: Path, vocabulary: Collection[str]) -> dict[str, np.n
     if not word_dim:
         raise DataError(f"{path}: expected word vectors, got an empty file.")
     return words
-
-
-Pair = tuple[str, str]
-"""Two captions."""
-ResultT = TypeVar("ResultT")
-
-# New values are on the disk after this many pairs.
-_PAIRS_PER_CHUNK = 1_024
-# Every build of SQLite takes 999 parameters per query.
-_KEYS_PER_QUERY = 900
 
 
 @dataclass(frozen=True, kw_only=True)

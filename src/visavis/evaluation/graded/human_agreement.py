@@ -36,6 +36,22 @@ MAX_RATING = 5.0
 """Highest rating of both collections. The lowest is 0."""
 
 
+FLICKR8K_FILES = {"expert": "ExpertAnnotations.txt", "crowd": "CrowdFlowerAnnotations.txt"}
+"""File of each kind of judgments of Flickr8k."""
+CRISSCROSSED_FILE = "cxc_sits_test.csv"
+"""File of the image-caption ratings of Crisscrossed Captions."""
+RESAMPLES = 1000
+"""Default number of bootstrap resamples."""
+SEED = 0
+"""Seed of the resamples."""
+COVERAGE = 0.95
+"""Coverage of the intervals."""
+_LINE_FORMATS = {
+    "expert": "an image, a caption as file#number and three ratings from 1 to 4",
+    "crowd": "an image, a caption as file#number, the share of yes, the number of yes and the number of no",
+}
+
+
 @dataclass(frozen=True)
 class _Caption:
     sentid: int
@@ -171,24 +187,6 @@ def read_ratings(
     if not rows:
         raise DataError(f"{path}: expected rated pairs, got an empty table.")
     return [row for _, row in rows], ratings
-
-
-FLICKR8K_FILES = {"expert": "ExpertAnnotations.txt", "crowd": "CrowdFlowerAnnotations.txt"}
-"""File of each kind of judgments of Flickr8k."""
-CRISSCROSSED_FILE = "cxc_sits_test.csv"
-"""File of the image-caption ratings of Crisscrossed Captions."""
-
-RESAMPLES = 1000
-"""Default number of bootstrap resamples."""
-SEED = 0
-"""Seed of the resamples."""
-COVERAGE = 0.95
-"""Coverage of the intervals."""
-
-_LINE_FORMATS = {
-    "expert": "an image, a caption as file#number and three ratings from 1 to 4",
-    "crowd": "an image, a caption as file#number, the share of yes, the number of yes and the number of no",
-}
 
 
 @dataclass(frozen=True, eq=False)

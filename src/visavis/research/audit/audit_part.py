@@ -44,6 +44,13 @@ from visavis.training.train_step import TrainStep, training_context
 Result = TypeVar("Result")
 
 
+ITEMS_PER_BATCH, IMAGES_PER_BATCH, PROJECTION_DIM = 256, 16, 512
+MAX_STEPS = 400
+"""Steps of a model. More do not improve the list of mislabeled pairs, fewer distort the learning
+curve (``studies/audit_steps.py``).
+"""
+
+
 @dataclass(frozen=True)
 class Issue:
     """One kind of problem in a data set.
@@ -152,9 +159,6 @@ def cached_value(path: Path, shape: Any, compute: Callable[[], Any]) -> Any:
     return storage.read_checksummed_json(file, shape)
 
 
-ITEMS_PER_BATCH, IMAGES_PER_BATCH, PROJECTION_DIM = 256, 16, 512
-
-
 @dataclass(frozen=True)
 class ImageVectors:
     """Vectors of the images of a data set.
@@ -259,12 +263,6 @@ def _pool(items: Encoded) -> Tensor:
         return vectors.mean(1)
     assert isinstance(mask, Tensor)
     return (vectors * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
-
-
-MAX_STEPS = 400
-"""Steps of a model. More do not improve the list of mislabeled pairs, fewer distort the learning
-curve (``studies/audit_steps.py``).
-"""
 
 
 def fit_model(

@@ -46,6 +46,15 @@ _FIX_GENERIC = "Describe what distinguishes these images, or add the other image
 _FIX_OUTLIERS = "Check the first ones: they belong to another image, contradict the other captions, or mention something that no other mentions."
 
 
+# Thresholds whose bounds can be distinguished, roughly. The bound with the best threshold is
+# corrected for this choice (Bonferroni).
+NUM_TAILS = 20
+# A threshold is used only if at least this share of the known wrong items reaches it.
+MIN_TAIL = 0.05
+# Items are listed as long as at least this share of the list is expected to be wrong.
+MIN_LIST_PRECISION = 0.5
+
+
 def sibling_agreement(vectors: Tensor, image_of: Tensor, assigned: Tensor) -> Tensor:
     """Compute the agreement of captions with the other captions of an assigned image.
 
@@ -374,15 +383,6 @@ def _find_outliers(
             )
         )
     return tuple(outliers), estimate.noise_ratio, estimate.max_noise_ratio
-
-
-# Thresholds whose bounds can be distinguished, roughly. The bound with the best threshold is
-# corrected for this choice (Bonferroni).
-NUM_TAILS = 20
-# A threshold is used only if at least this share of the known wrong items reaches it.
-MIN_TAIL = 0.05
-# Items are listed as long as at least this share of the list is expected to be wrong.
-MIN_LIST_PRECISION = 0.5
 
 
 @dataclass(frozen=True)

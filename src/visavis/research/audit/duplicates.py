@@ -54,6 +54,19 @@ _FIX_WITHIN = "Merge copies into one image with all of their captions. Otherwise
 _FIX_SIMILAR = "Check some of them. Images of the same moment are negatives of one another, and across splits they make metrics too high."
 
 
+PAIRS_PER_BATCH = 512
+# Images are compared at a grid of this many points per side.
+_GRID_SIZE = 16
+# Shares of a side that the first crops leave out.
+_MARGINS = (0.0, 0.08, 0.16)
+# Shares of a side by which an edge of the best crop is then moved.
+_STEPS = (0.03, 0.02, 0.02, 0.01, 0.01)
+# Largest increase of a correlation by moving the edges of a crop.
+_MAX_REFINEMENT_GAIN = 0.15
+# Of 255 levels. An image that varies less has no content that could agree.
+_MIN_STANDARD_DEVIATION = 4.0
+
+
 def pairs_above_threshold(vectors: Tensor, threshold: float, k: int) -> np.ndarray:
     """Find pairs of rows with a large dot product among the nearest neighbors of each row.
 
@@ -494,19 +507,6 @@ def _count_in_train(data: Dataset, pairs: np.ndarray) -> dict[str, int]:
         if data.images[b].split == "train" and data.images[a].split != "train":
             paired.setdefault(data.images[a].split, set()).add(int(a))
     return {split: len(images) for split, images in paired.items()}
-
-
-PAIRS_PER_BATCH = 512
-# Images are compared at a grid of this many points per side.
-_GRID_SIZE = 16
-# Shares of a side that the first crops leave out.
-_MARGINS = (0.0, 0.08, 0.16)
-# Shares of a side by which an edge of the best crop is then moved.
-_STEPS = (0.03, 0.02, 0.02, 0.01, 0.01)
-# Largest increase of a correlation by moving the edges of a crop.
-_MAX_REFINEMENT_GAIN = 0.15
-# Of 255 levels. An image that varies less has no content that could agree.
-_MIN_STANDARD_DEVIATION = 4.0
 
 
 def aligned_correlation(first: Tensor, second: Tensor, threshold: float = 0.0) -> Tensor:

@@ -32,6 +32,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+COLUMNS = 6
+PANEL_WIDTH, PANEL_HEIGHT, HEADER_HEIGHT = 1.6, 2.1, 0.8
+"""Inches of the panel of a word, and of the lines above the panels."""
+MAX_TITLE_LENGTH = 14
+"""Maximum number of characters of a word above its panel."""
+IMAGE_FORMATS = {".png": "png", ".pdf": "pdf", ".jpg": "jpeg", ".jpeg": "jpeg"}
+"""File formats by the ending of the file name."""
+MAX_WORDS = 40
+"""Maximum number of words that are drawn. The image has a note if words are left out."""
+MIN_BRIGHTNESS = 0.35
+"""Brightness of regions without attention."""
+
+
 @dataclass(frozen=True, eq=False)
 class AttentionMap:
     """Attention between the regions of an image and the words of a text.
@@ -190,19 +203,6 @@ def _locate_regions(
     )
     is_square = 0.7 < columns / rows * visible.height / visible.width < 1.4
     return visible, (rows, columns) if is_square else None
-
-
-COLUMNS = 6
-PANEL_WIDTH, PANEL_HEIGHT, HEADER_HEIGHT = 1.6, 2.1, 0.8
-"""Inches of the panel of a word, and of the lines above the panels."""
-MAX_TITLE_LENGTH = 14
-"""Maximum number of characters of a word above its panel."""
-IMAGE_FORMATS = {".png": "png", ".pdf": "pdf", ".jpg": "jpeg", ".jpeg": "jpeg"}
-"""File formats by the ending of the file name."""
-MAX_WORDS = 40
-"""Maximum number of words that are drawn. The image has a note if words are left out."""
-MIN_BRIGHTNESS = 0.35
-"""Brightness of regions without attention."""
 
 
 def image_format(file: Path) -> str:

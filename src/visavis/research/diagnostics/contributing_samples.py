@@ -36,6 +36,12 @@ Semantics = Literal["paper", "reference"]
 """Counts as defined in the COCOS paper, or as in its released code."""
 
 
+BYTES_PER_PAIR = 64.0
+"""Bytes per pair while the weights of a block are computed. The objective of the catalog with the
+largest need takes about 50.
+"""
+
+
 def released_targets(objective: Objective, images: int, texts: int) -> Targets | None:
     """Build the targets of a batch as in the released code of COCOS, which identifies positives by
     position.
@@ -325,12 +331,6 @@ def contributing_by_epsilon(
                 counts["t2i"] = smooth_ap_counts(scores.T, targets.T, tau=tau, epsilon=epsilon)
         results.append({way: replace(each, count=counts[way]) for way, each in samples.items()})
     return results
-
-
-BYTES_PER_PAIR = 64.0
-"""Bytes per pair while the weights of a block are computed. The objective of the catalog with the
-largest need takes about 50.
-"""
 
 
 def pair_weights(objective: Objective, scores: Tensor, targets: Targets) -> Tensor:

@@ -64,6 +64,10 @@ FIXED_SIMILARITIES = (0.2, 0.5, 0.8)
 """Similarities of one pair of a triplet while the other one varies."""
 
 
+LINE_STYLES = ("-", (0, (4, 1.4)), (0, (1, 1.2)))
+"""Line styles of the fixed similarities."""
+
+
 @dataclass(frozen=True)
 class TripletWeights:
     """Pair weights of a triplet over a grid of similarities, in the units of `pair_weights`.
@@ -379,10 +383,6 @@ def profile_objective(objective: Objective) -> ObjectiveProfile:
 
 def _rounded(values: Tensor) -> Any:
     return values.round(decimals=6).tolist()
-
-
-LINE_STYLES = ("-", (0, (4, 1.4)), (0, (1, 1.2)))
-"""Line styles of the fixed similarities."""
 
 
 def write_profile_report(result: ObjectiveProfiles) -> None:

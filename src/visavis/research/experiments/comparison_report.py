@@ -82,6 +82,10 @@ REPORTED_MEASURES = {
 """Measures of contributing samples in the report, as means of both directions."""
 
 
+NUM_IMAGES = 5
+"""Number of images shown per query."""
+
+
 def write_comparison_report(comparison: Comparison, progress: Progress) -> None:
     """Write ``report.html`` and its plots to the folder of a comparison.
 
@@ -401,10 +405,6 @@ def _plot_sweep(axes: Axes, figure: Figure, sweep: Sweep, theme: PlotTheme) -> N
 def _reference_color(number: int, theme: PlotTheme) -> str:
     """Color of a reference. Curves take the colors from the other end."""
     return theme.lines[-1 - number % len(theme.lines)]
-
-
-NUM_IMAGES = 5
-"""Number of images shown per query."""
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,9 @@ LOST_WORKER = (
 )
 
 
+_stopping = Event()  # set in a worker that was asked to end
+
+
 @dataclass(frozen=True)
 class Job:
     """Run to be made.
@@ -381,9 +384,6 @@ def exit_if_stopping() -> None:
     """End a worker whose training finished after the worker was asked to end."""
     if _stopping.is_set():
         os._exit(128 + signal.SIGTERM)
-
-
-_stopping = Event()  # set in a worker that was asked to end
 
 
 def _run_in_this_process(

@@ -22,6 +22,22 @@ from visavis.evaluation.metrics.catalog import RECALLS, RSUM
 from visavis.evaluation.metrics.ranking import random_recall
 from visavis.evaluation.statistics import Interval, PairedTest, t_interval
 
+# low, high: the 95 % interval of the mean over seeds. images_low, images_high: the interval of the
+# difference over test images, or over judged text queries for feedback metrics.
+CSV_COLUMNS = (
+    "row", "metric", "runs", "mean", "std", "low", "high",
+    "reference", "difference", "difference_low", "difference_high", "p", "adjusted_p", "tests", "verdict", "more_seeds",
+    "images_low", "images_high",
+)  # fmt: skip
+_TEST_COLUMNS = ("difference", "p", "adjusted_p", "tests", "verdict", "more_seeds")
+_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+}
+
 
 @dataclass(frozen=True)
 class ColumnGroup:
@@ -364,24 +380,6 @@ class ResultTable:
             "feedback": None if self.feedback is None else str(self.feedback),
             "rows": rows,
         }
-
-
-# low, high: the 95 % interval of the mean over seeds. images_low, images_high: the interval of the
-# difference over test images, or over judged text queries for feedback metrics.
-CSV_COLUMNS = (
-    "row", "metric", "runs", "mean", "std", "low", "high",
-    "reference", "difference", "difference_low", "difference_high", "p", "adjusted_p", "tests", "verdict", "more_seeds",
-    "images_low", "images_high",
-)  # fmt: skip
-_TEST_COLUMNS = ("difference", "p", "adjusted_p", "tests", "verdict", "more_seeds")
-
-_SPECIAL = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-}
 
 
 def indistinguishable_rows(against_best: Mapping[str, PairedTest]) -> list[str]:

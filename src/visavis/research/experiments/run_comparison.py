@@ -53,6 +53,11 @@ from visavis.training.stop_signals import Stopped
 PLAN_FILE, FEEDBACK_FILE = "plan.json", "feedback.jsonl"
 
 
+Round = list[tuple[Setting, int]]
+"""Settings and seeds to train."""
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
 @dataclass(frozen=True)
 class ExperimentPlan:
     """Runs of an experiment.
@@ -466,11 +471,6 @@ def _read_feedback_test(plan: ExperimentPlan, file: Path, progress: Progress) ->
     test = FeedbackTest.read(file, data, recipe.evaluation.test, progress)
     progress.message(f"{file}: {test}")
     return test
-
-
-Round = list[tuple[Setting, int]]
-"""Settings and seeds to train."""
-_UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 def parse_budget(text: str) -> float:

@@ -30,6 +30,14 @@ if TYPE_CHECKING:
     from visavis.evaluation.graded.estimator_quality import RelevanceDistribution
 
 
+THUMBNAIL_SIDE = 128
+"""Side length of thumbnails in pixels."""
+DASH_PATTERN = (0, (2, 1.4))
+"""Style of dashed lines."""
+LEGEND_CHARS = 120
+"""Characters that fit into one line of a legend."""
+
+
 @dataclass(frozen=True)
 class ThemedImage:
     """An image for light and for dark pages.
@@ -118,10 +126,6 @@ def jpeg_uri(image: Image, quality: int = 80) -> str:
     return data_uri(raw.getvalue(), "jpeg")
 
 
-THUMBNAIL_SIDE = 128
-"""Side length of thumbnails in pixels."""
-
-
 class Thumbnails:
     """Square thumbnails of a data set, cropped at the center. Each image is read once.
 
@@ -177,10 +181,6 @@ class PlotTheme:
     lines: tuple[str, ...]
 
 
-DASH_PATTERN = (0, (2, 1.4))
-"""Style of dashed lines."""
-LEGEND_CHARS = 120
-"""Characters that fit into one line of a legend."""
 LIGHT_THEME = PlotTheme(
     "#ffffff",
     "#1d2330",
