@@ -363,7 +363,7 @@ def write_demo_report(results: DemoResults, folder: Path) -> None:
         stages=", ".join(f"{name} {seconds:.0f} s" for name, seconds in results.seconds.items()),
         run_names=", ".join(run.folder.name for runs in results.runs.values() for run in runs),
     )
-    storage.write_text(folder / "report.html", page)
+    storage.write_text(folder / "report.html", page)  # last, so that a report is always complete
 
 
 @dataclass(frozen=True)
@@ -449,6 +449,7 @@ class SceneSearch:
         scores = score_all_pairs(self.model.matcher, self.images, self.model.encode_text([query]))[
             :, 0
         ]
+        # ties keep the order of the data
         indices = torch.argsort(scores, descending=True, stable=True)[:top].tolist()
         relevance = fact_relevance([self.scenes[i] for i in indices], [facts])[:, 0]
         scenes = (

@@ -215,7 +215,7 @@ class ProbeResult:
         """
         from scipy.stats import binomtest
 
-        tie = np.abs(true - edited) <= TIE_TOLERANCE * np.maximum(
+        tie = np.abs(true - edited) <= TIE_TOLERANCE * np.maximum(  # [N]
             1, np.maximum(np.abs(true), np.abs(edited))
         )
         num_correct = int(((true > edited) & ~tie).sum())
@@ -289,7 +289,8 @@ class RecallChange:
         from scipy.stats import t
 
         hits_before, hits_after = before <= k, after <= k
-        number = np.bincount(images)
+        number = np.bincount(images)  # [V], queries of each image
+        # [V], one value per image, because its queries are not independent
         change = 100 * np.bincount(images, hits_after.astype(float) - hits_before) / number
         mean = float(change @ number / number.sum())
         error = float(change.std(ddof=1) / np.sqrt(len(change))) if len(change) > 1 else np.inf
@@ -484,7 +485,7 @@ class _ProbeInputs:
         the texts of a probe are.
         """
         row_of = {caption: row for row, caption in enumerate(self.data.captions)}
-        encoded = [self.text]
+        encoded = [self.text]  # captions of the data set come first
         if new := [text for text in dict.fromkeys(texts) if text not in row_of]:
             row_of |= {text: row for row, text in enumerate(new, len(self.text))}
             encoded.append(
@@ -541,6 +542,7 @@ def _probe_clip_partners(inputs: _ProbeInputs, truth: ClipAnnotations) -> tuple[
     data = inputs.data
     probed = {image.name: i for i, image in enumerate(data.images)}
     annotated = {name: i for i, name in enumerate(truth.names)}
+    # [V], -1 if the partner is not probed.
     partner = np.array(
         [
             probed.get(truth.names[truth.partner_of[annotated[image.name]]], -1)
@@ -621,8 +623,10 @@ def make_minimal_pairs(data: Dataset, seed: int = 0) -> list[MinimalPair]:
     for image, indices in enumerate(data.captions_of):
         captions = [data.captions[index] for index in indices]
         existing = {" ".join(tokenize(caption)) for caption in captions}
+        # Words of any caption of the image may be true of it.
         words = {word for caption in existing for word in caption.split()}
         for number, (kind, edit) in enumerate(EDITS.items()):
+            # Independent of which other captions could be edited.
             rng = np.random.default_rng([seed, number, image])
             for caption in captions:
                 edited = edit(caption[:1].lower() + caption[1:], words, rng)
@@ -684,6 +688,7 @@ def swap_colors(caption: str) -> str:
         'a blue ball on a red box'
     """
     matches = _find_words(caption, COLORS)
+    # In "a black and white dog" both colors describe one thing.
     followers = {
         word[1] for color in matches if (word := re.match(r" ([a-z]+)", caption[color.end() :]))
     }
@@ -711,6 +716,7 @@ def swap_roles(caption: str) -> str:
     matches = _find_words(caption, ACTORS)
     if len(matches) != 2 or matches[0][0] == matches[1][0]:
         return ""
+    # the relation must stand between the actors
     between = caption[matches[0].end() : matches[1].start()]
     if not _find_words(between, ASYMMETRIC_WORDS) or SYMMETRIC_WORDS & set(tokenize(caption)):
         return ""

@@ -131,7 +131,7 @@ def cached_tensors(path: Path, compute: Callable[[], dict[str, Tensor]]) -> dict
         The tensors by name.
     """
     file = path.with_suffix(".safetensors")
-    if os.path.exists(file):
+    if os.path.exists(file):  # a damaged file is computed again below
         try:
             return storage.read_tensors(file)
         except DataError as damage:
@@ -156,6 +156,7 @@ def cached_value(path: Path, shape: Any, compute: Callable[[], Any]) -> Any:
     if (value := storage.read_checksummed_json(file, shape)) is not None:
         return value
     storage.write_checksummed_json(file, compute())
+    # as if it had been cached, so that both ways return equal values
     return storage.read_checksummed_json(file, shape)
 
 
@@ -235,6 +236,7 @@ def tfidf_vectors(captions: Sequence[str]) -> Tensor:
         Unit vectors, shape ``[C, 512]``.
     """
     words_of = [tokenize(caption) for caption in captions]
+    # captions that contain each word
     document_counts = Counter(word for words in words_of for word in set(words))
     random, zeros = np.random.default_rng(0), np.zeros(PROJECTION_DIM, np.float32)
     projection = {
@@ -243,6 +245,7 @@ def tfidf_vectors(captions: Sequence[str]) -> Tensor:
         / PROJECTION_DIM**0.5
         for word, count in sorted(document_counts.items())
     }
+    # a caption without words gets a zero vector
     rows = [np.sum([projection[word] for word in words] or [zeros], axis=0) for words in words_of]
     return unit_rows(torch.from_numpy(np.stack(rows)))
 
@@ -262,6 +265,7 @@ def _pool(items: Encoded) -> Tensor:
     if mask is None:
         return vectors.mean(1)
     assert isinstance(mask, Tensor)
+    # padding does not count
     return (vectors * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
 
 
@@ -287,6 +291,7 @@ def fit_model(
     Returns:
         The model after the last step of all phases, in evaluation mode.
     """
+    # The seed of the audit replaces that of the recipe.
     recipe = data_module.recipe.model_copy(update={"seed": seed})
     torch.set_num_threads(recipe.training.threads or 1)
     data_module = replace(data_module, recipe=recipe)
@@ -305,7 +310,7 @@ def fit_model(
     for number, phase in enumerate(recipe.phases):
         start_scale_and_bias(matcher, phase, recipe.phases[number - 1] if number else None)
         train_step = TrainStep(matcher, phase, recipe)
-        supervisor = copy(phase.supervision)
+        supervisor = copy(phase.supervision)  # the recipe's own object must not keep state
         supervisor.begin_phase(
             training_context(recipe, phase, matcher, train_step.optimizer, loader, validation), {}
         )

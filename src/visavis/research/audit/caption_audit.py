@@ -70,7 +70,7 @@ def sibling_agreement(vectors: Tensor, image_of: Tensor, assigned: Tensor) -> Te
         Mean cosine of each caption with the other captions, and mean cosine of these with one
         another, shape ``[C, 2]``. NaN if there are too few of them.
     """
-    sibling_sum, count = _sum_siblings(vectors, image_of, assigned)
+    sibling_sum, count = _sum_siblings(vectors, image_of, assigned)  # [C, D], [C]
     agreement = (sibling_sum * vectors).sum(1) / count
     # |sum of n unit vectors|^2 = n + sum of the cosines of all n(n - 1) ordered pairs.
     of_siblings = (sibling_sum.square().sum(1) - count) / (count * (count - 1))
@@ -99,7 +99,7 @@ def _sum_siblings(values: Tensor, image_of: Tensor, assigned: Tensor) -> tuple[T
     and the number of siblings ``[C]``.
     """
     num_images = int(torch.cat([image_of, assigned]).max()) + 1
-    total = values.new_zeros(num_images, values.shape[1]).index_add_(0, image_of, values)
+    total = values.new_zeros(num_images, values.shape[1]).index_add_(0, image_of, values)  # [N, D]
     last = np.full(num_images, -1)
     last[image_of.numpy()] = np.arange(
         len(image_of)
@@ -126,7 +126,8 @@ def sample_other_images(image_of: np.ndarray, copy_groups: np.ndarray, seed: int
         The other images, shape ``[C]``.
     """
     random = np.random.default_rng([seed, len(image_of), len(copy_groups)])
-    other_image = random.integers(len(copy_groups), size=len(image_of))
+    other_image = random.integers(len(copy_groups), size=len(image_of))  # [C]
+    # Redrawing ends even if all images are copies of one another.
     for _ in range(100):
         is_copy = copy_groups[other_image] == copy_groups[image_of]
         if not is_copy.any():
@@ -270,7 +271,7 @@ def audit_captions(
     """
     image_of = torch.from_numpy(data.image_of)
     # Cosines of captions of one image that follow each other.
-    order = torch.argsort(image_of, stable=True)
+    order = torch.argsort(image_of, stable=True)  # captions of one image next to each other
     same_image = image_of[order][1:] == image_of[order][:-1]
     cosines = (vectors[order][1:] * vectors[order][:-1]).sum(1)[same_image]
     near_cosine = DEFAULT_NEAR_COSINE
@@ -333,10 +334,12 @@ def _count_similar_images(
     compared_groups, compared_vectors = group_of[compared], vectors[torch.from_numpy(compared)]
     counts, examples = np.zeros(len(group_of), np.int64), list[list[int]]()
     for rows in chunk_slices(len(group_of), max_query_rows(len(compared), 8.0)):
-        is_near = (vectors[rows] @ compared_vectors.T >= near_cosine).numpy()
+        is_near = (vectors[rows] @ compared_vectors.T >= near_cosine).numpy()  # [block, compared]
         for caption, row in enumerate(is_near, rows.start):
             others = np.flatnonzero(row)
+            # copies of the image share its captions
             others = others[compared_groups[others] != group_of[caption]]
+            # Each other image once, however many of its captions are near.
             distinct, first = np.unique(compared_groups[others], return_index=True)
             counts[caption] = len(distinct)
             examples.append(data.image_of[compared[others[np.sort(first)[:3]]]].tolist())
@@ -360,10 +363,12 @@ def _find_outliers(
     if not is_known.any() or not is_known_mismatched.any():
         return (), 0.0, 0.0
     captions = np.flatnonzero(is_known)
+    # higher looks more wrong
     scores, wrong = mismatch_log_odds(matched[is_known], mismatched[is_known_mismatched])
     # A wrong caption lowers the agreement of its siblings, too: only the caption with the lowest
     # agreement of an image counts.
     lowest = np.full(len(data.images), np.inf)
+    # [N], the lowest agreement of each image
     np.minimum.at(lowest, data.image_of[captions], matched[captions, 0])
     scores[matched[captions, 0] > lowest[data.image_of[captions]]] = -np.inf
     estimate = NoiseEstimate.from_scores(scores, wrong)
@@ -424,6 +429,7 @@ class NoiseEstimate:
 
         above, recall = _count_at_least(scores, scores), _count_at_least(wrong, scores) / len(wrong)
         usable = recall >= MIN_TAIL
+        # Clopper-Pearson bounds of the shares, divided by the recall of the threshold.
         upper = np.where(
             above < len(scores),
             beta.ppf(1 - 0.05 / NUM_TAILS, above + 1, np.maximum(len(scores) - above, 1)),
@@ -440,8 +446,9 @@ class NoiseEstimate:
         # The best precision of all lists that are at least as long: estimates of very short lists
         # are too noisy.
         longest_first = np.argsort(scores, kind="stable")
+        # from the longest list to the shortest
         precision[longest_first] = np.maximum.accumulate(precision[longest_first])
-        order = np.argsort(-scores, kind="stable")
+        order = np.argsort(-scores, kind="stable")  # the most suspicious first
         precise = np.flatnonzero(
             (precision[order] >= MIN_LIST_PRECISION) & np.isfinite(scores[order])
         )
@@ -478,11 +485,13 @@ def mismatch_log_odds(data: np.ndarray, wrong: np.ndarray) -> tuple[np.ndarray, 
     features = np.concatenate([data, wrong]).astype(np.float64)
     is_known = np.isfinite(features)
     mean = np.where(is_known, features, 0.0).sum(0) / np.maximum(is_known.sum(0), 1)
-    features = np.where(is_known, features - mean, 0.0)
+    features = np.where(is_known, features - mean, 0.0)  # a missing feature is the mean
+    # [N + M, 1 + F], with an intercept and features of unit variance.
     design = np.concatenate(
         [np.ones((len(features), 1)), features / np.maximum(features.std(0), 1e-9)], 1
     )
     is_wrong = np.repeat([0.0, 1.0], [len(data), len(wrong)])
+    # both classes weigh the same
     weight = np.where(is_wrong > 0, 0.5 / len(wrong), 0.5 / len(data)) * len(features)
 
     def loss(coefficients: np.ndarray) -> tuple[float, np.ndarray]:
@@ -490,6 +499,7 @@ def mismatch_log_odds(data: np.ndarray, wrong: np.ndarray) -> tuple[np.ndarray, 
         value = (weight * (np.logaddexp(0, log_odds) - is_wrong * log_odds)).sum() + 0.5 * (
             coefficients[1:] ** 2
         ).sum()
+        # The sigmoid by tanh does not overflow.
         error = weight * (0.5 * (1 + np.tanh(log_odds / 2)) - is_wrong)
         return value, design.T @ error + np.r_[0.0, coefficients[1:]]
 

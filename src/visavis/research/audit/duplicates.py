@@ -80,9 +80,9 @@ def pairs_above_threshold(vectors: Tensor, threshold: float, k: int) -> np.ndarr
     """
     pairs = [np.empty((0, 2), np.int64)]
     for rows in chunk_slices(len(vectors), max_query_rows(len(vectors), 16.0)):
-        scores = vectors[rows] @ vectors.T
+        scores = vectors[rows] @ vectors.T  # [block, N]
         positions = torch.arange(len(scores))
-        scores[positions, rows.start + positions] = -torch.inf
+        scores[positions, rows.start + positions] = -torch.inf  # an image is not its own neighbor
         nearest = scores.topk(min(k, len(vectors) - 1), dim=1)
         query, neighbor = (nearest.values >= threshold).nonzero(as_tuple=True)
         pairs.append(torch.stack([rows.start + query, nearest.indices[query, neighbor]], 1).numpy())
@@ -159,6 +159,7 @@ class ImageThumbnails:
         """Unit vectors of 8 x 8 colors, shape ``[N, 192]``. They change little if an image is
         cropped a little.
         """
+        # [N, 192], centered, so that the cosine ignores brightness.
         points = interpolate(
             self.thumbnails.float(), size=(COARSE_SIZE, COARSE_SIZE), mode="area"
         ).flatten(1)
@@ -185,6 +186,7 @@ def read_thumbnails(data: Dataset, progress: Progress) -> ImageThumbnails:
         return {"thumbnails": thumbnails, "hashes": hashes}
 
     sizes = [image.location.num_bytes for image in data.images if image.location is not None]
+    # Sizes of the files show a changed image without reading it.
     path = cache_path(
         "thumbnails", data.name, [image.name for image in data.images], sizes, THUMBNAIL_SIZE
     )
@@ -217,6 +219,7 @@ def make_copies(image: PILImage, random: np.random.Generator) -> list[PILImage]:
         image.save(buffer, "JPEG", quality=60)
         return Pillow.open(buffer).convert("RGB")
 
+    # The order of the random numbers decides the crops.
     cropped = crop()
     return [recompress(image), halve(image), cropped, recompress(halve(crop()))]
 
@@ -225,6 +228,7 @@ def _thumbnail(image: PILImage) -> tuple[Tensor, Tensor]:
     pixels = np.asarray(
         image.resize((THUMBNAIL_SIZE, THUMBNAIL_SIZE), Pillow.Resampling.BICUBIC, reducing_gap=3.0)
     )
+    # -1 and 1, so that a dot product counts equal minus different bits.
     bits = (
         np.unpackbits(np.frombuffer(bytes.fromhex(dhash(image)), np.uint8)).astype(np.int8) * 2 - 1
     )
@@ -405,16 +409,18 @@ def find_duplicates(
     by_hash = pairs_above_threshold(
         thumbnails.hashes.float(), 256.0 - 2 * MAX_HAMMING_DISTANCE, NUM_NEIGHBORS
     )
+    # A copy that one of the three searches misses may be found by another.
     by_color = pairs_above_threshold(thumbnails.coarse_vectors, thresholds.coarse, NUM_NEIGHBORS)
     by_features = np.empty((0, 2), np.int64)
     if features is not None and thresholds.cosine is not None:
         by_features = pairs_above_threshold(features, thresholds.cosine, NUM_NEIGHBORS)
     candidates = unique_pairs(np.concatenate([by_color, by_hash, by_features]))
     first, second = (thumbnails.thumbnails[candidates[:, side]] for side in (0, 1))
-    correlation = aligned_correlation(first, second, thresholds.correlation).numpy()
+    correlation = aligned_correlation(first, second, thresholds.correlation).numpy()  # [P]
     is_copy = correlation >= thresholds.correlation
     if features is not None and thresholds.min_cosine is not None:
         cosines = (features[candidates[:, 0]] * features[candidates[:, 1]]).sum(1)
+        # The features of a copy agree, too, as those of the copies made here did.
         is_copy &= (cosines >= thresholds.min_cosine).numpy()
     by_features_set = set(map(tuple, by_features.tolist()))
     is_similar = ~is_copy & np.array(
@@ -444,7 +450,7 @@ def find_duplicates(
             -(pair.correlation or 0),
         )
     )
-    copies = candidates[is_copy]
+    copies = candidates[is_copy]  # [C, 2]
     groups = connected_groups(copies, len(data.images))[np.unique(copies)]
     return Duplicates(
         pairs=tuple(pairs),
@@ -475,13 +481,15 @@ def learn_thresholds(
     chosen = np.sort(
         random.choice(len(data.images), min(NUM_TEST_IMAGES, len(data.images)), replace=False)
     )
+    # Four copies of each chosen image, in its order.
     images = [copy for i in chosen for copy in make_copies(data.images[i].preview(), random)]
-    origin = np.repeat(chosen, len(images) // len(chosen))
+    origin = np.repeat(chosen, len(images) // len(chosen))  # [copies], the image of each
     copies = ImageThumbnails.from_images(images)
     correlation = aligned_correlation(copies.thumbnails, thumbnails.thumbnails[origin]).numpy()
     coarse = (copies.coarse_vectors * thumbnails.coarse_vectors[origin]).sum(1).numpy()
     min_correlation = max(float(np.quantile(correlation, 1 - MIN_COPY_RECALL)), MIN_CORRELATION)
     min_coarse = float(np.quantile(coarse, 0.01))
+    # [copies, neighbors]. A copy that is not among the neighbors would never be compared.
     neighbors = (
         (copies.coarse_vectors @ thumbnails.coarse_vectors.T)
         .topk(min(NUM_NEIGHBORS, len(thumbnails)), 1)
@@ -503,7 +511,7 @@ def learn_thresholds(
 def _count_in_train(data: Dataset, pairs: np.ndarray) -> dict[str, int]:
     """Count the images of each other split that are paired with an image of the training split."""
     paired: dict[str, set[int]] = {}
-    for a, b in [*pairs, *pairs[:, ::-1]]:
+    for a, b in [*pairs, *pairs[:, ::-1]]:  # both directions of each pair
         if data.images[b].split == "train" and data.images[a].split != "train":
             paired.setdefault(data.images[a].split, set()).add(int(a))
     return {split: len(images) for split, images in paired.items()}
@@ -545,11 +553,14 @@ def _best_crop_correlation(full_images: Tensor, cropped: Tensor, min_coarse: flo
             for images in (full_batch, crop_batch)
         )
         boxes = torch.tensor([0.0, 0.0, 1.0, 1.0]).repeat(len(full), 1)
+        # [N, points], [N]
         target, best = _unit(_sample(full, boxes)), torch.full((len(full),), -1.0)
         for margin in _MARGINS:
             for x, y in product(sorted({0.0, margin / 2, margin}), repeat=2):
+                # left, top, right, bottom
                 box = torch.tensor([x, y, x + 1 - margin, y + 1 - margin]).expand(len(full), 4)
                 best, boxes = _keep_better(target, image, best, boxes, box)
+        # Few pairs get close enough to be worth the search of edges.
         promising = best >= min_coarse
         target, image, refined, boxes = (
             values[promising] for values in (target, image, best, boxes)
@@ -577,11 +588,12 @@ def _sample(images: Tensor, boxes: Tensor) -> Tensor:
     """Sample a grid in boxes ``[N, 4]`` (left, top, right, bottom, as shares of the sides): points
     ``[N, 3 * grid * grid]``.
     """
-    steps = (torch.arange(_GRID_SIZE) + 0.5) / _GRID_SIZE
+    steps = (torch.arange(_GRID_SIZE) + 0.5) / _GRID_SIZE  # centers of cells, in (0, 1)
     x, y = (
         boxes[:, low, None] + steps * (boxes[:, high] - boxes[:, low])[:, None]
         for low, high in ((0, 2), (1, 3))
     )
+    # grid_sample expects coordinates from -1 to 1.
     grid = (
         torch.stack(
             [x[:, None, :].expand(-1, _GRID_SIZE, -1), y[:, :, None].expand(-1, -1, _GRID_SIZE)], -1

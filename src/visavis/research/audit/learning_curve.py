@@ -90,18 +90,20 @@ def extrapolate(sizes: np.ndarray, values: np.ndarray, seed: int = 0) -> Extrapo
     """
     from scipy.stats import f, t
 
-    distinct = np.unique(sizes)
+    distinct = np.unique(sizes)  # [S], ascending
     means = np.array([values[sizes == size].mean() for size in distinct])
     counts = np.array([(sizes == size).sum() for size in distinct])
-    dof = int(counts.sum() - len(distinct))
+    dof = int(counts.sum() - len(distinct))  # pooled over the sizes
     residuals = values - means[np.searchsorted(distinct, sizes)]
     std = float(np.sqrt((residuals**2).sum() / dof))
     random = np.random.default_rng(seed)
     noise = (
         t.rvs(dof, size=(NUM_SAMPLES, len(distinct)), random_state=random) * std / np.sqrt(counts)
     )
+    # [1 + samples, E]: the measured curve first.
     errors, gains = _fit_power_laws(distinct, np.concatenate([means[None], means + noise]), counts)
-    best = int(errors[0].argmin())
+    best = int(errors[0].argmin())  # exponent of the measured curve
+    # Exponents that an F test does not distinguish from the best one.
     fits_well = errors[1:] <= errors[1:].min(1, keepdims=True) + std**2 * f.ppf(CONFIDENCE, 1, dof)
     lowest, highest = (
         np.where(fits_well, gains[1:], np.inf).min(1),
@@ -122,12 +124,16 @@ def _fit_power_laws(
     """Return squared errors of the best fit for each curve and exponent ``[M, E]``, and its gain at
     twice the largest size.
     """
+    # Relative to the largest size, where every shape is 0.
     relative = sizes / sizes[-1]
+    # [E, S]
     shapes = np.stack([np.log(relative) if c == 0 else (1 - relative**-c) / c for c in EXPONENTS])
     doubled = np.array([np.log(2) if c == 0 else (1 - 2.0**-c) / c for c in EXPONENTS])
     weights = counts / counts.sum()
+    # Weighted least squares with an intercept: center both sides.
     centered = shapes - (shapes * weights).sum(1, keepdims=True)
     residuals = means - (means * weights).sum(1, keepdims=True)
+    # [M, E], more data never hurts
     slopes = np.maximum((residuals * weights) @ centered.T / (centered**2 * weights).sum(1), 0.0)
     errors = ((residuals[:, None] - slopes[..., None] * centered[None]) ** 2 * counts).sum(-1)
     return errors, slopes * doubled
@@ -307,6 +313,7 @@ def _point_model(
 
         def on_step(matcher: Matcher, done: int, total: int) -> None:
             progress.update(f"model of {len(part.images):,} images", done, total, 0.0)
+            # After each quarter of the steps.
             if done * NUM_EVALUATIONS // total > (done - 1) * NUM_EVALUATIONS // total:
                 values.append(data_module.evaluate(matcher, validation).metrics["rsum"])
 

@@ -164,7 +164,7 @@ def find_mislabeled_pairs(
         for model in fold_models(data_module, text_vectors, copy_groups, identity, folds)
     ]
     joined = {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
-    order = np.argsort(joined["caption"])
+    order = np.argsort(joined["caption"])  # from the order of the folds to that of the captions
     pairs = {name: column[order] for name, column in joined.items()}
     scores, wrong = mismatch_log_odds(pairs["features"], pairs["mismatched_features"])
     estimate = NoiseEstimate.from_scores(scores, wrong)
@@ -209,6 +209,7 @@ def fold_models(
     """
     data, seed = data_module.data, data_module.recipe.seed
     random = np.random.default_rng([seed, len(data.images)])
+    # Copies of one image are in one fold, or a model would have seen them.
     fold_of = random.permutation(copy_groups.max() + 1)[copy_groups] % folds
 
     def make(fold: int) -> CachedModel[dict[str, Tensor]]:
@@ -228,6 +229,7 @@ def fold_models(
             )
             objective = at_learned_scale(data_module.recipe.phases[-1].objective, matcher)
             shuffled = np.random.default_rng([seed, 1]).permutation(held_out)
+            # at most MAX_IMAGES images each
             chunks = map(np.sort, np.array_split(shuffled, -(-len(held_out) // MAX_IMAGES)))
             with evaluation_mode(matcher):
                 rows = [
@@ -297,16 +299,17 @@ def _feature_columns(
     standardized score of the siblings.
     """
     captions = torch.arange(len(assigned))
-    weight = _pulling_weights(
+    weight = _pulling_weights(  # [C]
         objective,
         scores,
         Targets(query_ids=torch.arange(len(scores)), candidate_ids=assigned),
         assigned,
     )
+    # [V, C], over the images of each text
     by_text = (scores - scores.mean(0)) / scores.std(0).clamp(min=1e-6)
     by_image = (scores - scores.mean(1, keepdim=True)) / scores.std(1, keepdim=True).clamp(min=1e-6)
     pair = scores[assigned, captions]
-    image_rank = 1 + (scores > pair).sum(0)
+    image_rank = 1 + (scores > pair).sum(0)  # [C]
     text_rank = torch.cat(
         [
             1 + (scores[assigned[part]] > pair[part, None]).sum(1)
@@ -314,7 +317,7 @@ def _feature_columns(
         ]
     )
     columns = [
-        (1e-3 + weight).log(),
+        (1e-3 + weight).log(),  # a weight of 0 stays finite
         by_image[assigned, captions],
         by_text[assigned, captions],
         (image_rank / len(scores)).log(),
@@ -335,6 +338,7 @@ def _pulling_weights(
     scores, targets = objective.prepare(scores, targets)
     for rows in chunk_slices(len(scores), max_query_rows(scores.shape[1], BYTES_PER_PAIR)):
         block = -pair_weights(objective, scores[rows], targets[rows])
+        # captions whose image is in this block
         inside = (assigned >= rows.start) & (assigned < rows.start + len(block))
         total[inside] += block[assigned[inside] - rows.start, captions[inside]]
     transposed = targets.T

@@ -219,6 +219,7 @@ class _Auditor:
         cached.
         """
         models, recipe = self.models(parts), self.data_module.recipe
+        # Models of both axes on all data share a file, so each is trained once.
         missing = {
             model.file: number
             for number, model in enumerate(models)
@@ -234,6 +235,7 @@ class _Auditor:
         order = sorted(missing.values(), key=lambda number: -models[number].num_steps)
         arguments = json.dumps(recipe.to_dict()), tuple(parts), self.folds, self.seeds
         with process_pool(workers) as pool:
+            # Results reach this process through the cache.
             futures = [pool.submit(_train_in_worker, number, *arguments) for number in order]
             for done, future in enumerate(as_completed(futures), 1):
                 future.result()
@@ -317,6 +319,7 @@ def audit(
             )
     if folds < 2 or seeds < 2:
         raise VisavisError(f"folds, seeds: expected integers >= 2, got {folds} and {seeds}.")
+    # the data set of the command wins over that of the recipe
     settings = {"data.path": str(path)} | overrides
     is_named = recipe is not None
     reason = f"recipe {recipe}"

@@ -143,6 +143,7 @@ def attention_map(run: Path, image: str, text: str, progress: Progress) -> Atten
                 f"{run}: expected a model with attention between regions and words ({supported}), "
                 f"got {matcher.name}."
             )
+        # the stage whose attention is shown
         score = matcher.second_stage_scores if matcher.rerank_top_k else matcher.score
         value = score(matcher.encode_visual(visual), matcher.encode_text(words)).item()
     positions = [
@@ -150,7 +151,7 @@ def attention_map(run: Path, image: str, text: str, progress: Progress) -> Atten
         for row, word in enumerate(model.processor.split_words(text))
         if word is not None
     ]
-    rows = [row for row, _ in positions]
+    rows = [row for row, _ in positions]  # rows of start and end markers are left out
     weights = attention.weights[rows].double().cpu().numpy()
     visible_image, grid = _locate_regions(model.processor.visual, opened, weights.shape[1])
     return AttentionMap(
@@ -196,6 +197,7 @@ def _locate_regions(
     if encoder is None or image is None or encoder.crops > 1:
         return image, None
     visible = visible_part(encoder, image)
+    # Of all ways to divide the regions, the one whose cells are closest to squares.
     shapes = [(rows, regions // rows) for rows in range(1, regions + 1) if regions % rows == 0]
     rows, columns = min(
         shapes,
@@ -279,7 +281,7 @@ def _draw_word(axes: Axes, explanation: AttentionMap, row: int) -> None:
         return
     rows, columns = explanation.grid
     image = explanation.visible_image.convert("RGB")
-    uniform = 1 / len(weights)
+    uniform = 1 / len(weights)  # attention without a preference
     attention = (
         np.clip((weights - uniform) / (max(weights[best], 2 * uniform) - uniform), 0, 1)
         .reshape(rows, columns)

@@ -91,8 +91,8 @@ def smooth_ap_counts(
     Source:
         COCOS, eq. 13.
     """
-    query, candidate = targets.positive.nonzero(as_tuple=True)
-    is_labeled = targets.positive | targets.negative
+    query, candidate = targets.positive.nonzero(as_tuple=True)  # [P]
+    is_labeled = targets.positive | targets.negative  # ignored pairs are not candidates
     counts = _count_triplets(
         scores[query].masked_fill(~is_labeled[query], NEG_INF),
         candidate,
@@ -122,6 +122,7 @@ def released_smooth_ap_counts(
     """
     texts, images = scores.shape
     captions_per_image = RELEASED_CAPTIONS_PER_IMAGE[SmoothAP]
+    # The released code treats texts as if they were images.
     candidate = torch.arange(min(captions_per_image * texts, images), device=scores.device)
     query = candidate // captions_per_image
     counts = _count_triplets(scores[query], candidate, tau, epsilon)
@@ -163,9 +164,10 @@ def _count_triplets(scores: Tensor, positive: Tensor, tau: float, epsilon: float
     """How many entries j of each row have ``sim(s_j - s_i) / R_i^2`` above epsilon for its positive
     i: ``[N, C], [N] -> [N]``.
     """
+    # The positive itself gets -inf, so its sigmoid is 0.
     gap = (scores - scores.gather(1, positive[:, None])).scatter(1, positive[:, None], NEG_INF)
     step = (gap / tau).sigmoid()
-    rank = 1 + step.sum(1, keepdim=True)
+    rank = 1 + step.sum(1, keepdim=True)  # [N, 1]
     return (step * (1 - step) / rank**2 > epsilon).sum(1)
 
 
@@ -240,6 +242,7 @@ def effective_number(weights: Tensor) -> Tensor:
         tensor([1., 2., 0.])
     """
     total = weights.sum(1)
+    # Shares first: squares of tiny weights would underflow.
     concentration = (weights / total[:, None]).square().sum(1)
     return torch.where(total > 0, 1 / concentration, 0.0)
 
@@ -275,7 +278,7 @@ def count_contributing(
         The counts.
     """
     size = weights.abs()
-    push = size.masked_fill(~targets.negative, 0.0)
+    push = size.masked_fill(~targets.negative, 0.0)  # [Q, C]
     above = push > epsilon
     return ContributingSamples(
         above.sum(1).to(size),
@@ -351,7 +354,7 @@ def pair_weights(objective: Objective, scores: Tensor, targets: Targets) -> Tens
     """
     scores, targets = objective.prepare(scores, targets)
     with torch.enable_grad():
-        leaf = scores.detach().requires_grad_()
+        leaf = scores.detach().requires_grad_()  # the scores of the caller get no gradient
         (slopes,) = torch.autograd.grad(objective.terms(leaf, targets).sum(), leaf)
     return slopes / objective.gradient_scale
 
@@ -414,6 +417,7 @@ def tangent_norms_of_slopes(slopes: Tensor, queries: Tensor, candidates: Tensor)
     Returns:
         The norms.
     """
+    # One query at a time: [C, D] instead of [Q, C, D].
     tangent_lengths = torch.stack(
         [_tangent(query.expand_as(candidates), candidates).norm(dim=-1) for query in queries]
     )

@@ -125,6 +125,7 @@ def load_checkpoint(
         matcher.load_state_dict(initial_matcher(data_module, load_start_model(recipe)).state_dict())
         RunRecord.read(files.environment).check_initial_weights(matcher, run)
         return RunCheckpoint(recipe.phases[0], 0, {})
+    # Names are step-<number>, with a suffix if the name was in use.
     saved = {
         int(path.name[len("step-") :].partition("-")[0]): path
         for path in complete_checkpoints(files.checkpoints)
@@ -350,6 +351,7 @@ def diagnose_run(
             "epsilon: expected weights between 0 and 1, got "
             f"{', '.join(map(str, epsilons)) or 'none'}."
         )
+    # each epsilon once, in the given order
     others, epsilons = [objectives.parse(text) for text in specs], list(dict.fromkeys(epsilons))
     recipe = read_run_recipe(run, data, memory)
     # A pretrained model has one checkpoint, and no phase of its own.
@@ -377,6 +379,7 @@ def diagnose_run(
         training_context(data_module.recipe, loaded.phase, matcher, optimizer, loader, validation),
         loaded.supervision if data is None else {},
     )
+    # a smaller last batch is not counted
     number = min(loader.num_batches, batches or loader.num_batches)
     measures = defaultdict[tuple[Objective, Semantics, float], list[dict[str, float]]](list)
     for done, (scores, targets) in enumerate(
@@ -445,7 +448,7 @@ def diagnostic_loader(data_module: DataModule) -> Loader:
         schedule=replace(
             loader.schedule,
             batch_size=BATCH_SIZE,
-            length_buckets=0,
+            length_buckets=0,  # random batches, as in the paper
             drop_last=len(items) > BATCH_SIZE,
             batches_per_epoch=0,
         ),

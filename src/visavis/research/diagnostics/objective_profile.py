@@ -108,6 +108,7 @@ def triplet_weights(objective: Objective, positive: Tensor, negative: Tensor) ->
     Source:
         GOAL, figure 2, after Xuan et al., "Hard negative examples are hard, but useful" (2020).
     """
+    # Objectives that read all positives are differentiated one positive similarity at a time.
     num_negatives, batches = (
         (2, positive[:, None]) if objective.needs_positive_scores else (1, positive[None])
     )
@@ -122,6 +123,7 @@ def _weights(
     """Weights of each positive with each negative, the latter in several columns: ``[A B, 1 +
     num_negatives]``.
     """
+    # [A B] each
     positive_scores, negative_scores = torch.cartesian_prod(positive, negative).unbind(1)
     scores = torch.stack([positive_scores, *[negative_scores] * num_negatives], 1)
     ids = torch.zeros(len(scores), dtype=torch.long)
@@ -140,7 +142,7 @@ def _neutral_annotations(objective: Objective, scores: Tensor) -> dict[str, Any]
     negative, and pairs have the objective's own margin.
     """
     relevance = torch.zeros_like(scores)
-    relevance[:, 0] = 1
+    relevance[:, 0] = 1  # the first column is the positive
     annotations = {
         "relevance": relevance,
         "query_offline_scores": scores[:, 1:].amax(1, keepdim=True).expand(-1, 2),
@@ -200,7 +202,7 @@ def rotation(objective: Objective, angles: Tensor | None = None) -> Rotation:
     """
     start = torch.tensor(INITIAL_ANGLES, dtype=torch.float64) if angles is None else angles
     gradient, norm = _tangent_gradient(objective, start)
-    moved = _unit_vectors(start) - STEP_LENGTH * gradient
+    moved = _unit_vectors(start) - STEP_LENGTH * gradient  # [6, 2]
     after = torch.rad2deg(torch.atan2(moved[:, 1], moved[:, 0]))
     norm_by_angle = [
         _tangent_gradient(objective, torch.cat([start[:2], start[2:] - start[2] + angle]))[1]
@@ -220,6 +222,7 @@ def _tangent_gradient(objective: Objective, angles: Tensor) -> tuple[Tensor, Ten
         scores,
         Targets(query_ids=ids[:1], candidate_ids=ids, **_neutral_annotations(objective, scores)),
     )
+    # [6, 2]: the query sums over candidates, each candidate has one term.
     gradient = torch.cat([slopes @ candidates, slopes.T * query])
     tangent = gradient - (gradient * units).sum(1, keepdim=True) * units
     norms = tangent_norms_of_slopes(slopes, query, candidates)
@@ -539,6 +542,7 @@ def _plot_triplets(axes: Axes, color_bar: Axes, triplets: TripletWeights, theme:
 
     magnitude = triplets.magnitude
     low, high = triplets.positive[0].item(), triplets.positive[-1].item()
+    # A few extreme weights must not turn the rest of the plot white.
     top = 1.0 if magnitude.max() <= 1.6 else torch.quantile(magnitude, 0.98).item()
     colors = LinearSegmentedColormap.from_list("weights", [theme.background, theme.lines[1]])
     image = axes.imshow(
@@ -678,5 +682,5 @@ def _plot_norms(axes: Axes, rotation: Rotation, theme: PlotTheme) -> None:
 
 def _point_on_circle(angle: float) -> tuple[float, float]:
     """End of a unit vector at an angle from the query, which points up. Negatives are on the left."""
-    radians = np.deg2rad(90 + angle)
+    radians = np.deg2rad(90 + angle)  # the query points up
     return float(np.cos(radians)), float(np.sin(radians))

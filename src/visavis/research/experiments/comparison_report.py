@@ -362,7 +362,7 @@ def _plot_sweep(axes: Axes, figure: Figure, sweep: Sweep, theme: PlotTheme) -> N
     """
     from matplotlib.transforms import offset_copy
 
-    step = 5 * min(1, 3 / len(sweep.curves))
+    step = 5 * min(1, 3 / len(sweep.curves))  # points between neighboring curves
     for number, (name, curve) in enumerate(sweep.curves.items()):
         for second, (points, (_, style)) in enumerate(zip(curve, SPLIT_STYLES, strict=True)):
             color = theme.lines[number % len(theme.lines)]
@@ -461,9 +461,10 @@ def example_queries(comparison: Comparison, num_queries: int = 4) -> ExampleQuer
     ]
     if any(len(ranks) != len(test.captions) for ranks in ranks_of_runs):
         return None
-    mean_ranks = np.mean(ranks_of_runs, axis=0)
+    mean_ranks = np.mean(ranks_of_runs, axis=0)  # [T], over the seeds
+    # the same captions in every report of a data set
     sampled = np.random.default_rng(0).permutation(len(test.captions))[:num_queries]
-    worst_first = np.argsort(-mean_ranks, kind="stable")
+    worst_first = np.argsort(-mean_ranks, kind="stable")  # [T]
     # The position of the worst caption of each image.
     _, positions = np.unique(test.image_of[worst_first], return_index=True)
     hardest = worst_first[np.sort(positions)[:num_queries]]

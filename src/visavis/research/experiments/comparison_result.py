@@ -177,7 +177,7 @@ class Comparison(NotebookTable):
     @cached_property
     def selected(self) -> tuple[Setting, ...]:
         """Best grid point of each choice by mean validation RSUM, among those with the most seeds."""
-        choices: dict[str, list[Setting]] = {}
+        choices: dict[str, list[Setting]] = {}  # grid points of each choice
         for setting in self.settings:
             choices.setdefault(setting.choice, []).append(setting)
         return tuple(max(points, key=self._selection_key) for points in choices.values())
@@ -482,6 +482,7 @@ def find_sweeps(runs: Sequence[tuple[Setting, Sequence[RunOutcome]]]) -> tuple[S
         A sweep for each number with at least three values on a curve. Settings on no curve are
         references of every sweep.
     """
+    # Objectives are parsed, so that their parameters are keys of their own.
     values = [_flatten(setting.recipe_values) for setting, _ in runs]
     columns = {
         key: tuple(row.get(key) for row in values)

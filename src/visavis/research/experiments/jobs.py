@@ -207,6 +207,7 @@ def run_job(job: Job, progress: Progress) -> RunOutcome:
         return outcome
     folder = RunFolder(job.folder)
     try:
+        # after a full disk, the experiment is resumed, not the run
         with storage.resumable(job.folder.parents[1]):
             if os.path.exists(folder.recipe) or os.path.exists(folder.ensemble):
                 result = resume_training(job.folder, progress)
@@ -368,13 +369,13 @@ def process_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
     context = get_context("spawn")
     # A worker waits for the other end of a pipe to close, which also happens if this process is
     # killed.
-    receiver, sender = context.Pipe(duplex=False)
+    receiver, sender = context.Pipe(duplex=False)  # the workers get the receiver only
     with receiver, sender:
         pool = _WorkerPool(num_processes, context, _start_worker, (receiver,))
         try:
             yield pool
         except BaseException:
-            sender.close()
+            sender.close()  # the workers end when the pipe is closed
             raise
         finally:
             pool.shutdown(cancel_futures=True)
@@ -398,6 +399,7 @@ def _run_in_this_process(
 def _run_in_processes(
     pool: ProcessPoolExecutor, stop: StopRequest, jobs: Sequence[Job]
 ) -> Iterator[RunOutcome]:
+    # All jobs are submitted. The pool runs as many as it has processes.
     running: set[Future[RunOutcome]] = {pool.submit(_run_in_worker, job) for job in jobs}
     while running:
         finished, running = wait(running, POLL_SECONDS, FIRST_COMPLETED)
@@ -441,6 +443,7 @@ def _run_on_ray(count: int, stop: StopRequest, jobs: Sequence[Job]) -> Iterator[
     """Run each job as a Ray task. All machines of the cluster must share the folders."""
     ray = connect_to_ray("comparing")
     task = ray.remote(num_cpus=1, max_retries=2)(_run_unless_stopped)
+    # Ray gets only as many as may run, so that a stop leaves few to cancel.
     waiting, running = list(reversed(jobs)), list[Any]()
     while waiting or running:
         while waiting and len(running) < count:

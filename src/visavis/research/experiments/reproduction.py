@@ -168,6 +168,7 @@ class Reproduction(NotebookTable):
             ]
             if len(pairs) < MIN_ROWS:
                 continue
+            # The statistic is the sum of products of ranks, which orders permutations like rho.
             published, reached = rankdata(list(zip(*pairs, strict=True)), axis=1)
             rho = float(spearmanr(published, reached).statistic)
             if not math.isnan(rho):
@@ -480,6 +481,7 @@ def _on_base(rows: Iterable[PublishedRow], base: Recipe) -> dict[str, Setting]:
         recipe_values = build_recipe(
             with_absolute_paths(base).to_dict(), changes, f"{base.name} with {row.id}"
         ).to_dict()
+        # Rows that differ only in what the base recipe replaces are trained once.
         equal_setting = next(
             (setting for setting in settings.values() if setting.recipe_values == recipe_values),
             None,

@@ -315,6 +315,7 @@ class ResultTable:
             ["chance", *(f"{self.chance(metric):.1f}" for metric in self.metrics)],
         ]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        # Three spaces before a group, one between its columns.
         gaps = [
             "",
             *(gap for group in self.columns for gap in ["   ", *[" "] * (len(group.labels) - 1)]),
@@ -415,6 +416,7 @@ def latex_table(
         rf"\multicolumn{{{len(group.labels)}}}{{c}}{{{group.title}}}" if group.title else ""
         for group in table.columns
     )
+    # Columns of LaTeX count from 1, and the first one holds the names.
     ends = [*accumulate(len(group.labels) for group in table.columns)]
     rules = " ".join(
         rf"\cmidrule(lr){{{end - len(group.labels) + 2}-{end + 1}}}"
@@ -494,6 +496,7 @@ def csv_table(
                     **{name: getattr(pair, name) for name in _TEST_COLUMNS},
                     **_bounds("difference_", pair.interval),
                 }
+                # Captions and judged queries are resampled apart.
                 if resampled := next(
                     (samples for samples in bootstraps if metric in samples.metrics), None
                 ):

@@ -379,6 +379,7 @@ def cache_setting_features(plan: ExperimentPlan, progress: Progress) -> dict[str
         RecipeError: If a recipe does not fit the data, or the data set has no test split.
         DataError: If the data cannot be read.
     """
+    # Settings that differ only in objectives share data and features.
     batches_of_inputs, batches = dict[str, int](), dict[str, int]()
     for setting in plan.settings:
         recipe = plan.recipe(setting, 1)
@@ -421,6 +422,7 @@ def _run(
             # More seeds later keep the rates of the first ones, also if these had too few steps.
             plan = replace(plan, tune=bool(rates), rates=rates)
             storage.write_json(folder / PLAN_FILE, asdict(plan))
+        # tuning is part of the budget
         left_s = None if budget_s is None else max(0.0, budget_s - (time.monotonic() - started))
         outcomes = train_runs(folder, plan, run_jobs, progress, left_s)
     if test is not None:
@@ -525,7 +527,7 @@ def halving_rounds(
     Yields:
         Runs of the next round.
     """
-    trained_seeds, remaining = 0, list(settings)
+    trained_seeds, remaining = 0, list(settings)  # seeds of the remaining settings
     while trained_seeds < seeds:
         next_seeds = min(max(2 * trained_seeds, 1), seeds) if len(remaining) > 2 else seeds
         yield [
@@ -552,6 +554,7 @@ def better_half(settings: Sequence[Setting], outcomes: Sequence[RunOutcome]) -> 
         if run.setting in rsum_by_seed and not run.failure:
             rsum_by_seed[run.setting][run.seed] = run.validation_rsum
     seeds_of_settings = [set(by_seed) for by_seed in rsum_by_seed.values() if by_seed]
+    # Settings with failed runs would otherwise be compared on other seeds.
     common_seeds = set.intersection(*seeds_of_settings) if seeds_of_settings else set()
 
     def mean_rsum(setting: Setting) -> float:
@@ -592,7 +595,7 @@ class TimeBudget:
         """
         if self.seconds is None or not self.runs:
             return runs
-        seconds_per_run = self.elapsed / self.runs
+        seconds_per_run = self.elapsed / self.runs  # of wall time, so parallel runs take less
         affordable = (self.seconds - self.elapsed) / seconds_per_run
         seeds = sorted({seed for _, seed in runs})
         runs_per_seed = len(runs) / len(seeds)

@@ -194,6 +194,7 @@ class _RateSearch:
 
     def rounds(self) -> Iterator[list[Job]]:
         """Yield the jobs of each round. The results of a round are set before the next one."""
+        # Seeds that no run of the comparison uses, another one for each stage.
         seed = MAX_RUNS + 1
         yield self._jobs(COARSE_FACTORS, COARSE_SHARE, seed)
         best = self._best_factors()[0]
@@ -218,7 +219,7 @@ class _RateSearch:
         """Factors of the last seed from best to worst. Failed ones come last, and of equal ones
         those closer to the recipe first.
         """
-        last_seed = max(one.seed for one in self.tries.values())
+        last_seed = max(one.seed for one in self.tries.values())  # the newest stage decides
         rsum = {
             one.factor: self.results[path]
             for path, one in self.tries.items()
@@ -270,6 +271,7 @@ def next_factor(best_first: Sequence[float]) -> float:
         0.5
     """
     smallest, largest = min(best_first), max(best_first)
+    # Negative below the middle of the tried range, positive above it.
     position = 2 * math.log2(best_first[0]) - math.log2(smallest) - math.log2(largest)
     upward = (
         best_first.index(2 * best_first[0]) < best_first.index(best_first[0] / 2)
@@ -295,6 +297,7 @@ def shortened(recipe_values: Mapping[str, Any], batches: int, share: float) -> d
     steps = share * batches * sum(phase["epochs"] for phase in values["phases"])
     for phase in values["phases"]:
         epochs = max(1, round(phase["epochs"] * share))
+        # milestones and warmup keep their place in the schedule
         ratio, phase["epochs"] = epochs / phase["epochs"], epochs
         phase["schedule"]["milestones"] = [
             max(1, round(epoch * ratio)) for epoch in phase["schedule"]["milestones"]

@@ -92,6 +92,7 @@ def render_coherence(
     """
     statistics, top = comparison.statistics, comparison.top
     shares = [f"{100 * share:.4g}" for share in comparison.bands.quantiles]
+    # The largest K of each data set is the whole list.
     cutoffs = [
         k
         for k in statistics["t2i"][0].coherence_by_k
@@ -246,7 +247,7 @@ def plot_ranked_lists(
     rows = -(
         -max(len(top_list.items) for query in queries for top_list in query.lists) // TILES_PER_ROW
     )
-    list_height = 0.3 + rows * (side + 0.1)
+    list_height = 0.3 + rows * (side + 0.1)  # inches: a heading and rows of images with bars
     heights = [
         0.5 + max(len(query.lists) * list_height, QUERY_IMAGE_SIDE + 0.1) for query in queries
     ]

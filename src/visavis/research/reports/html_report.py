@@ -224,6 +224,7 @@ def plot_training_curves(curves: Sequence[TrainingCurve], theme: PlotTheme = LIG
         Unified loss, figures 3 and 4.
     """
     names = list(dict.fromkeys(curve.name for curve in curves))
+    # eight characters for the line and the gap
     columns = max(1, LEGEND_CHARS // (max(map(len, names)) + 8))
     legend_height = 0.53 + 0.2 * math.ceil(len(names) / columns)
     figure = new_figure(8.6, legend_height + 2.37, theme)
@@ -305,6 +306,7 @@ def plot_relevance_distributions(
             else f"{row.estimator}   (axis cut: {first_share:.0%} are below 0.01)",
             theme,
         )
+        # a peak at 0 would flatten everything else
         top = 1.1 * max(row.histogram if first_share < 0.1 else row.histogram[1:])
         axes.set(
             xlim=(0, 1),
@@ -335,6 +337,7 @@ def _lines(
             linewidth=0.8,
             alpha=0.45,
         )
+    # runs may have stopped at different steps
     common = [step for step in series[0] if all(step in curve for curve in series)]
     mean = [sum(curve[step] for curve in series) / len(series) for step in common]
     axes.plot(common, mean, color=color, linestyle=style, linewidth=2.0, label=label)
@@ -419,6 +422,7 @@ def figure_to_png(figure: Figure, colors: int | None = None) -> bytes:
         Bytes of the file.
     """
     raw = io.BytesIO()
+    # Without the version of matplotlib, equal plots are equal files.
     figure.savefig(raw, format="png", metadata={"Software": None})
     if colors is None:
         return raw.getvalue()
