@@ -390,7 +390,9 @@ def test_thresholds_require_different_values():
 
 
 def test_thresholds_reject_invalid_number_of_pairs(scenes):
-    with pytest.raises(SpecError, match=r"num_pairs: expected 1 to 100,000,000, got 0"):
+    with pytest.raises(
+        SpecError, match=r"num_pairs: expected an integer from 1 to 100,000,000, got 0"
+    ):
         verbs.relevance_thresholds(scenes, estimator="SceneRelevance()", num_pairs=0)
 
 

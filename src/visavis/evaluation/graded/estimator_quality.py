@@ -22,9 +22,10 @@ import torch
 from scipy.stats import pearsonr, spearmanr
 
 from visavis.core import storage
-from visavis.core.errors import DataError, SpecError
+from visavis.core.errors import DataError
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
+from visavis.core.spec import validate_int
 from visavis.data.dataset import Dataset
 from visavis.evaluation.graded.base import (
     CaptionAggregation,
@@ -292,8 +293,7 @@ def relevance_distributions(
         DataError: If all values of an estimator are equal, or if there is only one training image.
         SpecError: If an estimator, ``caption_aggregation`` or ``pairs`` is invalid.
     """
-    if not 1 <= pairs <= MAX_PAIRS:
-        raise SpecError(f"num_pairs: expected 1 to {MAX_PAIRS:,}, got {pairs}.")
+    validate_int(pairs, "num_pairs", 1, MAX_PAIRS)
     estimators = [named_estimator(spec) for spec in specs]
     train = data.split("train")
     distributions = []

@@ -18,6 +18,7 @@ from visavis.core import storage
 from visavis.core.errors import VisavisError, suggest_name
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import NoProgress, Progress
+from visavis.core.spec import validate_int
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.features.store import FeatureStore
@@ -317,8 +318,8 @@ def audit(
             raise VisavisError(
                 f"parts: unknown part {part!r} of an audit: {suggest_name(part, AUDIT_PARTS)}"
             )
-    if folds < 2 or seeds < 2:
-        raise VisavisError(f"folds, seeds: expected integers >= 2, got {folds} and {seeds}.")
+    validate_int(folds, "folds", 2)
+    validate_int(seeds, "seeds", 2)
     # the data set of the command wins over that of the recipe
     settings = {"data.path": str(path)} | overrides
     is_named = recipe is not None

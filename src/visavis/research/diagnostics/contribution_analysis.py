@@ -30,6 +30,7 @@ from visavis.core.errors import RunError, VisavisError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
+from visavis.core.spec import validate_int
 from visavis.data.loader import Loader
 from visavis.evaluation.published_row import MEASURES, PublishedRow
 from visavis.losses import objectives
@@ -342,10 +343,8 @@ def diagnose_run(
         SpecError: If an objective is unknown.
         VisavisError: If ``batches`` or an epsilon is out of range.
     """
-    if batches is not None and batches < 1:
-        raise VisavisError(
-            f"batches: expected an integer >= 1, got {batches}. Omit --batches for all batches."
-        )
+    if batches is not None:
+        validate_int(batches, "batches", 1)
     if not epsilons or not all(0 < epsilon < 1 for epsilon in epsilons):
         raise VisavisError(
             "epsilon: expected weights between 0 and 1, got "
@@ -355,14 +354,12 @@ def diagnose_run(
     others, epsilons = [objectives.parse(text) for text in specs], list(dict.fromkeys(epsilons))
     recipe = read_run_recipe(run, data, memory)
     # A pretrained model has one checkpoint, and no phase of its own.
-    if not recipe.phases and not others:
-        raise RunError(
-            f"{run}: expected an objective, because a pretrained model has none. Name one with "
-            "--objective."
-        )
-    if not recipe.phases and checkpoint != "best":
+    if not recipe.phases and (not others or checkpoint != "best"):
         raise RunError(
             f"{run}: a pretrained model has no checkpoint {checkpoint!r}. Omit --checkpoint."
+            if others
+            else f"{run}: expected an objective, because a pretrained model has none. Name one "
+            "with --objective."
         )
     data_module, matcher = open_run(run, recipe, progress)
     if recipe.phases:

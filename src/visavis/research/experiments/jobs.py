@@ -387,12 +387,16 @@ def exit_if_stopping() -> None:
         os._exit(128 + signal.SIGTERM)
 
 
+def _raise_if_stopped(stop: StopRequest) -> None:
+    if stop.signal is not None:
+        raise Stopped("", stop.signal)
+
+
 def _run_in_this_process(
     stop: StopRequest, progress: Progress, jobs: Sequence[Job]
 ) -> Iterator[RunOutcome]:
     for job in jobs:
-        if stop.signal is not None:
-            raise Stopped("", stop.signal)
+        _raise_if_stopped(stop)
         yield run_job(job, progress)
 
 
@@ -403,8 +407,7 @@ def _run_in_processes(
     running: set[Future[RunOutcome]] = {pool.submit(_run_in_worker, job) for job in jobs}
     while running:
         finished, running = wait(running, POLL_SECONDS, FIRST_COMPLETED)
-        if stop.signal is not None:
-            raise Stopped("", stop.signal)
+        _raise_if_stopped(stop)
         for future in finished:
             try:
                 yield future.result()
@@ -453,7 +456,7 @@ def _run_on_ray(count: int, stop: StopRequest, jobs: Sequence[Job]) -> Iterator[
             for reference in running:
                 ray.cancel(reference)
             ray.wait(running, num_returns=len(running), timeout=60) if running else None
-            raise Stopped("", stop.signal)
+            _raise_if_stopped(stop)
         try:
             outcomes = ray.get(finished)
         except (

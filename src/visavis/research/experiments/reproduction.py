@@ -8,7 +8,6 @@ The folder is that of a comparison, with ``table.json`` (the setting of each row
 from __future__ import annotations
 
 import math
-import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from visavis.core import storage
-from visavis.core.errors import RecipeError, RunError, suggest_name
+from visavis.core.errors import RecipeError, suggest_name
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
 from visavis.core.spec import validate_int
@@ -30,6 +29,7 @@ from visavis.research.experiments.run_comparison import (
     cache_setting_features,
     experiment_workers,
     new_experiment_folder,
+    read_experiment_file,
     read_plan,
     train_runs,
 )
@@ -398,11 +398,7 @@ def resume_reproduction(
         RunError: If the folder is not a reproduction.
         Stopped: After a signal, when everything is saved.
     """
-    if not os.path.exists(folder / "table.json"):
-        raise RunError(
-            f"{folder}: expected table.json in it, found none. Pass a folder of visavis reproduce."
-        )
-    reproduction = storage.read_json(folder / "table.json", ReproductionPlan, error=RunError)
+    reproduction = read_experiment_file(folder, "table.json", ReproductionPlan, "reproduce")
     plan = read_plan(folder, seeds, successive_halving=False, command="reproduce")
     cache_setting_features(plan, progress)
     return _run(folder, plan, reproduction, workers, progress)
@@ -421,22 +417,24 @@ def select_rows(table: str, patterns: Sequence[str] = ()) -> list[PublishedRow]:
     Raises:
         RecipeError: If the table does not exist or measures no models, or a pattern matches no row.
     """
-    if table not in paper_tables():
-        raise RecipeError(
-            f"{table} is not a table of a paper: {suggest_name(table, paper_tables())}"
-        )
     rows = [row for row in published_results().values() if f"{row.paper}/{row.table}" == table]
-    if not rows[0].protocol:
-        raise RecipeError(
+    problem = ""
+    if table not in paper_tables():
+        problem = f"{table} is not a table of a paper: {suggest_name(table, paper_tables())}"
+    elif not rows[0].protocol:
+        problem = (
             f"{table}: expected a table that measures models, got counts of trainings. Compare a "
             "run with it by visavis diagnose."
         )
-    for pattern in patterns:
-        if not any(fnmatch(row.row, pattern) for row in rows):
-            raise RecipeError(
-                f"{table}: no row matches {pattern}: "
-                f"{suggest_name(pattern, [row.row for row in rows], f'visavis catalog recipes --paper {rows[0].paper}')}"
-            )
+    else:
+        names = [row.row for row in rows]
+        for pattern in patterns:
+            if not any(fnmatch(name, pattern) for name in names):
+                source = f"visavis catalog recipes --paper {rows[0].paper}"
+                suggestion = suggest_name(pattern, names, source)
+                problem = problem or f"{table}: no row matches {pattern}: {suggestion}"
+    if problem:
+        raise RecipeError(problem)
     return [
         row
         for row in rows

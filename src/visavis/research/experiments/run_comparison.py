@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from visavis.core import storage
 from visavis.core.errors import RecipeError, RunError, VisavisError
@@ -50,6 +51,7 @@ from visavis.training.runs.record import RunRecord
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.stop_signals import Stopped
 
+T = TypeVar("T")
 PLAN_FILE, FEEDBACK_FILE = "plan.json", "feedback.jsonl"
 
 
@@ -239,6 +241,28 @@ def new_experiment_folder(
         yield folder, batches
 
 
+def read_experiment_file(folder: Path, name: str, schema: type[T], command: str) -> T:
+    """Read a file that every experiment of a command has.
+
+    Args:
+        folder: Folder of the experiment.
+        name: Name of the file.
+        schema: Type of its content.
+        command: Command that writes such folders, for messages.
+
+    Returns:
+        The content.
+
+    Raises:
+        RunError: If there is no such file, or its content is invalid.
+    """
+    if not os.path.exists(folder / name):
+        raise RunError(
+            f"{folder}: expected {name} in it, found none. Pass a folder of visavis {command}."
+        )
+    return storage.read_json(folder / name, schema, error=RunError)
+
+
 def read_plan(
     folder: Path, seeds: int | None, *, successive_halving: bool, command: str
 ) -> ExperimentPlan:
@@ -256,11 +280,7 @@ def read_plan(
     Raises:
         RunError: If there is no plan, or if it has more seeds.
     """
-    if not os.path.exists(folder / PLAN_FILE):
-        raise RunError(
-            f"{folder}: expected {PLAN_FILE} in it, found none. Pass a folder of visavis {command}."
-        )
-    plan: ExperimentPlan = storage.read_json(folder / PLAN_FILE, ExperimentPlan, error=RunError)
+    plan = read_experiment_file(folder, PLAN_FILE, ExperimentPlan, command)
     if seeds is not None and seeds < plan.seeds:
         raise RunError(
             f"seeds: expected at least {plan.seeds}, the seeds of {folder}, got {seeds}. Pass "
