@@ -104,22 +104,17 @@ class Evaluation(NotebookTable):
         """
         result = self._flat()
         if self.other_protocols:
-            result |= {
-                "protocols": {
-                    name: evaluation._flat() for name, evaluation in self.by_protocol.items()
-                }
-            }
+            results = self.by_protocol.items()
+            result["protocols"] = {name: evaluation._flat() for name, evaluation in results}
         if self.published is not None:
             reached = self.under_published_protocol
-            differences = {
-                each.key: each.to_json() for each in self.published.differences(reached.all_metrics)
-            }
-            result |= {
-                "published": self.published.to_json()
-                | {"published": differences, "reached_protocol": reached.protocol}
+            differences = self.published.differences(reached.all_metrics)
+            result["published"] = self.published.to_json() | {
+                "published": {each.key: each.to_json() for each in differences},
+                "reached_protocol": reached.protocol,
             }
         if self.pretrained is not None:
-            result |= {"pretrained": self.pretrained.to_json()}
+            result["pretrained"] = self.pretrained.to_json()
         return result
 
     def _flat(self) -> dict[str, Any]:

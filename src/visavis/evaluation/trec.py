@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -62,32 +62,6 @@ class TrecRankings:
     relevant: np.ndarray
     queries: tuple[str, ...]
     candidates: tuple[str, ...]
-
-    def run_lines(self, tag: str) -> Iterator[str]:
-        """Yield the lines of a run file.
-
-        Args:
-            tag: Name of the run.
-
-        Yields:
-            One line per query and candidate.
-        """
-        (tag,) = escape_names([tag])
-        for query, candidates, scores in zip(
-            self.queries, self.order.tolist(), self.scores.tolist(), strict=True
-        ):
-            for rank, (candidate, score) in enumerate(zip(candidates, scores, strict=True), 1):
-                if candidate >= 0:
-                    yield f"{query} Q0 {self.candidates[candidate]} {rank} {score:.9g} {tag}\n"
-
-    def qrels_lines(self) -> Iterator[str]:
-        """Yield the lines of a qrels file.
-
-        Yields:
-            One line per query and relevant candidate.
-        """
-        for query, candidate, relevance in self.relevant.tolist():
-            yield f"{self.queries[query]} 0 {self.candidates[candidate]} {relevance}\n"
 
 
 def top_candidates(
@@ -244,7 +218,10 @@ def write_trec(folder: str | Path, tag: str, lists: dict[Direction, TrecRankings
         for direction in lists
     }
     qrels = {
-        folder / f"{direction}.qrels": "".join(rankings.qrels_lines())
+        folder / f"{direction}.qrels": "".join(
+            f"{rankings.queries[query]} 0 {rankings.candidates[candidate]} {relevance}\n"
+            for query, candidate, relevance in rankings.relevant.tolist()
+        )
         for direction, rankings in lists.items()
     }
     for path, content in qrels.items():
@@ -255,8 +232,16 @@ def write_trec(folder: str | Path, tag: str, lists: dict[Direction, TrecRankings
             )
     for path, content in qrels.items():
         storage.write_text(path, content)
+    (tag,) = escape_names([tag])
     for direction, rankings in lists.items():
-        storage.write_text(run_files[direction], "".join(rankings.run_lines(tag)))
+        rows = zip(rankings.queries, rankings.order.tolist(), rankings.scores.tolist(), strict=True)
+        lines = [
+            f"{query} Q0 {rankings.candidates[candidate]} {rank} {score:.9g} {tag}\n"
+            for query, candidates, scores in rows
+            for rank, (candidate, score) in enumerate(zip(candidates, scores, strict=True), 1)
+            if candidate >= 0
+        ]
+        storage.write_text(run_files[direction], "".join(lines))
     return [*run_files.values(), *qrels]
 
 

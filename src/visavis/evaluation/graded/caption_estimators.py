@@ -107,9 +107,15 @@ class CBoW(RelevanceEstimator):
         notes = treatment_note(
             captions, ~means.any(-1), "without a known word: relevance 0 to every caption"
         )
-        return CosineRelevance.from_vectors(
-            remove_principal_components(means, self.removed_components), notes
-        )
+        unit = unit_rows(means)
+        if self.removed_components:
+            # [D, number]. The matrix D x D is small, the one of the captions is not.
+            principal = torch.linalg.svd(unit.T @ unit).U[:, : self.removed_components]
+            unit = unit - unit @ principal @ principal.T
+            # A vector along the removed directions leaves rounding errors, which must not be
+            # normalized to a random direction.
+            unit = unit.masked_fill(unit.norm(dim=-1, keepdim=True) < 1e-5, 0.0)
+        return CosineRelevance.from_vectors(unit, notes)
 
 
 def word_weights(
@@ -132,27 +138,6 @@ def word_weights(
         containing = Counter(chain.from_iterable(dict.fromkeys(text) for text in texts))
         return {word: math.log(len(texts) / count) for word, count in containing.items()}
     return dict.fromkeys(chain.from_iterable(texts), 1.0)
-
-
-def remove_principal_components(vectors: Tensor, number: int) -> Tensor:
-    """Normalize vectors and remove their first principal components.
-
-    Args:
-        vectors: Vectors, shape ``[N, D]``.
-        number: Number of principal directions to remove.
-
-    Returns:
-        The remaining vectors, shape ``[N, D]``. Zero where nothing remains.
-    """
-    unit = unit_rows(vectors)
-    if not number:
-        return unit
-    # [D, number]. The matrix D x D is small, the one of the captions is not.
-    principal = torch.linalg.svd(unit.T @ unit).U[:, :number]
-    rest = unit - unit @ principal @ principal.T
-    # A vector along the removed directions leaves rounding errors, which must not be normalized to
-    # a random direction.
-    return rest.masked_fill(rest.norm(dim=-1, keepdim=True) < 1e-5, 0.0)
 
 
 def read_word_vectors(path: Path, vocabulary: Collection[str]) -> dict[str, np.ndarray]:

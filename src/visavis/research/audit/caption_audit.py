@@ -217,41 +217,30 @@ class CaptionAudit:
         Returns:
             The issues.
         """
-        issues = []
-        if self.num_generic:
-            description = (
+        issues = [
+            Issue(
+                "captions that fit many images",
+                self.num_generic,
                 f"{self.num_generic / self.captions:.1%} of the captions are nearly identical "
-                f"(cosine {self.near_cosine:.2f}, {self.encoder}) "
-                f"to captions of {MIN_OTHER_IMAGES} or more other images. {self.num_shared:,} have "
-                "the same words as a caption of another image."
-            )
-            issues.append(
-                Issue(
-                    "captions that fit many images",
-                    self.num_generic,
-                    description,
-                    _FIX_GENERIC,
-                    examples=tuple(map(str, self.generic)),
-                    serious=self.num_generic >= SERIOUS_GENERIC_RATIO * self.captions,
-                )
-            )
-        if self.outliers:
-            description = (
+                f"(cosine {self.near_cosine:.2f}, {self.encoder}) to captions of "
+                f"{MIN_OTHER_IMAGES} or more other images. {self.num_shared:,} have the same words "
+                "as a caption of another image.",
+                _FIX_GENERIC,
+                examples=tuple(map(str, self.generic)),
+                serious=self.num_generic >= SERIOUS_GENERIC_RATIO * self.captions,
+            ),
+            Issue(
+                "captions unlike their siblings",
+                len(self.outliers),
                 f"about {self.outlier_ratio:.1%} of the captions (at most "
-                f"{self.max_outlier_ratio:.1%}) agree with the other captions "
-                "of their image as little as with those of a random image."
-            )
-            issues.append(
-                Issue(
-                    "captions unlike their siblings",
-                    len(self.outliers),
-                    description,
-                    _FIX_OUTLIERS,
-                    examples=tuple(map(str, self.outliers)),
-                    serious=False,
-                )
-            )
-        return issues
+                f"{self.max_outlier_ratio:.1%}) agree with the other captions of their image as "
+                "little as with those of a random image.",
+                _FIX_OUTLIERS,
+                examples=tuple(map(str, self.outliers)),
+                serious=False,
+            ),
+        ]
+        return [issue for issue in issues if issue.count]
 
 
 def audit_captions(

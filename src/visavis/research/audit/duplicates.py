@@ -333,53 +333,44 @@ class Duplicates:
             for differ in (True, False)
         )
         similar = tuple(str(pair) for pair in self.pairs if pair.kind == "similar")
-        issues = []
-        if between:
-            leaked = " and ".join(
-                f"{count:,} of the {self.sizes[split]:,} {split} images"
-                for split, count in self.copies_in_train.items()
-            )
-            description = (
-                f"{leaked} have a copy in train."
-                if leaked
-                else f"{format_count(len(between), 'pair')} of copies in val and test."
-            )
-            issues.append(
-                Issue(
-                    "copies across splits",
-                    len(between),
-                    description,
-                    _FIX_BETWEEN,
-                    between,
-                    serious=True,
-                )
-            )
-        if within:
-            description = f"{self.copies:,} images are copies of one another, {self.groups:,} different images."
-            serious = self.copies - self.groups >= 0.01 * sum(self.sizes.values())
-            issues.append(
-                Issue("copies in one split", len(within), description, _FIX_WITHIN, within, serious)
-            )
-        if similar:
-            leaked = ", ".join(
-                f"{count:,} of {self.sizes[split]:,} in {split}"
-                for split, count in self.similar_in_train.items()
-            )
-            description = (
+        leaked_copies = " and ".join(
+            f"{count:,} of the {self.sizes[split]:,} {split} images"
+            for split, count in self.copies_in_train.items()
+        )
+        leaked_similar = ", ".join(
+            f"{count:,} of {self.sizes[split]:,} in {split}"
+            for split, count in self.similar_in_train.items()
+        )
+        issues = [
+            Issue(
+                "copies across splits",
+                len(between),
+                f"{leaked_copies} have a copy in train."
+                if leaked_copies
+                else f"{format_count(len(between), 'pair')} of copies in val and test.",
+                _FIX_BETWEEN,
+                between,
+                serious=True,
+            ),
+            Issue(
+                "copies in one split",
+                len(within),
+                f"{self.copies:,} images are copies of one another, {self.groups:,} different images.",
+                _FIX_WITHIN,
+                within,
+                serious=self.copies - self.groups >= 0.01 * sum(self.sizes.values()),
+            ),
+            Issue(
+                "similar images",
+                len(similar),
                 "by the encoder's features, they are as similar as an image and its own copies."
-                + (f" Images similar to one of train: {leaked}." if leaked else "")
-            )
-            issues.append(
-                Issue(
-                    "similar images",
-                    len(similar),
-                    description,
-                    _FIX_SIMILAR,
-                    similar,
-                    serious=False,
-                )
-            )
-        return issues
+                + (f" Images similar to one of train: {leaked_similar}." if leaked_similar else ""),
+                _FIX_SIMILAR,
+                similar,
+                serious=False,
+            ),
+        ]
+        return [issue for issue in issues if issue.count]
 
 
 def find_duplicates(
