@@ -25,8 +25,8 @@ from visavis.research.diagnostics.contributing_samples import (
     count_contributing,
     released_smooth_ap_counts,
     smooth_ap_counts,
-    tangent_norms_of_slopes,
 )
+from visavis.research.diagnostics.pair_gradients import tangent_norms_of_slopes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the closed forms of the tests
 from tests.diagnostics.closed_forms import closed_weights

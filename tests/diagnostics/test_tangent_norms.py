@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 
 from visavis import Targets
 from visavis.objectives import CATALOG, VLC, TripletHN, Unified
-from visavis.research.diagnostics.contributing_samples import tangent_norms, tangent_norms_of_slopes
+from visavis.research.diagnostics.pair_gradients import tangent_norms, tangent_norms_of_slopes
 
 ANATOMIZED = [
     TripletHN(),

@@ -146,19 +146,8 @@ def fine_tune(
     with storage.atomic_folder(out) as part, quiet_transformers():
         encoder.model.save_pretrained(part)
         encoder.tokenizer.save_pretrained(part)
-        source = model_folder(model)
-        if kind == "bi" and os.path.exists(source / "modules.json"):
-            # The pooling of a sentence-transformers folder. A plain transformers folder has none.
-            for file in (
-                Path("modules.json"),
-                Path("sentence_bert_config.json"),
-                *(
-                    Path(module.path) / "config.json"
-                    for module in read_sentence_transformers_modules(source)
-                ),
-            ):
-                if file != Path("config.json") and os.path.exists(source / file):
-                    storage.write_bytes(part / file, storage.read_bytes(source / file))
+        if kind == "bi":
+            _copy_pooling(model_folder(model), part)
         settings = {"kind": kind, "model": model, "epochs": epochs, "lr": lr}
         settings |= {"batch_size": batch_size, "seed": seed}
         storage.write_json(part / "fit.json", {**settings, "dev": result.dev, "test": result.test})
@@ -262,3 +251,18 @@ def rating_pearson(regression: _LinearOutput, pairs: RatedCaptionPairs) -> float
         if predictions.min() == predictions.max()
         else float(pearsonr(predictions.numpy(), pairs.ratings[order]).statistic)
     )
+
+
+def _copy_pooling(source: Path, folder: Path) -> None:
+    """Copy the pooling configuration of a sentence-transformers folder. A plain transformers folder
+    has none.
+    """
+    if os.path.exists(source / "modules.json"):
+        modules = [
+            Path(module.path) / "config.json"
+            for module in read_sentence_transformers_modules(source)
+        ]
+        for name in (Path("modules.json"), Path("sentence_bert_config.json"), *modules):
+            # The transformers module itself is in the folder, and its configuration was saved.
+            if name != Path("config.json") and os.path.exists(source / name):
+                storage.write_bytes(folder / name, storage.read_bytes(source / name))

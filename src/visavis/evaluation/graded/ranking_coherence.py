@@ -172,16 +172,7 @@ def ranking_coherence(
                     if direction == "i2t"
                     else image_relevance(images, queries).T
                 )
-                item = f"{DIRECTION_ROLES[direction]['query']} {{}}"
-                for kind, block, fix in (
-                    ("scores", scores, "Check the model and its features"),
-                    ("relevance", gains, "Fix the relevance estimator"),
-                ):
-                    message = f"{kind} of {item}: expected finite numbers, got NaN. {fix}."
-                    raise_on_invalid_row(block.isnan(), message, queries)
-                raise_on_invalid_row(
-                    (gains < 0) | gains.isinf(), INVALID_GAINS.format(item), queries
-                )
+                _check_values(scores, gains, direction, queries)
                 random_scores = _random_scores(queries, scores.shape[1], direction)
                 for means, ranked_by in ((per_query, scores.cpu()), (random, random_scores)):
                     # Each metric: [R, len(ks)].
@@ -197,6 +188,18 @@ def ranking_coherence(
         per_query={name: torch.cat(values).numpy() for name, values in per_query.items()},
         random_baseline={name: _mean(torch.cat(values).numpy()) for name, values in random.items()},
     )
+
+
+def _check_values(scores: Tensor, gains: Tensor, direction: Direction, queries: Tensor) -> None:
+    """Raise DataError with the first query whose scores or relevance values ``[R, C]`` are invalid."""
+    item = f"{DIRECTION_ROLES[direction]['query']} {{}}"
+    for kind, block, fix in (
+        ("scores", scores, "Check the model and its features"),
+        ("relevance", gains, "Fix the relevance estimator"),
+    ):
+        message = f"{kind} of {item}: expected finite numbers, got NaN. {fix}."
+        raise_on_invalid_row(block.isnan(), message, queries)
+    raise_on_invalid_row((gains < 0) | gains.isinf(), INVALID_GAINS.format(item), queries)
 
 
 def _random_scores(queries: Tensor, candidates: int, direction: Direction) -> Tensor:

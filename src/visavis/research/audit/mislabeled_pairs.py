@@ -41,8 +41,8 @@ from visavis.research.audit.caption_audit import (
     sibling_mean,
 )
 from visavis.research.diagnostics import pair_weights
-from visavis.research.diagnostics.contributing_samples import BYTES_PER_PAIR
 from visavis.research.diagnostics.contribution_analysis import at_learned_scale
+from visavis.research.diagnostics.pair_gradients import BYTES_PER_PAIR
 from visavis.training.recipes.data_module import DataModule
 
 # Images that are ranked against one another. A limit makes ranks of small and large data sets

@@ -15,11 +15,9 @@ Example:
 
 from visavis.research.diagnostics.contributing_samples import (
     ContributingSamples,
-    TangentNorms,
     contributing_samples,
-    pair_weights,
-    tangent_norms,
 )
+from visavis.research.diagnostics.pair_gradients import TangentNorms, pair_weights, tangent_norms
 
 __all__ = [
     "ContributingSamples",

@@ -9,7 +9,7 @@ which one gradient step rotates them. The hardest negative is closer to the quer
 as early in training, when all embeddings are similar.
 
 Source: Unified loss, section 3.3 and figure 2. Norms with the corrected eqs. 15 and 17 (see
-`contributing_samples.tangent_norms`).
+`pair_gradients.tangent_norms`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from visavis.core.notebook import NotebookTable
 from visavis.losses import objectives
 from visavis.losses.objectives import Goal, Objective
 from visavis.losses.targets import Targets
-from visavis.research.diagnostics.contributing_samples import pair_weights, tangent_norms_of_slopes
+from visavis.research.diagnostics.pair_gradients import pair_weights, tangent_norms_of_slopes
 from visavis.research.reports.html_report import (
     DASH_PATTERN,
     LIGHT_THEME,
