@@ -26,7 +26,6 @@ from visavis.research.reports.html_report import (
     LIGHT_THEME,
     ThemedImage,
     TrainingCurve,
-    data_uri,
     plot_training_curves,
     render_report,
     template_environment,
@@ -157,7 +156,3 @@ def test_templates_need_no_network():
         assert not re.search(
             r"https?:|<script|<link|@import|url\(", folder.joinpath(name).read_text()
         ), name
-
-
-def test_data_uri_embeds_an_image():
-    assert data_uri(b"abc") == "data:image/png;base64,YWJj"

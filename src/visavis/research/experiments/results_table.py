@@ -157,31 +157,21 @@ class ResultRow:
             statistics.stdev(run[metric] for run in self.metrics) if len(self.metrics) > 1 else None
         )
 
-    def cell(self, metric: str) -> str:
+    def cell(self, metric: str, *, short: bool = False) -> str:
         """Format mean and standard deviation.
 
         Args:
             metric: Key of a metric.
+            short: Without blanks, and without decimals for a standard deviation of 10 or more, as a
+                terminal needs it.
 
         Returns:
             The cell.
         """
-        std = self.std(metric)
-        return f"{self.mean(metric):.1f}" + ("" if std is None else f" ± {std:.1f}")
-
-    def short_cell(self, metric: str) -> str:
-        """Format mean and standard deviation for a terminal.
-
-        Args:
-            metric: Key of a metric.
-
-        Returns:
-            The cell, without decimals for a standard deviation of 10 or more.
-        """
-        std = self.std(metric)
-        return f"{self.mean(metric):.1f}" + (
-            "" if std is None else f"±{std:.{1 if std < 9.95 else 0}f}"
-        )
+        mean, std = f"{self.mean(metric):.1f}", self.std(metric)
+        if std is None:
+            return mean
+        return f"{mean}±{std:.{1 if std < 9.95 else 0}f}" if short else f"{mean} ± {std:.1f}"
 
 
 @dataclass(frozen=True)
@@ -311,7 +301,10 @@ class ResultTable:
         """
         lines = [
             ["", *(label for group in self.columns for label in group.labels.values())],
-            *([row.name, *map(row.short_cell, self.metrics)] for row in self.rows),
+            *(
+                [row.name, *(row.cell(metric, short=True) for metric in self.metrics)]
+                for row in self.rows
+            ),
             ["chance", *(f"{self.chance(metric):.1f}" for metric in self.metrics)],
         ]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

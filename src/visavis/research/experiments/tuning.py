@@ -139,7 +139,8 @@ def tune_learning_rates(
         _RateSearch(number, setting, batches[setting.name], seeds, folder, threads)
         for number, setting in enumerate(settings)
     ]
-    if not all(search.has_enough_steps for search in searches):
+    # The coarse tries may take at most a quarter of the steps of the runs.
+    if any(4 * MIN_STEPS * len(COARSE_FACTORS) > search.run_steps for search in searches):
         progress.message(
             "Learning rates are not tuned: the runs have too few steps. Add epochs or seeds, or "
             "compare rates with --grid."
@@ -186,11 +187,6 @@ class _RateSearch:
         self.run_steps = seeds * self.steps
         self.tries = dict[Path, Try]()
         self.results = dict[Path, float | None]()
-
-    @property
-    def has_enough_steps(self) -> bool:
-        """Whether the coarse tries take at most a quarter of the steps of the runs."""
-        return 4 * MIN_STEPS * len(COARSE_FACTORS) <= self.run_steps
 
     def rounds(self) -> Iterator[list[Job]]:
         """Yield the jobs of each round. The results of a round are set before the next one."""
