@@ -1,5 +1,5 @@
-"""Catalog of metrics. A new metric is a `Metric` in ``RANKING``, in ``COMBINED``, or in
-``_graded_metrics``.
+"""Catalog of metrics. A new metric is one declaration, a `Metric` in ``RANKING``, in ``COMBINED``,
+or in ``_graded_metrics``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Metric:
         formula: Formula as text.
         unit: Unit of the value. It also selects the number of digits in tables.
         input: What ``function`` takes. "ranks": positive ranks of one direction ``[Q, M]``, see
-            `positive_ranks`. It returns a number. "relevance": scores and relevance of one
+            `positive_ranks`, and ``k`` if `at` sets it. It returns a number. "relevance": scores and relevance of one
             direction ``[Q, C]`` and the values of K, ascending. It returns ``[Q, len(ks)]``, NaN
             where undefined. "metrics": all metrics of ranks by key. It returns one number for both
             directions.
@@ -76,18 +76,24 @@ class Metric:
         """
         return f"{direction}_{self.name if k is None else self.name.replace('K', str(k))}"
 
-    def at(self, k: int) -> Metric:
-        """Make the metric of one cutoff.
+    def at(self, *ks: int) -> tuple[Metric, ...]:
+        """Make the metric of each cutoff.
 
         Args:
-            k: Cutoff, which replaces the K in all texts.
+            ks: Cutoffs. Each replaces the K in the texts, and is the argument ``k`` of the function.
 
         Returns:
-            The metric, whose function no longer takes ``k``.
+            The metrics.
         """
         texts = ("name", "label", "definition", "formula")
-        values = {text: getattr(self, text).replace("K", str(k)) for text in texts}
-        return replace(self, **values, function=partial(self.function, k=k))
+        return tuple(
+            replace(
+                self,
+                **{text: getattr(self, text).replace("K", str(k)) for text in texts},
+                function=partial(self.function, k=k),
+            )
+            for k in ks
+        )
 
     def in_results(self) -> list[Metric]:
         """Return the metric under its keys in results: once, or once for each direction."""
@@ -99,15 +105,14 @@ class Metric:
         ]
 
 
-RECALL = Metric(
+RECALLS = Metric(
     name="rK",
     label="R@K",
     definition="percent of {query}s with a correct {candidate} in the top K (success@K)",
     formula="100 mean[rank <= K]",
     unit="percent",
     function=lambda ranks, k: 100 * recall_at(ranks[:, 0], k),
-)
-RECALLS = tuple(RECALL.at(k) for k in (1, 5, 10))
+).at(1, 5, 10)
 
 RECALLS_OF_MEAN_TIES = tuple(
     Metric(
@@ -124,23 +129,6 @@ RECALLS_OF_MEAN_TIES = tuple(
         (5, "any mean rank below 6, including 5.5", "< 6"),
         (10, "any mean rank below 11, including 10.5", "< 11"),
     )
-)
-
-MEAN_AVERAGE_PRECISION = Metric(
-    name="map_at_K",
-    label="mAP@K",
-    definition="mean average precision in the top K, a fraction",
-    formula="mean(sum_{rank_j <= K} j/rank_j / min(R, K))",
-    unit="fraction",
-    function=map_at_k,
-)
-MEAN_AVERAGE_PRECISION_OF_HITS = Metric(
-    name="map_at_K_hits",
-    label="mAP@K by hits",
-    definition="mAP@K as the COCOS code computes it: divided by the number of positives in the top K, a fraction",
-    formula="mean(sum_{rank_j <= K} j/rank_j / #{rank_j <= K})",
-    unit="fraction",
-    function=map_at_k_hits,
 )
 
 RANKING: tuple[Metric, ...] = (
@@ -172,8 +160,22 @@ RANKING: tuple[Metric, ...] = (
         function=lambda ranks: mean_rank(ranks[:, 0]),
         higher_is_better=False,
     ),
-    *(MEAN_AVERAGE_PRECISION.at(k) for k in (5, 10)),
-    *(MEAN_AVERAGE_PRECISION_OF_HITS.at(k) for k in (5, 10)),
+    *Metric(
+        name="map_at_K",
+        label="mAP@K",
+        definition="mean average precision in the top K, a fraction",
+        formula="mean(sum_{rank_j <= K} j/rank_j / min(R, K))",
+        unit="fraction",
+        function=map_at_k,
+    ).at(5, 10),
+    *Metric(
+        name="map_at_K_hits",
+        label="mAP@K by hits",
+        definition="mAP@K as the COCOS code computes it: divided by the number of positives in the top K, a fraction",
+        formula="mean(sum_{rank_j <= K} j/rank_j / #{rank_j <= K})",
+        unit="fraction",
+        function=map_at_k_hits,
+    ).at(5, 10),
     Metric(
         name="r_precision",
         label="R-Precision",
