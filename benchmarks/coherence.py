@@ -31,7 +31,7 @@ from torch.nn.functional import normalize
 from visavis.core.encoded import Encoded
 from visavis.data.dataset import Dataset, Image
 from visavis.evaluation.graded import RelevanceEstimator, ranking_coherence
-from visavis.evaluation.graded.estimators.base import CosineRelevance
+from visavis.evaluation.graded.base import CosineRelevance
 from visavis.evaluation.metrics import coherent_scores
 
 Sides = tuple[Tensor, Tensor, Tensor]

@@ -19,7 +19,7 @@ import time
 
 import visavis
 from visavis.data import open_dataset
-from visavis.research.audit import model_fit, run_audit
+from visavis.research.audit import audit_part, run_audit
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
     }
     settings = {"visual.encoder": options.encoder, "seed": options.seed, "training.threads": 1}
     for steps in options.steps:
-        model_fit.MAX_STEPS = steps
+        audit_part.MAX_STEPS = steps
         for part, noise in (("mislabeled", options.noise), ("learning_curve", 0.0)):
             started = time.process_time()
             audit = visavis.data_audit(

@@ -25,7 +25,7 @@ from study import EVIDENCE, PLAN, read_evidence
 from verdicts import TESTS, VERDICTS, ClaimResult, Missing, Verdict, measured
 
 from visavis.evaluation.statistics import SIGNIFICANCE_LEVEL, holm
-from visavis.research.reports.plotting import LIGHT_THEME, figure_to_png, new_figure, style_axes
+from visavis.research.reports.html_report import LIGHT_THEME, figure_to_png, new_figure, style_axes
 
 DOCS = EVIDENCE.parents[1]
 CLAIMS, PAGE, FIGURE = (

@@ -4,7 +4,7 @@ chosen by validation RSUM.
     python studies/demo_rates.py [--out runs/demo-rates]
 
 All objectives get the same budget: the rates, seeds and scenes of
-``visavis.research.demonstration.demo_run``, the batches and epochs of the demo. The scenes differ from those
+``visavis.research.demo_run``, the batches and epochs of the demo. The scenes differ from those
 of the demo, so the demo's table compares objectives on scenes that are new to all of them. Prints
 the validation RSUM of each, mean and standard deviation over seeds. The best mean of each row is in
 bold. Its rate is that of the objective in the recipe ``demo-objectives``. Takes about 20 minutes on
@@ -22,7 +22,7 @@ import visavis
 from visavis.core import storage
 from visavis.core.errors import VisavisError
 from visavis.data.synthetic import write_synthetic_scenes
-from visavis.research.demonstration.demo_run import (
+from visavis.research.demo_run import (
     LEARNING_RATES,
     TUNING_SCENE_SEED,
     TUNING_SEEDS,

@@ -24,7 +24,7 @@ from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.vocabulary import tokenize
 from visavis.evaluation.graded import CATALOG
-from visavis.evaluation.graded.estimators.base import CaptionAggregation
+from visavis.evaluation.graded.base import CaptionAggregation
 
 
 def expert_judgments(data: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

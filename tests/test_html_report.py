@@ -15,23 +15,20 @@ from jinja2 import UndefinedError
 from PIL import Image
 
 from visavis.data.synthetic import sample_scene
-from visavis.research.demonstration.scene_search import (
+from visavis.research.demo_run import (
     RetrievedScene,
     SceneSearchResult,
     plot_retrievals,
 )
 from visavis.research.experiments.results_table import ColumnGroup
 from visavis.research.reports.html_report import (
-    ThemedImage,
-    data_uri,
-    render_report,
-    template_environment,
-)
-from visavis.research.reports.plotting import (
     DARK_THEME,
     LIGHT_THEME,
+    ThemedImage,
     TrainingCurve,
     plot_training_curves,
+    render_report,
+    template_environment,
 )
 
 HOSTILE_TEXT = "<script>alert('x')</script> & \"quotes\""
@@ -159,7 +156,3 @@ def test_templates_need_no_network():
         assert not re.search(
             r"https?:|<script|<link|@import|url\(", folder.joinpath(name).read_text()
         ), name
-
-
-def test_data_uri_embeds_an_image():
-    assert data_uri(b"abc") == "data:image/png;base64,YWJj"

@@ -16,7 +16,7 @@ import torch
 import visavis
 from visavis import DataError, Retriever, VisavisError, api, cli
 from visavis.data.synthetic import write_synthetic_scenes
-from visavis.evaluation.graded.estimators.sentence_models import CrossEncoder, SentenceModel
+from visavis.evaluation.graded.caption_estimators import CrossEncoder, SentenceModel
 from visavis.models.encoders.pretrained_files import model_folder
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.source_files import list_source_files
@@ -141,7 +141,7 @@ WORK = {
     "convert": "visavis.models.encoders.checkpoint_files.read_checkpoint",
     "data_convert": "visavis.data.convert_features._parse_source",
     "data_scenes": "visavis.data.synthetic.write_synthetic_clips",
-    "demo": "visavis.research.demonstration.demo_run._Demo.run",
+    "demo": "visavis.research.demo_run._Demo.run",
     "diagnose": "visavis.research.diagnostics.contribution_analysis.diagnose_run",
     "export": "visavis.models.retriever.Retriever.load",
     "explain": "visavis.research.diagnostics.attention_maps.attention_map",

@@ -109,7 +109,7 @@ def all_subclasses(kind):
         "evaluation.graded.ranked_lists",
         "retrieval.index_builder",
         "retrieval.search",
-        "research.robustness.probes",
+        "research.probes",
         "training.runs.mine_negatives",
         "training.training_run",
     ):

@@ -23,7 +23,7 @@ from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation.graded.human_agreement import FLICKR8K_FILES
 from visavis.losses.targets import Targets
 from visavis.objectives import Unified
-from visavis.research.diagnostics.contributing_samples import contributing_by_direction
+from visavis.research.diagnostics.contributing_samples import contributing_by_epsilon
 from visavis.training.recipes.files import read_recipe
 
 pytest.importorskip("transformers")
@@ -225,11 +225,11 @@ def test_diagnose_uses_given_objective(dual_encoders, scenes):
     split = open_dataset(scenes).split("train")
     images, texts = encoded(dual_encoders / "clip", split)
     batch = torch.from_numpy(split.image_of)
-    ways = contributing_by_direction(
+    (ways,) = contributing_by_epsilon(
         Unified(),
         images[batch] @ texts.T,
         Targets(query_ids=batch, candidate_ids=batch),
-        epsilon=0.01,
+        [0.01],
     )
     assert found.counts[0].mean["i2t_push"] == pytest.approx(
         ways["i2t"].push.mean().item(), rel=1e-3

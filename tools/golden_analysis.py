@@ -21,7 +21,7 @@ from visavis.losses.targets import Targets
 from visavis.objectives import VLC, NTXent, Objective, Triplet, TripletHN, Unified
 from visavis.research.diagnostics.contributing_samples import (
     ContributingSamples,
-    contributing_by_direction,
+    contributing_by_epsilon,
     count_contributing,
     released_smooth_ap_counts,
     smooth_ap_counts,
@@ -69,8 +69,8 @@ def triplet_released(params: dict[str, Any], scores: Tensor, _name: str) -> Outp
     outputs: Outputs = {}
     for prefix, kind in (("sum", Triplet), ("max", TripletHN)):
         objective = kind(margin=params.get("margin", 0.2))
-        counts = contributing_by_direction(
-            objective, scores, Targets.paired(len(scores)), semantics="reference"
+        (counts,) = contributing_by_epsilon(
+            objective, scores, Targets.paired(len(scores)), [0.01], semantics="reference"
         )
         for direction, plural in (("i2t", "grads"), ("t2i", "grad")):  # as the code names them
             outputs |= {

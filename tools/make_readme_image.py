@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from visavis.core import storage
-from visavis.research.demonstration.scene_search import SceneSearch, plot_retrievals
+from visavis.research.demo_run import SceneSearch, plot_retrievals
 
 FIGURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "retrieval.png"
 ROWS = 3

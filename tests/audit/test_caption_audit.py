@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from visavis.data.dataset import Dataset, Image
+from visavis.research.audit.audit_part import tfidf_vectors
 from visavis.research.audit.caption_audit import (
     audit_captions,
     sample_other_images,
     sibling_agreement,
     sibling_mean,
 )
-from visavis.research.audit.embeddings import tfidf_vectors
 
 ANIMALS = ["dog", "cat", "horse", "cow", "bird", "fox", "bear", "duck", "goat", "mouse"]
 PLACES = [

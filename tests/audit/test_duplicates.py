@@ -9,8 +9,12 @@ from PIL import Image
 
 import visavis
 from visavis.data.synthetic import write_synthetic_scenes
-from visavis.research.audit.duplicates import ImageThumbnails, make_copies, pairs_above_threshold
-from visavis.research.audit.image_alignment import aligned_correlation
+from visavis.research.audit.duplicates import (
+    ImageThumbnails,
+    aligned_correlation,
+    make_copies,
+    pairs_above_threshold,
+)
 
 WORDS = {
     "recipe": "photos/frozen-words",

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from visavis.research.audit.caption_audit import NoiseEstimate, mismatch_log_odds
 from visavis.research.audit.learning_curve import extrapolate
 from visavis.research.audit.mislabeled_pairs import MislabeledPairs, SuspectPair
-from visavis.research.audit.noise_estimate import NoiseEstimate, mismatch_log_odds
 
 SIZES = np.repeat([750, 1500, 3000, 6000], 3)
 

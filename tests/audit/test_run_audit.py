@@ -245,5 +245,5 @@ def test_audit_reports_skipped_parts(tmp_path, recipe):
         VisavisError, match="unknown part 'captoins' of an audit: did you mean captions"
     ):
         visavis.data_audit(folder, parts=["captoins"])
-    with pytest.raises(VisavisError, match="folds, seeds: expected integers >= 2, got 1"):
+    with pytest.raises(VisavisError, match="folds: expected an integer >= 2, got 1"):
         visavis.data_audit(folder, folds=1)

@@ -13,8 +13,8 @@ from tests.processes import fork_workers
 import visavis
 from visavis.core.errors import RefusedOverwrite
 from visavis.core.progress import NoProgress
-from visavis.research.demonstration import demo_run
-from visavis.research.demonstration.demo_run import (
+from visavis.research import demo_run
+from visavis.research.demo_run import (
     LEARNING_RATES,
     TUNING_SCENE_SEED,
     DemoSettings,
@@ -170,7 +170,7 @@ def test_demo_rejects_a_folder_with_files(tmp_path):
 
 def test_demo_numbers_its_default_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(demo_run._Demo, "run", lambda self: None)
+    monkeypatch.setattr(demo_run, "_run_stages", lambda *_: None)
     assert [str(run_demo(None, NoProgress(), SMALL)) for _ in range(2)] == [
         "runs/demo-1",
         "runs/demo-2",
@@ -182,7 +182,7 @@ def test_demo_reports_its_folder_when_stopped(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     progress = RecordedProgress()
-    monkeypatch.setattr(demo_run._Demo, "_cache", stop)
+    monkeypatch.setattr(demo_run, "cache_features", stop)
     with pytest.raises(KeyboardInterrupt):
         run_demo(tmp_path / "new", progress, replace(SMALL, num_train=2, num_val=2, num_test=2))
     assert progress.messages[-1].startswith("Stopped before the report was written")

@@ -11,7 +11,6 @@ from tests.diagnostics.closed_forms import closed_weights
 from visavis import Targets
 from visavis.objectives import CATALOG, NTXent, Triplet, TripletHN, Unified
 from visavis.research.diagnostics.contributing_samples import (
-    contributing_by_direction,
     contributing_by_epsilon,
     contributing_samples,
     count_contributing,
@@ -189,8 +188,10 @@ def test_released_smooth_ap_counts_equal_loops(images):
 
 def test_released_triplet_counts_use_wrong_axis():
     scores, pairs = draw(16), Targets.paired(16)
-    released = contributing_by_direction(Triplet(), scores, pairs, semantics="reference")
-    paper = contributing_by_direction(Triplet(), scores, pairs)
+    released, paper = (
+        contributing_by_epsilon(Triplet(), scores, pairs, [0.01], semantics=semantics)[0]
+        for semantics in ("reference", "paper")
+    )
     assert released["i2t"].count.tolist() == paper["i2t"].count.tolist()
     by_image = [
         sum(0.2 + scores[i, j] - scores[j, j] > 0 for j in range(16) if i != j) for i in range(16)
@@ -204,7 +205,7 @@ def test_released_triplet_counts_use_wrong_axis():
     )
     for objective in (TripletHN(), NTXent(), Unified()):  # right in the released code, or not there
         one, other = (
-            contributing_by_direction(objective, scores, pairs, semantics=semantics)
+            contributing_by_epsilon(objective, scores, pairs, [0.01], semantics=semantics)[0]
             for semantics in ("paper", "reference")
         )
         assert all(torch.equal(one[way].count, other[way].count) for way in one)

@@ -17,12 +17,12 @@ from visavis.research.diagnostics.objective_profile import (
     STEP_LENGTH,
     VECTOR_NAMES,
     ObjectiveProfiles,
+    plot_pair_weights,
     profile_objective,
     profile_objectives,
     rotation,
     triplet_weights,
 )
-from visavis.research.reports.profile_report import plot_pair_weights
 
 GRID = torch.tensor([-0.9, -0.3, 0.05, 0.4, 0.95], dtype=torch.float64)
 POSITIVE, NEGATIVE = (axis.double() for axis in torch.meshgrid(GRID, GRID, indexing="ij"))

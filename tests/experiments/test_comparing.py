@@ -28,7 +28,7 @@ from visavis.objectives import Goal
 from visavis.research.experiments import jobs
 from visavis.research.experiments.grid import Setting, build_settings
 from visavis.research.experiments.jobs import Job, RunOutcome
-from visavis.research.experiments.schedule import (
+from visavis.research.experiments.run_comparison import (
     TimeBudget,
     all_runs,
     better_half,

@@ -17,8 +17,8 @@ from visavis.core.errors import RefusedOverwrite
 from visavis.data.dataset import Dataset, Image
 from visavis.evaluation import Evaluation, Protocol, rank_scores
 from visavis.evaluation.bootstrap import BOOTSTRAP_METRICS, bootstrap_images
+from visavis.evaluation.evaluate_items import evaluate_dataset
 from visavis.evaluation.metrics import ndcg_at
-from visavis.evaluation.results import evaluate_dataset
 from visavis.evaluation.statistics import differences_from, paired_tests
 from visavis.evaluation.trec import TrecRankings, top_candidates, trec_rankings, write_trec
 from visavis.research.experiments.results_table import (

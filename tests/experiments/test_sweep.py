@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from visavis.evaluation.statistics import t_interval
+from visavis.research.experiments.comparison_report import plot_sweeps
 from visavis.research.experiments.comparison_result import find_sweeps
 from visavis.research.experiments.grid import build_settings
 from visavis.research.experiments.jobs import RunOutcome
-from visavis.research.reports.comparison_report import plot_sweeps
 from visavis.training.recipes.files import read_recipe
 
 HEADS = read_recipe("heads-flickr8k")

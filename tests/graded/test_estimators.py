@@ -18,7 +18,7 @@ from visavis.evaluation.graded import (
     MatrixRelevance,
     SentenceModel,
 )
-from visavis.evaluation.graded.estimators.word_vectors import read_word_vectors
+from visavis.evaluation.graded.caption_estimators import read_word_vectors
 from visavis.models.encoders.sentence_encoders import TextPairEncoder, open_text_pair_encoder
 
 WORDS = ["a", "dog", "runs", "cat", "sleeps", "on", "the", "beach", "two"]
@@ -101,12 +101,6 @@ def test_relevance_is_equal_in_blocks_and_pairs(estimators, kind, texts, cut, mi
     close(relevance.pairs(rows, columns), block.diagonal())
     mask = torch.tensor(mixed.choices([True, False], k=36)).view(6, 6)
     close(relevance.masked(mask, rows, columns), block[mask])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_relevance_cache_returns_computed_values(estimators, kind, fresh_cache):
-    first = estimators[kind](CAPTIONS, CAPTIONS)
-    assert torch.equal(estimators[kind](CAPTIONS, CAPTIONS), first)
 
 
 def test_sentence_model_and_cross_encoder_compute_once(estimators, fresh_cache, monkeypatch):
@@ -225,13 +219,6 @@ def test_notes_count_captions_without_words(estimators):
     assert estimators["plain"].for_captions(["a dog", "dog"]).notes == ()
 
 
-def test_relevance_of_one_word_captions(estimators):
-    for kind in ("plain", "sentence", "cross"):
-        relevance = estimators[kind](["dog"], ["dog", "a dog"])
-        assert relevance[0, 0] == pytest.approx(1, abs=1e-5)
-        assert 0 < relevance[0, 1] < 1
-
-
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -272,15 +259,6 @@ def test_word_vectors_skip_count_line(tmp_path):
     assert {word: vector.tolist() for word, vector in read_word_vectors(file, {"a"}).items()} == {
         "a": [1, 2, 3]
     }
-
-
-def test_word_vectors_report_missing_file(monkeypatch, tmp_path):
-    monkeypatch.setenv("VISAVIS_DATA", str(tmp_path))
-    with pytest.raises(
-        DataError,
-        match=r"^nowhere.txt: expected an existing path, here or under VISAVIS_DATA .*, got none\.",
-    ):
-        CBoW(vectors="nowhere.txt").for_captions(["a"])
 
 
 @pytest.fixture

@@ -25,17 +25,17 @@ from visavis.data.dataset import Image as Listed
 from visavis.data.synthetic import SceneGraphs, write_synthetic_scenes
 from visavis.data.vocabulary import tokenize
 from visavis.evaluation.graded import RelevanceEstimator
-from visavis.evaluation.graded.list_statistics import (
+from visavis.evaluation.graded.ranked_lists import (
     ClusteredMean,
     Ranker,
     RelevanceBands,
+    choose_queries,
     measure_lists,
+    query_lists,
 )
-from visavis.evaluation.graded.ranked_lists import choose_queries, query_lists
 from visavis.research.reports import coherence_report as page
 from visavis.research.reports.coherence_report import plot_ranked_lists
-from visavis.research.reports.html_report import ThemedImage, Thumbnails
-from visavis.research.reports.plotting import LIGHT_THEME
+from visavis.research.reports.html_report import LIGHT_THEME, ThemedImage, Thumbnails
 from visavis.training.runs.open_run import open_run, read_run_recipe
 
 RECIPE = """

@@ -60,21 +60,6 @@ def test_positive_ranks_match_argsort_without_ties(
 
 
 @given(problems)
-def test_best_ranks_of_row_blocks_match_full_matrix(
-    scores_and_targets: tuple[Tensor, Targets],
-) -> None:
-    scores, targets = scores_and_targets
-    half = len(scores) // 2
-    whole = best_ranks(scores, targets)
-    assert torch.equal(
-        torch.cat(
-            [best_ranks(scores[:half], targets[:half]), best_ranks(scores[half:], targets[half:])]
-        ),
-        whole,
-    )
-
-
-@given(problems)
 def test_positive_ranks_tie_rules_are_ordered(scores_and_targets: tuple[Tensor, Targets]) -> None:
     scores, targets = scores_and_targets
     assert all(
@@ -106,14 +91,6 @@ def test_positive_ranks_do_not_count_other_positives() -> None:
     assert all(
         positive_ranks(scores, targets, ties=ties).tolist() == [[1.0, 2.0, 3.0]] for ties in TIES
     )
-
-
-def test_best_ranks_of_collapsed_model_are_worst() -> None:
-    targets = Targets(
-        query_ids=torch.arange(20), candidate_ids=torch.arange(20).repeat_interleave(5)
-    )
-    assert best_ranks(torch.ones(20, 100), targets).tolist() == [96] * 20
-    assert best_ranks(torch.ones(100, 20), targets.T).tolist() == [20] * 100
 
 
 def test_positive_ranks_exclude_ignored_pairs() -> None:

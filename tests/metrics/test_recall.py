@@ -22,7 +22,7 @@ from visavis.evaluation.metrics import (
     recall_at,
     recall_at_mean_ties,
 )
-from visavis.evaluation.metrics.recall import random_rsum
+from visavis.evaluation.metrics.ranking import random_rsum
 
 some_ranks = st.lists(st.integers(1, 50), min_size=1, max_size=40).map(torch.tensor)
 

@@ -27,11 +27,13 @@ from visavis.data.synthetic import (
 )
 from visavis.data.synthetic.captions import EDIT_KINDS, make_scene_pairs
 from visavis.data.vocabulary import tokenize
-from visavis.research.robustness.caption_edits import MinimalPair, add_typo, make_minimal_pairs
-from visavis.research.robustness.probes import (
+from visavis.research.probes import (
     IMAGE_EDITS,
+    MinimalPair,
     ProbeResult,
     RecallChange,
+    add_typo,
+    make_minimal_pairs,
     results_by_kind,
 )
 

@@ -17,7 +17,7 @@ from visavis.core.errors import RecipeError, SpecError
 from visavis.core.progress import NoProgress
 from visavis.data import open_dataset
 from visavis.data.synthetic import write_synthetic_scenes
-from visavis.evaluation.metrics.recall import random_recall, random_rsum
+from visavis.evaluation.metrics.ranking import random_recall, random_rsum
 from visavis.models.encoders.cnn_backbones import SmallCNN
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features

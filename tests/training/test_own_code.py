@@ -65,7 +65,7 @@ from dataclasses import dataclass
 
 import torch
 
-from visavis.evaluation.graded.estimators.base import CaptionRelevance, RelevanceEstimator
+from visavis.evaluation.graded.base import CaptionRelevance, RelevanceEstimator
 
 
 class LengthRelevance(CaptionRelevance):

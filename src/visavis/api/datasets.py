@@ -445,7 +445,7 @@ def demo(*, out: str | Path | None = None, progress: Progress | None = None) -> 
         visavis demo --out first
         ```
     """
-    from visavis.research.demonstration.demo_run import run_demo
+    from visavis.research.demo_run import run_demo
 
     return run_demo(out, progress or NoProgress())
 

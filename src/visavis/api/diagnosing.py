@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from visavis.research.diagnostics.attention_maps import AttentionMap
     from visavis.research.diagnostics.contribution_analysis import ContributionAnalysis
     from visavis.research.diagnostics.objective_profile import ObjectiveProfiles
-    from visavis.research.robustness import ProbeReport
+    from visavis.research.probes import ProbeReport
 
 
 def anatomy(objective: str | Sequence[str], *, out: str | Path | None = None) -> ObjectiveProfiles:
@@ -41,8 +41,11 @@ def anatomy(objective: str | Sequence[str], *, out: str | Path | None = None) ->
         ```
     """
     from visavis.core import storage
-    from visavis.research.diagnostics.objective_profile import ObjectiveProfiles, profile_objectives
-    from visavis.research.reports.profile_report import write_profile_report
+    from visavis.research.diagnostics.objective_profile import (
+        ObjectiveProfiles,
+        profile_objectives,
+        write_profile_report,
+    )
 
     with storage.create_output_folder(out, "runs/anatomy") as folder:
         result = ObjectiveProfiles(profile_objectives(to_list(objective)), folder)
@@ -110,7 +113,7 @@ def diagnose(
         epsilons=[float(value) for value in to_list(epsilon)],
     )
     if out is not None:
-        from visavis.research.reports.diagnosis_report import render_diagnosis
+        from visavis.research.diagnostics.contribution_analysis import render_diagnosis
 
         storage.write_text(out, render_diagnosis(result))
     return result
@@ -151,7 +154,7 @@ def probe(
         visavis probe runs/mine --num-images 200
         ```
     """
-    from visavis.research.robustness import probe_run
+    from visavis.research.probes import probe_run
 
     return probe_run(
         Path(run), num_images, progress or NoProgress(), optional_text(data), split, memory
@@ -190,8 +193,11 @@ def explain(
         ```
     """
     from visavis.core import storage
-    from visavis.research.diagnostics.attention_maps import attention_map
-    from visavis.research.reports.attention_image import draw_attention, image_format
+    from visavis.research.diagnostics.attention_maps import (
+        attention_map,
+        draw_attention,
+        image_format,
+    )
 
     file_format = image_format(Path("explanation.png" if out is None else out))
     if out is not None:

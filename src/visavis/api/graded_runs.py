@@ -14,15 +14,15 @@ from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import find_source
-from visavis.evaluation.graded.estimators.base import ImageRelevance, RelevanceEstimator
-from visavis.evaluation.graded.estimators.catalog import named_estimator, parse_estimator
+from visavis.evaluation.graded.base import ImageRelevance, RelevanceEstimator
+from visavis.evaluation.graded.catalog import named_estimator, parse_estimator
 from visavis.evaluation.graded.human_agreement import (
     HumanAgreement,
     find_human_judgments,
     measure_agreement,
     relevance_of_pairs,
 )
-from visavis.evaluation.graded.list_statistics import Ranker
+from visavis.evaluation.graded.ranked_lists import Ranker
 from visavis.models.inference import device_score, score_indexed_pairs
 from visavis.training.recipes.recipe import Recipe
 from visavis.training.runs.open_run import open_run, read_run_recipe

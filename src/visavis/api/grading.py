@@ -112,11 +112,13 @@ def coherence(
     from visavis.api.graded_runs import check_relevance_varies, open_rankers, trained_on
     from visavis.core import storage
     from visavis.core.spec import MAX_SEED, validate_int
-    from visavis.evaluation.graded.estimators.catalog import named_estimator
-    from visavis.evaluation.graded.list_statistics import Ranker, RelevanceBands, measure_lists
+    from visavis.evaluation.graded.catalog import named_estimator
     from visavis.evaluation.graded.ranked_lists import (
         RankedListComparison,
+        Ranker,
+        RelevanceBands,
         choose_queries,
+        measure_lists,
         query_lists,
     )
     from visavis.research.reports.coherence_report import write_coherence_report
@@ -242,7 +244,7 @@ def relevance_thresholds(
         DEFAULT_ESTIMATORS,
         relevance_distributions,
     )
-    from visavis.research.reports.plotting import plot_relevance_distributions
+    from visavis.research.reports.html_report import plot_relevance_distributions
 
     if out is not None:
         storage.require_new_file(out)

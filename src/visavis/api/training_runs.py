@@ -263,7 +263,7 @@ def evaluate(
                 f"--feedback: expected an index without {unused[0]}. Remove --{unused[0]}."
             )
         return _evaluate_index(to_paths(run), Path(feedback), model, store, memory)
-    from visavis.evaluation.graded.estimators.catalog import named_estimator
+    from visavis.evaluation.graded.catalog import named_estimator
     from visavis.retrieval.index_folder import is_index
     from visavis.training.recipes.published_tables import measured_result
     from visavis.training.runs.evaluate_runs import evaluate_runs, with_base_model
@@ -470,15 +470,17 @@ def compare(
         visavis compare --resume comparison --seeds 5
         ```
     """
-    from visavis.research.experiments.example_queries import write_trec_files
+    from visavis.research.experiments.comparison_report import (
+        write_comparison_report,
+        write_trec_files,
+    )
     from visavis.research.experiments.jobs import Workers
     from visavis.research.experiments.run_comparison import (
+        parse_budget,
         plan_comparison,
         resume_comparison,
         start_comparison,
     )
-    from visavis.research.experiments.schedule import parse_budget
-    from visavis.research.reports.comparison_report import write_comparison_report
     from visavis.training.recipes.files import read_recipe
 
     progress, pool = progress or NoProgress(), Workers(engine, workers)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from visavis.research.diagnostics.attention_maps import AttentionMap
     from visavis.research.diagnostics.contribution_analysis import ContributionAnalysis
     from visavis.research.diagnostics.objective_profile import ObjectiveProfiles
-    from visavis.research.robustness import ProbeReport
+    from visavis.research.probes import ProbeReport
 
 
 def print_diagnosis(result: ContributionAnalysis) -> None:

@@ -121,7 +121,7 @@ def print_coherence(result: RankedListComparison) -> None:
     Args:
         result: Statistics of the ranked lists.
     """
-    from visavis.evaluation.graded.list_statistics import DIRECTION_ORDER
+    from visavis.evaluation.graded.ranked_lists import DIRECTION_ORDER
 
     rows = []
     for index, ranker in enumerate(result.rankers):

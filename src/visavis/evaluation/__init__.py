@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from visavis.core.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
+    from visavis.evaluation.evaluate_items import evaluate, evaluate_listed, rank_scores
     from visavis.evaluation.protocols import CATALOG, Protocol
-    from visavis.evaluation.results import Evaluation, evaluate, evaluate_listed, rank_scores
+    from visavis.evaluation.results import Evaluation
 
 __all__ = ["CATALOG", "Evaluation", "Protocol", "evaluate", "evaluate_listed", "rank_scores"]
 
@@ -26,8 +27,8 @@ __getattr__ = lazy_names(
         "CATALOG": "visavis.evaluation.protocols",
         "Protocol": "visavis.evaluation.protocols",
         "Evaluation": "visavis.evaluation.results",
-        "evaluate": "visavis.evaluation.results",
-        "evaluate_listed": "visavis.evaluation.results",
-        "rank_scores": "visavis.evaluation.results",
+        "evaluate": "visavis.evaluation.evaluate_items",
+        "evaluate_listed": "visavis.evaluation.evaluate_items",
+        "rank_scores": "visavis.evaluation.evaluate_items",
     },
 )

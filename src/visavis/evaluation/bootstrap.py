@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from visavis.core.encoded import DIRECTIONS
-from visavis.core.errors import ShapeError, SpecError, suggest_name
+from visavis.core.errors import ShapeError
 from visavis.evaluation.feedback.evaluate_feedback import JudgedQueryResult, feedback_metrics
 from visavis.evaluation.metrics.catalog import RECALLS, RSUM
 from visavis.evaluation.query_ranks import QueryRanks
@@ -71,8 +71,11 @@ class BootstrapEstimate:
         Returns:
             The estimate.
         """
+        # undefined samples do not count
         tail, samples = (1 - CONFIDENCE) / 2, samples[np.isfinite(samples)]
-        varies = bool(np.ptp(samples) > ROUNDING_TOLERANCE * 100)
+        varies = bool(
+            np.ptp(samples) > ROUNDING_TOLERANCE * 100
+        )  # a difference by rounding is not a spread
         low, high = np.quantile(samples, (tail, 1 - tail)).tolist()
         return cls(
             value=value,
@@ -132,7 +135,7 @@ class BootstrapSamples:
             The estimate.
         """
         return BootstrapEstimate.from_samples(
-            *self._mean(row, self._seeds(row), metric), self.unit, self.num_units
+            *self._mean(row, set(self.measured[row]), metric), self.unit, self.num_units
         )
 
     def difference(self, a: str, b: str, metric: str = "rsum") -> BootstrapEstimate:
@@ -147,26 +150,17 @@ class BootstrapSamples:
             Difference of the means over the common seeds, or over each row's own seeds if none are
             common.
         """
-        common = self._seeds(a) & self._seeds(b)
-        value_a, samples_a = self._mean(a, common or self._seeds(a), metric)
-        value_b, samples_b = self._mean(b, common or self._seeds(b), metric)
+        seeds_a, seeds_b = set(self.measured[a]), set(self.measured[b])
+        # Paired by seed where possible, which removes the spread that both rows share.
+        common = seeds_a & seeds_b
+        value_a, samples_a = self._mean(a, common or seeds_a, metric)
+        value_b, samples_b = self._mean(b, common or seeds_b, metric)
         return BootstrapEstimate.from_samples(
             value_a - value_b, samples_a - samples_b, self.unit, self.num_units
         )
 
-    def _seeds(self, row: str) -> set[int]:
-        if row not in self.measured:
-            raise SpecError(
-                f"{row} is not a row of the comparison: {suggest_name(row, self.measured)}"
-            )
-        return set(self.measured[row])
-
     def _mean(self, row: str, seeds: set[int], metric: str) -> tuple[float, np.ndarray]:
         """Mean of a metric over seeds, as measured and on each sample ``[S]``."""
-        if metric not in self.metrics:
-            raise SpecError(
-                f"{metric} is not resampled over {self.unit}: {suggest_name(metric, self.metrics)}"
-            )
         column = self.metrics.index(metric)
         measured = [self.measured[row][seed][column] for seed in sorted(seeds)]
         samples = [self.samples[row][seed][:, column] for seed in sorted(seeds)]
@@ -206,21 +200,28 @@ def bootstrap_images(
                 f"{run}: expected the queries of {first_run}, got others. Evaluate all runs on the "
                 "same images and captions."
             )
+    # A unit is an image with all its captions.
     image_ids = np.unique(np.concatenate([first.image_ids, first.text_ids]))
     num_images = len(image_ids)
     unit_of_image, unit_of_text = (
         np.searchsorted(image_ids, ids) for ids in (first.image_ids, first.text_ids)
     )
 
-    def count_hits(ranks: QueryRanks) -> list[np.ndarray]:
-        queries = ((unit_of_image, ranks.image_ranks), (unit_of_text, ranks.text_ranks))
-        return [
-            np.bincount(unit_of_query, query_ranks <= k, minlength=num_images)
-            for unit_of_query, query_ranks in queries
-            for k in KS
+    # [runs, 6, N]
+    hits = np.array(
+        [
+            [
+                np.bincount(unit_of_query, query_ranks <= k, minlength=num_images)
+                for unit_of_query, query_ranks in (
+                    (unit_of_image, ranks.image_ranks),
+                    (unit_of_text, ranks.text_ranks),
+                )
+                for k in KS
+            ]
+            for ranks in runs.values()
         ]
-
-    hits = np.stack([count_hits(ranks) for ranks in runs.values()])  # [runs, 6, N]
+    )
+    # [N] each: queries of each unit.
     num_queries = [
         np.bincount(unit_of_query, minlength=num_images)
         for unit_of_query in (unit_of_image, unit_of_text)
@@ -228,7 +229,7 @@ def bootstrap_images(
     trials = np.repeat(np.stack(num_queries, 1), len(KS), axis=1)  # [N, 6]
 
     def metrics(counts: np.ndarray) -> np.ndarray:
-        recalls = _hit_percentages(counts, hits, trials)
+        recalls = _hit_percentages(counts, hits, trials)  # [B, runs, 6]
         return np.concatenate([recalls, recalls.sum(-1, keepdims=True)], -1)
 
     return _resample(rows, metrics, "test images", num_images, BOOTSTRAP_METRICS, num_samples, seed)
@@ -298,12 +299,13 @@ def _resample(
         samples.append(metrics(counts.astype(float)))
 
     def by_row(values: np.ndarray) -> dict[str, dict[int, np.ndarray]]:
+        # The order of the runs is that of the rows and their seeds.
         runs = iter(np.moveaxis(values, -2, 0))
         return {
             name: {run_seed: next(runs) for run_seed in by_seed} for name, by_seed in rows.items()
         }
 
-    measured = metrics(np.ones((1, num_units)))[0]
+    measured = metrics(np.ones((1, num_units)))[0]  # every unit once
     return BootstrapSamples(
         by_row(measured), by_row(np.concatenate(samples)), unit, num_units, names
     )
@@ -315,6 +317,7 @@ def _hit_percentages(counts: np.ndarray, hits: np.ndarray, trials: np.ndarray) -
 
     Shapes: ``counts`` ``[B, N]``, ``hits`` ``[runs, M, N]``, ``trials`` ``[N, M]``.
     """
+    # [B, runs, M]
     num_hits = (counts @ hits.reshape(-1, hits.shape[-1]).T).reshape(len(counts), *hits.shape[:2])
     num_trials = np.broadcast_to((counts @ trials)[:, None], num_hits.shape)
     return 100 * np.divide(

@@ -26,6 +26,9 @@ from visavis.evaluation.metrics.ranking import Ties
 from visavis.losses.scoring import select_items
 from visavis.losses.targets import Ids, Targets, to_id_tensor
 
+COCO_5K_FILE = "coco_5k_test_text/dataset_coco_5k_test.json"
+"""The 5,000 test images: file names, captions, and their MS-COCO ids, which the lists use."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
@@ -64,33 +67,26 @@ class Protocol:
         Raises:
             SpecError: If a number of images, captions or folds differs.
         """
-        image_ids, text_ids = (
-            to_id_tensor(image_ids, "image_ids"),
-            to_id_tensor(text_ids, "text_ids"),
-        )
-        fix = "Use the split of the protocol, or the protocol plain"
+        image_ids = to_id_tensor(image_ids, "image_ids")
+        text_ids = to_id_tensor(text_ids, "text_ids")
+        expected, got = "", f"{len(image_ids)} images"
         if self.num_images is not None and len(image_ids) != self.num_images:
-            raise SpecError(
-                f"protocol {self.name}: expected {self.num_images} images, got {len(image_ids)}. "
-                f"{fix}."
-            )
-        if len(image_ids) % self.folds:
-            raise SpecError(
-                f"protocol {self.name}: expected {self.folds} folds of equal size, got "
-                f"{len(image_ids)} images. {fix}."
-            )
-        if self.captions_per_image is not None:
+            expected, got = f"{self.num_images} images", str(len(image_ids))
+        elif len(image_ids) % self.folds:
+            expected = f"{self.folds} folds of equal size"
+        elif self.captions_per_image is not None:
             ascending = text_ids.sort().values
             num_captions = torch.searchsorted(
                 ascending, image_ids, right=True
             ) - torch.searchsorted(ascending, image_ids)
             for image in (num_captions != self.captions_per_image).nonzero()[:1, 0].tolist():
-                expected = (
-                    f"protocol {self.name}: expected {self.captions_per_image} captions per image"
-                )
-                raise SpecError(
-                    f"{expected}, got {int(num_captions[image])} for image {image}. {fix}."
-                )
+                expected = f"{self.captions_per_image} captions per image"
+                got = f"{int(num_captions[image])} for image {image}"
+        if expected:
+            raise SpecError(
+                f"protocol {self.name}: expected {expected}, got {got}. Use the split of the "
+                "protocol, or the protocol plain."
+            )
 
     def split_folds(self, image_ids: Ids, text_ids: Ids) -> list[tuple[Tensor, Tensor]]:
         """Split images and their texts into folds.
@@ -102,13 +98,11 @@ class Protocol:
         Returns:
             Positions of the images and of their texts in each fold.
         """
-        image_ids, text_ids = (
-            to_id_tensor(image_ids, "image_ids"),
-            to_id_tensor(text_ids, "text_ids"),
-        )
+        image_ids = to_id_tensor(image_ids, "image_ids")
+        text_ids = to_id_tensor(text_ids, "text_ids")
         if self.folds == 1:
             return [(torch.arange(len(image_ids)), torch.arange(len(text_ids)))]
-        images = torch.arange(len(image_ids)).chunk(self.folds)
+        images = torch.arange(len(image_ids)).chunk(self.folds)  # consecutive, as published
         return [(fold, torch.isin(text_ids, image_ids[fold]).nonzero()[:, 0]) for fold in images]
 
 
@@ -240,16 +234,13 @@ def select_captions(data: Dataset, protocols: Sequence[Protocol]) -> Dataset:
     Returns:
         The split, with as many captions per image as the protocols need.
     """
+    # One protocol without a limit needs all captions.
     limits = [
         protocol.captions_per_image
         for protocol in protocols
         if protocol.captions_per_image is not None
     ]
     return data.first_captions(max(limits)) if len(limits) == len(protocols) else data
-
-
-COCO_5K_FILE = "coco_5k_test_text/dataset_coco_5k_test.json"
-"""The 5,000 test images: file names, captions, and their MS-COCO ids, which the lists use."""
 
 
 @dataclass(frozen=True)
@@ -277,6 +268,7 @@ def read_listed_positives(
     Returns:
         Positives of the images and of the captions.
     """
+    # positions by the ids of MS-COCO
     images, captions = match_coco_ids(data, resolve_path(COCO_5K_FILE))
     return (
         _read(f"{protocol.positives_file}_image_to_caption.json", images, captions),
@@ -293,7 +285,7 @@ def _read(name: str, queries: dict[int, int], candidates: dict[int, int]) -> Lis
         queries[query]: [candidates[positive] for positive in positives if positive in candidates]
         for query, positives in content.items()
     }
-    num_positives = torch.tensor([len(positives) for positives in listed.values()])
+    num_positives = torch.tensor([len(positives) for positives in listed.values()])  # [Q]
     query = torch.arange(len(listed)).repeat_interleave(num_positives)
     candidate = torch.tensor([position for positives in listed.values() for position in positives])
     return ListedPositives(

@@ -147,6 +147,7 @@ def find_metric(key: str) -> Metric:
         KeyError: If the key is unknown.
     """
     by_key = {metric.name: metric for metric in (*CATALOG, *own_metrics())}
+    # Keys of the catalog with a number have "K" in its place, such as i2t_cs_at_K.
     return by_key[key] if key in by_key else by_key[re.sub(r"(_at_)\d+", r"\1K", key)]
 
 

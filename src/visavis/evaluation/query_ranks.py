@@ -45,16 +45,15 @@ def write_query_ranks(path: str | Path, ranks: Mapping[str, QueryRanks]) -> None
         path: The file.
         ranks: Ranks by protocol.
     """
-    storage.write_tensors(
-        path,
-        {
-            f"{protocol}/{field.name}": torch.from_numpy(
-                _to_int32(getattr(query_ranks, field.name))
+    tensors = {}
+    for protocol, query_ranks in ranks.items():
+        for name, numbers in vars(query_ranks).items():
+            # Integers take four bytes if they fit. Means of tied ranks stay as they are.
+            fits = numbers.dtype.kind == "i" and np.abs(numbers).max() < 2**31
+            tensors[f"{protocol}/{name}"] = torch.from_numpy(
+                numbers.astype(np.int32) if fits else numbers
             )
-            for protocol, query_ranks in ranks.items()
-            for field in fields(QueryRanks)
-        },
-    )
+    storage.write_tensors(path, tensors)
 
 
 def read_query_ranks(path: str | Path) -> dict[str, QueryRanks]:
@@ -71,7 +70,7 @@ def read_query_ranks(path: str | Path) -> dict[str, QueryRanks]:
     """
     by_protocol: dict[str, dict[str, np.ndarray]] = {}
     for name, tensor in storage.read_tensors(path, error=RunError).items():
-        protocol, _, field = name.rpartition("/")
+        protocol, _, field = name.rpartition("/")  # protocol names may have slashes
         by_protocol.setdefault(protocol, {})[field] = tensor.numpy()
     expected = {field.name for field in fields(QueryRanks)}
     if not by_protocol or any(tensors.keys() != expected for tensors in by_protocol.values()):
@@ -80,9 +79,3 @@ def read_query_ranks(path: str | Path) -> dict[str, QueryRanks]:
             "Evaluate the run again."
         )
     return {protocol: QueryRanks(**tensors) for protocol, tensors in by_protocol.items()}
-
-
-def _to_int32(numbers: np.ndarray) -> np.ndarray:
-    """Integers in four bytes if they fit. Means of tied ranks stay as they are."""
-    fits = numbers.dtype.kind == "i" and np.abs(numbers).max() < 2**31
-    return numbers.astype(np.int32) if fits else numbers

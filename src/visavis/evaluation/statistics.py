@@ -94,10 +94,10 @@ class PairedTest:
     b: str
     seeds: tuple[int, ...]
     difference: float
-    std: float | None
-    interval: Interval | None
-    p: float | None
-    adjusted_p: float | None
+    std: float | None = None
+    interval: Interval | None = None
+    p: float | None = None
+    adjusted_p: float | None = None
     tests: int = 1
 
     @property
@@ -230,7 +230,7 @@ def paired_t_test(
     from scipy.special import stdtr
 
     for name, row in zip(names, (a, b), strict=True):
-        _check_values(name, row)
+        _checked_values(name, row)
     seeds = tuple(sorted(a.keys() & b.keys()))
     if not seeds:
         raise DataError(
@@ -238,6 +238,7 @@ def paired_t_test(
             "seeds."
         )
     differences = [a[seed] - b[seed] for seed in seeds]
+    # Rounding is relative to the compared values, not to their small differences.
     operands = [row[seed] for row in (a, b) for seed in seeds]
     mean, std = fmean(differences), _sample_std(differences, operands)
     if std is None:
@@ -247,14 +248,13 @@ def paired_t_test(
     else:
         mean = mean if abs(mean) > ROUNDING_TOLERANCE * max(map(abs, operands)) else 0.0
         p = 2.0 ** (1 - len(seeds)) if mean else 1.0
-    interval = t_interval(differences) if std else None
     return PairedTest(
         a=names[0],
         b=names[1],
         seeds=seeds,
         difference=mean,
         std=std,
-        interval=interval,
+        interval=t_interval(differences) if std else None,
         p=p,
         adjusted_p=p,
     )
@@ -279,6 +279,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
         >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
         [0.03, 0.06, 0.06]
     """
+    # ascending p-values
     order, adjusted = np.argsort(p_values, kind="stable"), np.empty(len(p_values))
     adjusted[order] = np.maximum.accumulate(
         np.sort(p_values) * np.arange(len(p_values), 0, -1)
@@ -315,8 +316,17 @@ def paired_tests(
         if reference is None
         else ((name, reference) for name in rows if name != reference)
     )
-    tests = [_test_pair(a, b, rows[a], rows[b]) for a, b in pairs]
+    tests = []
+    for a, b in pairs:
+        if rows[a].keys() & rows[b].keys():
+            tests.append(paired_t_test(rows[a], rows[b], names=(a, b)))
+            continue
+        # Rows without a common seed, such as after failed runs.
+        means = [fmean(_checked_values(name, rows[name]).values()) for name in (a, b)]
+        untested = PairedTest(a=a, b=b, seeds=(), difference=means[0] - means[1])
+        tests.append(untested)
     p_values = [test.p for test in tests if test.p is not None]
+    # In the order of the tests that have a p-value.
     adjusted_p_values = iter(holm(p_values))
     num_tests = max(len(p_values), 1)
     return [
@@ -387,8 +397,9 @@ def more_seeds(
             )
     if not (difference and std):
         return None
-    total_seeds = np.arange(max(seeds, 2), seeds + max_seeds + 1)
+    total_seeds = np.arange(max(seeds, 2), seeds + max_seeds + 1)  # a test needs two seeds
     critical_t = stdtrit(total_seeds - 1, 1 - level / 2)
+    # The limit keeps the noncentrality finite.
     expected_t = min(abs(difference) / std, 1e150) * np.sqrt(total_seeds)
     # Power of the two-sided test: both tails of the noncentral t distribution.
     has_power = (
@@ -420,27 +431,14 @@ def format_number(value: float, *, signed: bool = False) -> str:
     return text.replace("-", "−")
 
 
-def _test_pair(
-    a: str, b: str, values_a: Mapping[int, float], values_b: Mapping[int, float]
-) -> PairedTest:
-    """``paired_t_test``, also for rows without a common seed, such as after failed runs."""
-    if values_a.keys() & values_b.keys():
-        return paired_t_test(values_a, values_b, names=(a, b))
-    for name, values in ((a, values_a), (b, values_b)):
-        _check_values(name, values)
-    difference = fmean(values_a.values()) - fmean(values_b.values())
-    return PairedTest(
-        a=a, b=b, seeds=(), difference=difference, std=None, interval=None, p=None, adjusted_p=None
-    )
-
-
-def _check_values(name: str, by_seed: Mapping[int, float]) -> None:
+def _checked_values(name: str, by_seed: Mapping[int, float]) -> Mapping[int, float]:
     if not by_seed:
         raise DataError(
             f"{name}: expected a value to compare, got none. Remove this row or train it."
         )
     for seed, value in by_seed.items():
         _check_finite(value, f"{name}, seed {seed}")
+    return by_seed
 
 
 def _check_finite(value: float, name: str) -> float:

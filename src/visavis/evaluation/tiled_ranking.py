@@ -150,13 +150,11 @@ def rank_by_tiles(
         )
         max_tile = min(rows, MAX_TILE_ROWS), columns
     # Free memory differs between processes, but they must cut the same tiles.
-    num_rows, num_columns = group.all_gather_stack(torch.tensor(max_tile)).amin(0).tolist()
-    max_tile = num_rows, num_columns
-    images, texts = (
-        _split_side(visual, image_ids, max_tile[0]),
-        _split_side(text, text_ids, max_tile[1]),
-    )
+    max_rows, max_columns = group.all_gather_stack(torch.tensor(max_tile)).amin(0).tolist()
+    images = _split_side(visual, image_ids, max_rows)
+    texts = _split_side(text, text_ids, max_columns)
     tiles = _ScoreTiles(images, texts, score, targets)
+    # [P], in the order of the tiles. Only they are scored twice.
     positive_scores = torch.cat(
         [tile.positive_scores for tile in tiles.score(only_with_positives=True)]
     )
@@ -167,25 +165,12 @@ def rank_by_tiles(
         pad_by_query(positive_scores, tiles.pair_text, len(text_ids)), texts, images, ties
     )
     for tile in tiles.score(group):
-        values = tile.positive_scores
-        image_counter.add(
-            tile.scores,
-            tile.row_tile,
-            tile.column_tile,
-            tiles.pair_image[tile.pairs],
-            tile.pair_columns,
-            values,
-        )
-        text_counter.add(
-            tile.scores.T,
-            tile.column_tile,
-            tile.row_tile,
-            tiles.pair_text[tile.pairs],
-            tile.pair_rows,
-            values,
-        )
-    for counter in (image_counter, text_counter):
-        counter.merge(group)
+        pair_scores, rows, columns = tile.positive_scores, tile.row_tile, tile.column_tile
+        pair_image, pair_text = tiles.pair_image[tile.pairs], tiles.pair_text[tile.pairs]
+        image_counter.add(tile.scores, rows, columns, pair_image, tile.pair_columns, pair_scores)
+        text_counter.add(tile.scores.T, columns, rows, pair_text, tile.pair_rows, pair_scores)
+    image_counter.merge(group)
+    text_counter.merge(group)
     return image_counter.result(torch.bincount(tiles.pair_image)), text_counter.result(
         torch.bincount(tiles.pair_text)
     )
@@ -216,6 +201,7 @@ def rank_by_rows(
     Returns:
         Ranks of the queries.
     """
+    # One entry for each block of queries.
     ranks, positive_scores, top_candidates, hardest = [], [], [], []
     for rows, block in iter_score_rows(visual, text, score, direction, memory=memory):
         block_targets = targets[rows]
@@ -223,6 +209,7 @@ def rank_by_rows(
         ranks.append(positive_ranks(block, block_targets, ties=ties))
         positive_scores.append(pad_by_query(block[positive], positive.nonzero()[:, 0], len(block)))
         top_candidates.append(block.argmax(1))
+        # -inf for a query without a negative
         hardest.append(block.masked_fill(~block_targets.negative, -torch.inf).amax(1))
     return RankedQueries(
         stack_rows(ranks, torch.inf),
@@ -242,6 +229,7 @@ def stack_rows(blocks: list[Tensor], padding: float) -> Tensor:
     Returns:
         All rows, as long as the longest.
     """
+    # the largest number of positives differs between blocks
     width = max(block.shape[1] for block in blocks)
     return torch.cat([pad(block, (0, width - block.shape[1]), value=padding) for block in blocks])
 
@@ -270,6 +258,7 @@ def iter_score_rows(
     (kind, queries), (_, candidates) = (("image", visual), ("text", text))[
         :: 1 if direction == "i2t" else -1
     ]
+    # Equal candidates are scored once, in one tile.
     side = _split_side(candidates, torch.arange(len(candidates)), len(candidates))
     distinct = select_items(candidates, side.items)
     both = (visual, distinct) if direction == "i2t" else (distinct, text)
@@ -280,6 +269,7 @@ def iter_score_rows(
             f"scores of {kind} {{}}: expected numbers, got NaN. Check the model and its features."
         )
         raise_on_invalid_row(block.isnan(), message, range(len(queries))[rows])
+        # Back to all candidates: [R, distinct] to [R, C].
         yield rows, block.cpu()[:, side.index]
 
 
@@ -293,10 +283,13 @@ class _RankCounter:
         self.positive_scores, self.queries, self.candidates = positive_scores, queries, candidates
         self.comparisons = tie_comparisons(ties)
         self.flags: Tensor | None = None
+        # [Q, M], halves for mean ties
         self.num_before = positive_scores.new_zeros(positive_scores.shape, dtype=torch.float64)
         num_distinct = len(queries.items)
+        # of the distinct queries, [U]
         self.highest = positive_scores.new_full((num_distinct,), -torch.inf)
         self.top_candidates = torch.zeros(num_distinct, dtype=torch.long)
+        # of all queries, [Q]
         self.hardest = positive_scores.new_full((len(positive_scores),), -torch.inf)
         # Queries sorted by their distinct item, so that those of a tile are consecutive.
         self.order = torch.argsort(queries.index, stable=True)
@@ -317,8 +310,17 @@ class _RankCounter:
         """Count a block of scores (queries x candidates), and subtract its positive pairs (queries,
         and columns of candidates).
         """
-        self._update_top_candidates(block, query_tile, candidate_tile)
+        distinct = slice(*self.queries.cuts[query_tile : query_tile + 2])
+        highest, column = (part.cpu() for part in _row_maxima(block, self._flags_like(block)))
+        is_higher = highest > self.highest[distinct]  # strict, so that the first tile wins a tie
+        self.highest[distinct] = torch.where(is_higher, highest, self.highest[distinct])
+        self.top_candidates[distinct] = torch.where(
+            is_higher,
+            column + self.candidates.cuts[candidate_tile],
+            self.top_candidates[distinct],
+        )
         queries = self.order[self.cuts[query_tile] : self.cuts[query_tile + 1]]
+        # Number of candidates behind each column: a duplicate counts as often as it occurs.
         copies = self.candidates.copies[
             self.candidates.cuts[candidate_tile] : self.candidates.cuts[candidate_tile + 1]
         ].to(block)
@@ -368,18 +370,9 @@ class _RankCounter:
             self.flags = torch.empty_like(scores)
         return self.flags
 
-    def _update_top_candidates(self, block: Tensor, query_tile: int, candidate_tile: int) -> None:
-        distinct = slice(*self.queries.cuts[query_tile : query_tile + 2])
-        highest, column = (part.cpu() for part in _row_maxima(block, self._flags_like(block)))
-        is_higher = highest > self.highest[distinct]
-        self.highest[distinct] = torch.where(is_higher, highest, self.highest[distinct])
-        candidate = column + self.candidates.cuts[candidate_tile]
-        self.top_candidates[distinct] = torch.where(
-            is_higher, candidate, self.top_candidates[distinct]
-        )
-
     def merge(self, group: ProcessGroup) -> None:
         """Add the counts of the tiles of all processes."""
+        # each pair was counted by one process
         self.num_before = group.all_reduce_sum(self.num_before)
         self.hardest = group.all_gather_stack(self.hardest).amax(0)
         # Of equal scores the first process has the earlier tile.
@@ -388,6 +381,7 @@ class _RankCounter:
 
     def result(self, num_positives: Tensor) -> RankedQueries:
         """Ranks of the queries, given the number of positives of each."""
+        # A positive counted the other positives before it, and add() subtracted them.
         ranks = ranks_from_counts(self.num_before, num_positives)
         top_candidates = self.candidates.items[self.top_candidates[self.queries.index]]
         return RankedQueries(ranks, top_candidates, self.positive_scores, self.hardest)
@@ -432,7 +426,7 @@ class _ScoreTiles:
 
     def __init__(self, images: _Side, texts: _Side, score: Score, targets: Targets):
         self.images, self.texts, self.score_function = images, texts, score
-        image, text = targets.positive_pairs([])
+        image, text = targets.positive_pairs([])  # [P] each
         self.num_rows, self.num_columns = len(images.cuts) - 1, len(texts.cuts) - 1
         tile, order = (images.tile_of(image) * self.num_columns + texts.tile_of(text)).sort(
             stable=True
@@ -440,6 +434,7 @@ class _ScoreTiles:
         self.pair_image, self.pair_text = image[order], text[order]
         self.kept_tiles: dict[int, Tensor] = {}
         self.bytes_to_keep = MAX_KEPT_BYTES
+        # Pairs of tile t are pair_bounds[t] to pair_bounds[t + 1].
         self.pair_bounds = torch.searchsorted(
             tile, torch.arange(self.num_rows * self.num_columns + 1)
         ).tolist()
@@ -463,6 +458,7 @@ class _ScoreTiles:
                 block = self.kept_tiles.pop(tile, None)
                 if block is None:
                     block = checked_scores(self.score_function, visual, texts.tile(column_tile))
+                    # Half precision would tie in other places than float32.
                     block = block if block.dtype == torch.float64 else block.float()
                     if only_with_positives and block.nbytes <= self.bytes_to_keep:
                         self.kept_tiles[tile] = block
@@ -470,28 +466,24 @@ class _ScoreTiles:
                 # Without a NaN in the sum there is none among the scores, so that they need not be
                 # inspected one by one.
                 if not only_with_positives and block.sum().isnan():
-                    _raise_on_nan(
-                        block,
-                        images.items[images.cuts[row_tile] :],
-                        texts.items[texts.cuts[column_tile] :],
-                    )
+                    # A sum of infinite scores can be NaN, too.
+                    for row, column in block.isnan().nonzero()[:1].tolist():
+                        image = int(images.items[images.cuts[row_tile] + row])
+                        item = int(texts.items[texts.cuts[column_tile] + column])
+                        raise DataError(
+                            f"score of image {image} and text {item}: expected a number, got NaN. "
+                            "Check the model and its features."
+                        )
                 rows = images.index[self.pair_image[pairs]] - images.cuts[row_tile]
                 columns = texts.index[self.pair_text[pairs]] - texts.cuts[column_tile]
                 yield _ScoredTile(block, row_tile, column_tile, pairs, rows, columns)
-
-
-def _raise_on_nan(block: Tensor, images: Tensor, texts: Tensor) -> None:
-    for row, column in block.isnan().nonzero()[:1].tolist():
-        raise DataError(
-            f"score of image {int(images[row])} and text {int(texts[column])}: expected a number, "
-            "got NaN. Check the model and its features."
-        )
 
 
 def _split_side(encoded: Encoded, ids: Tensor, max_items: int) -> _Side:
     """Sort the items of a side by id, keep one of those with equal content, and split them into
     tiles of about equal size.
     """
+    # Sorted by id, so that most tiles hold no positive pair.
     order = torch.argsort(ids, stable=True)
     originals = _first_copies(encoded, order)
     items = order[originals[order] == order]
@@ -521,7 +513,7 @@ def _first_copies(encoded: Encoded, order: Tensor) -> Tensor:
     first_by_content: dict[tuple[bytes, ...], int] = {}
     for item in candidates.tolist():
         parts = encoded[item : item + 1].tensors
-        content = tuple(part.numpy(force=True).tobytes().rstrip(b"\0") for part in parts)
+        content = tuple(_row_bytes(part).numpy().tobytes().rstrip(b"\0") for part in parts)
         originals[item] = first_by_content.setdefault(content, item)
     return originals
 
@@ -531,8 +523,13 @@ def _weighted_sums(part: Tensor, seed: int) -> Tensor:
 
     Padding is 0 and adds nothing.
     """
-    rows = part.cpu().contiguous().reshape(len(part), -1).view(torch.uint8)
+    rows = _row_bytes(part)
     words = pad(rows, (0, -rows.shape[1] % 8)).view(torch.long)
     random = np.random.default_rng(seed)
     weights = random.integers(-(2**63), 2**63 - 1, words.shape[1], dtype=np.int64)
     return (words * torch.from_numpy(weights)).sum(1)
+
+
+def _row_bytes(part: Tensor) -> Tensor:
+    """The bytes of each row, ``[N, bytes]``. numpy has no bfloat16."""
+    return part.cpu().contiguous().reshape(len(part), -1).view(torch.uint8)

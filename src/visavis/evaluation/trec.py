@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -32,6 +32,7 @@ from visavis.core.encoded import Direction, Encoded
 from visavis.core.errors import RefusedOverwrite
 from visavis.core.memory_budget import MemoryLimit
 from visavis.data.dataset import Dataset
+from visavis.evaluation.metrics.catalog import DIRECTION_ROLES
 from visavis.evaluation.protocols import Protocol, read_listed_positives
 from visavis.evaluation.tiled_ranking import iter_score_rows, stack_rows
 from visavis.losses.scoring import select_items
@@ -62,32 +63,6 @@ class TrecRankings:
     queries: tuple[str, ...]
     candidates: tuple[str, ...]
 
-    def run_lines(self, tag: str) -> Iterator[str]:
-        """Yield the lines of a run file.
-
-        Args:
-            tag: Name of the run.
-
-        Yields:
-            One line per query and candidate.
-        """
-        (tag,) = escape_names([tag])
-        for query, candidates, scores in zip(
-            self.queries, self.order.tolist(), self.scores.tolist(), strict=True
-        ):
-            for rank, (candidate, score) in enumerate(zip(candidates, scores, strict=True), 1):
-                if candidate >= 0:
-                    yield f"{query} Q0 {self.candidates[candidate]} {rank} {score:.9g} {tag}\n"
-
-    def qrels_lines(self) -> Iterator[str]:
-        """Yield the lines of a qrels file.
-
-        Yields:
-            One line per query and relevant candidate.
-        """
-        for query, candidate, relevance in self.relevant.tolist():
-            yield f"{self.queries[query]} 0 {self.candidates[candidate]} {relevance}\n"
-
 
 def top_candidates(
     scores: Tensor, relevance: Tensor, top: int = MAX_CANDIDATES
@@ -103,18 +78,20 @@ def top_candidates(
     Returns:
         Candidates and their strictly falling scores, shape ``[Q, top]`` each.
     """
-    scores = scores.double()
+    scores = scores.double()  # exact for float32
     top = min(top, scores.shape[1])
-    values, order = scores.topk(top, dim=1)
+    values, order = scores.topk(top, dim=1)  # [Q, top]
     values, order = _sort_candidates(values, order, relevance.gather(1, order))
     # Relevance decides ties at the cutoff.
     tied = ((scores >= values[:, -1:]).sum(1) > top).nonzero()[:, 0]
     if len(tied):
+        # Only for these queries the whole row is sorted.
         all_candidates = torch.arange(scores.shape[1]).expand(len(tied), -1)
         all_values, full_order = _sort_candidates(scores[tied], all_candidates, relevance[tied])
         values[tied], order[tied] = all_values[:, :top], full_order[:, :top]
     values = values.clamp(-MAX_SCORE, MAX_SCORE).float()
     for column in range(1, top):
+        # Strictly falling, or readers would break ties by name.
         below = torch.nextafter(values[:, column - 1], torch.tensor(-torch.inf))
         values[:, column] = torch.minimum(values[:, column], below)
     return order, values
@@ -159,13 +136,13 @@ def trec_rankings(
         captions[captions_of_image] = [
             f"{image.name}#{number}" for number in range(len(captions_of_image))
         ]
-    image_names, caption_names = (
-        escape_names([image.name for image in data.images]),
-        escape_names(captions.tolist()),
-    )
-    names = {"i2t": (image_names, caption_names), "t2i": (caption_names, image_names)}
+    names = {
+        "image": escape_names([image.name for image in data.images]),
+        "text": escape_names(captions.tolist()),
+    }
     rankings: dict[Direction, TrecRankings] = {}
     for direction, parts in _ranked_parts(data, protocol).items():
+        roles = DIRECTION_ROLES[direction]
         orders, values, relevant, ranked = [], [], [], list[int]()
         for queries, candidates, targets in parts:
             rows, columns = (queries, candidates) if direction == "i2t" else (candidates, queries)
@@ -179,7 +156,7 @@ def trec_rankings(
             for block_rows, block in blocks:
                 positive = targets[block_rows].positive
                 order, scores = top_candidates(block, positive.byte(), top)
-                query, candidate = positive.nonzero(as_tuple=True)
+                query, candidate = positive.nonzero(as_tuple=True)  # within the block and the fold
                 orders.append(candidates[order])
                 values.append(scores)
                 relevant.append(
@@ -192,8 +169,8 @@ def trec_rankings(
             stack_rows(orders, -1).numpy(),
             stack_rows(values, -torch.inf).numpy(),
             torch.cat(relevant).numpy(),
-            tuple(names[direction][0][query] for query in ranked),
-            names[direction][1],
+            tuple(names[roles["query"]][query] for query in ranked),
+            names[roles["candidate"]],
         )
     return rankings
 
@@ -241,7 +218,10 @@ def write_trec(folder: str | Path, tag: str, lists: dict[Direction, TrecRankings
         for direction in lists
     }
     qrels = {
-        folder / f"{direction}.qrels": "".join(rankings.qrels_lines())
+        folder / f"{direction}.qrels": "".join(
+            f"{rankings.queries[query]} 0 {rankings.candidates[candidate]} {relevance}\n"
+            for query, candidate, relevance in rankings.relevant.tolist()
+        )
         for direction, rankings in lists.items()
     }
     for path, content in qrels.items():
@@ -252,8 +232,16 @@ def write_trec(folder: str | Path, tag: str, lists: dict[Direction, TrecRankings
             )
     for path, content in qrels.items():
         storage.write_text(path, content)
+    (tag,) = escape_names([tag])
     for direction, rankings in lists.items():
-        storage.write_text(run_files[direction], "".join(rankings.run_lines(tag)))
+        rows = zip(rankings.queries, rankings.order.tolist(), rankings.scores.tolist(), strict=True)
+        lines = [
+            f"{query} Q0 {rankings.candidates[candidate]} {rank} {score:.9g} {tag}\n"
+            for query, candidates, scores in rows
+            for rank, (candidate, score) in enumerate(zip(candidates, scores, strict=True), 1)
+            if candidate >= 0
+        ]
+        storage.write_text(run_files[direction], "".join(lines))
     return [*run_files.values(), *qrels]
 
 

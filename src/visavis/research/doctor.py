@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from visavis.core.environment import (
@@ -60,36 +61,20 @@ EXTRA_USES = {
 
 def check_environment() -> list[EnvironmentCheck]:
     """Return all checks that matter before a run or in a bug report, most general first."""
-    return [
-        _python(),
-        *(
-            EnvironmentCheck(name, version)
-            for name, version in package_versions().items()
-            if name != "python"
-        ),
-        EnvironmentCheck("git", git_hash() or "not a checkout"),
-        *_extras(),
-        _torchvision(),
-        _threads(),
-        _cpu(),
-        _cuda(),
-        _memory(),
-        _data(),
-        _cache(),
-        _hub(),
-    ]
+    return [*_packages(), *_hardware(), *_locations()]
 
 
-def _python() -> EnvironmentCheck:
+def _packages() -> Iterator[EnvironmentCheck]:
     environment = sys.prefix if sys.prefix != sys.base_prefix else "no virtual environment"
-    return EnvironmentCheck(
+    yield EnvironmentCheck(
         "python",
         f"{platform.python_version()} ({platform.system()} {platform.machine()}, {environment})",
     )
-
-
-def _extras() -> list[EnvironmentCheck]:
-    checks, requirements = [], package_requirements()
+    for name, version in package_versions().items():
+        if name != "python":
+            yield EnvironmentCheck(name, version)
+    yield EnvironmentCheck("git", git_hash() or "not a checkout")
+    requirements = package_requirements()
     for extra, use in sorted(EXTRA_USES.items()):
         versions = {
             name: installed_version(name) for name, needed_by in requirements if needed_by == extra
@@ -98,109 +83,90 @@ def _extras() -> list[EnvironmentCheck]:
             f"{name} {version or 'not installed'}" for name, version in versions.items()
         )
         fix = "" if all(versions.values()) else f"pip install 'visavis[{extra}]'"
-        checks.append(EnvironmentCheck(f"extra {extra}", f"{packages} ({use})", fix=fix))
-    return checks
+        yield EnvironmentCheck(f"extra {extra}", f"{packages} ({use})", fix=fix)
+    # visavis does not use torchvision, but a build for another torch breaks other packages on
+    # import.
+    torchvision = installed_version("torchvision")
+    probe = [sys.executable, "-c", "import torchvision"]
+    if torchvision is None:
+        yield EnvironmentCheck("torchvision", "not installed (not needed)")
+    elif subprocess.run(probe, capture_output=True, check=False).returncode == 0:
+        yield EnvironmentCheck("torchvision", f"{torchvision} (not needed)")
+    else:
+        yield EnvironmentCheck(
+            "torchvision",
+            f"{torchvision}, installed but not importable: it breaks timm, open_clip and others on "
+            "import",
+            ok=False,
+            fix="pip uninstall torchvision, or install the build for this version of torch",
+        )
 
 
-def _torchvision() -> EnvironmentCheck:
-    """visavis does not use torchvision, but a build for another torch breaks other packages on
-    import.
-    """
-    version = installed_version("torchvision")
-    if version is None:
-        return EnvironmentCheck("torchvision", "not installed (not needed)")
-    if (
-        subprocess.run(
-            [sys.executable, "-c", "import torchvision"], capture_output=True, check=False
-        ).returncode
-        == 0
-    ):
-        return EnvironmentCheck("torchvision", f"{version} (not needed)")
-    problem = (
-        f"{version}, installed but not importable: it breaks timm, open_clip and others on import"
-    )
-    return EnvironmentCheck(
-        "torchvision",
-        problem,
-        False,
-        "pip uninstall torchvision, or install the build for this version of torch",
-    )
-
-
-def _threads() -> EnvironmentCheck:
+def _hardware() -> Iterator[EnvironmentCheck]:
     import torch
 
+    from visavis.core.memory_budget import available_memory
     from visavis.data.parallel import cpu_cores
 
-    cores = cpu_cores()
-    threads = torch.get_num_threads()
+    cores, threads = cpu_cores(), torch.get_num_threads()
     value = f"torch uses {threads} of {cores} cores, OMP_NUM_THREADS is {os.environ.get('OMP_NUM_THREADS', 'not set')}"
     fix = "" if threads <= cores else f"export OMP_NUM_THREADS={cores}"
-    return EnvironmentCheck("threads", value, not fix, fix)
+    yield EnvironmentCheck("threads", value, not fix, fix)
 
+    # Only Linux lists the flags of its processor.
+    cpu_info = Path("/proc/cpuinfo")
+    lines = cpu_info.read_text() if os.access(cpu_info, os.R_OK) else ""
+    if flags := re.search(r"^flags\s*:(.*)$", lines, re.MULTILINE):
+        found = [name for flag, name in _CPU_FEATURES.items() if flag in flags[1].split()]
+        yield EnvironmentCheck("cpu", ", ".join(found) or "no vector extensions")
+    else:
+        yield EnvironmentCheck("cpu", torch.backends.cpu.get_cpu_capability())
 
-def _cpu() -> EnvironmentCheck:
-    import torch
-
-    try:
-        flags = set(
-            re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[  # type: ignore[index]
-                1
-            ].split()
-        )
-    except (OSError, TypeError):
-        return EnvironmentCheck("cpu", torch.backends.cpu.get_cpu_capability())
-    return EnvironmentCheck(
-        "cpu",
-        ", ".join(name for flag, name in _CPU_FEATURES.items() if flag in flags)
-        or "no vector extensions",
-    )
-
-
-def _cuda() -> EnvironmentCheck:
-    import torch
-
-    devices = (
-        [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-        if torch.cuda.is_available()
-        else []
-    )
+    number = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    devices = map(torch.cuda.get_device_properties, range(number))
     missing = (
         f"torch is built for CUDA {torch.version.cuda}, no device available"
         if torch.version.cuda
         else "none (not needed)"
     )
-    return EnvironmentCheck(
-        "cuda",
-        ", ".join(f"{device.name} ({device.total_memory / _GIB:.0f} GiB)" for device in devices)
-        or missing,
-    )
-
-
-def _memory() -> EnvironmentCheck:
-    from visavis.core.memory_budget import available_memory
+    names = [f"{device.name} ({device.total_memory / _GIB:.0f} GiB)" for device in devices]
+    yield EnvironmentCheck("cuda", ", ".join(names) or missing)
 
     free = available_memory()
     if free is None:
-        return EnvironmentCheck("memory", "unknown")
-    fix = "" if free >= 2 * _GIB else "close other programs: training needs about 2 GiB"
-    return EnvironmentCheck("memory", f"{free / _GIB:.1f} GiB free", not fix, fix)
+        yield EnvironmentCheck("memory", "unknown")
+    else:
+        fix = "" if free >= 2 * _GIB else "close other programs: training needs about 2 GiB"
+        yield EnvironmentCheck("memory", f"{free / _GIB:.1f} GiB free", not fix, fix)
 
 
-def _data() -> EnvironmentCheck:
+def _locations() -> Iterator[EnvironmentCheck]:
     from visavis.data.dataset_reader import data_folder, list_dataset_names
 
-    folder = data_folder()
+    data = data_folder()
     fix = "export VISAVIS_DATA=FOLDER, the parent folder of flickr8k/ and other data sets"
-    if folder is None:
-        return EnvironmentCheck("VISAVIS_DATA", "not set", fix=fix)
-    if not os.path.isdir(folder):
-        return EnvironmentCheck("VISAVIS_DATA", f"{folder} is not a folder", ok=False, fix=fix)
-    names = list_dataset_names(folder)
-    fix = "" if names else "copy each data set into a subfolder"
-    return EnvironmentCheck(
-        "VISAVIS_DATA", f"{folder}: {', '.join(names) or 'no data set'}", bool(names), fix
+    if data is None:
+        yield EnvironmentCheck("VISAVIS_DATA", "not set", fix=fix)
+    elif not os.path.isdir(data):
+        yield EnvironmentCheck("VISAVIS_DATA", f"{data} is not a folder", ok=False, fix=fix)
+    else:
+        names = list_dataset_names(data)
+        fix = "" if names else "copy each data set into a subfolder"
+        value = f"{data}: {', '.join(names) or 'no data set'}"
+        yield EnvironmentCheck("VISAVIS_DATA", value, bool(names), fix)
+    yield _cache()
+    flags = [
+        name
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+        if os.environ.get(name, "").lower() in {"1", "true", "yes", "on"}
+    ]
+    value = (
+        f"offline ({', '.join(flags)})"
+        if flags
+        else "allowed: models are downloaded when they are first used. The connection was not tested"
     )
+    fix = f"unset {' '.join(flags)} to download models by name" if flags else ""
+    yield EnvironmentCheck("model hub", value, fix=fix)
 
 
 def _cache() -> EnvironmentCheck:
@@ -218,29 +184,8 @@ def _cache() -> EnvironmentCheck:
     size = sum(file.stat().st_size for file in folder.rglob("*") if os.path.isfile(file))
     value, fix = f"{folder}: {size / _GIB:.2f} GiB used, {free / _GIB:.0f} GiB free on the disk", ""
     if not os.path.isdir(existing) or not os.access(existing, os.W_OK):
-        value, fix = (
-            f"{folder} is not writable",
-            "export VISAVIS_CACHE=FOLDER with a writable folder",
-        )
+        value = f"{folder} is not writable"
+        fix = "export VISAVIS_CACHE=FOLDER with a writable folder"
     elif free < _GIB:
         fix = f"free disk space, or export VISAVIS_CACHE=FOLDER on a disk other than the one of {existing}"
     return EnvironmentCheck("VISAVIS_CACHE", value, not fix, fix)
-
-
-def _hub() -> EnvironmentCheck:
-    flags = [
-        name
-        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-        if os.environ.get(name, "").lower() in {"1", "true", "yes", "on"}
-    ]
-    if not flags:
-        return EnvironmentCheck(
-            "model hub",
-            "allowed: models are downloaded when they are first used. The connection was not "
-            "tested",
-        )
-    return EnvironmentCheck(
-        "model hub",
-        f"offline ({', '.join(flags)})",
-        fix=f"unset {' '.join(flags)} to download models by name",
-    )

@@ -31,7 +31,7 @@ from visavis.core.notebook import NotebookTable
 from visavis.core.process_group import ProcessGroup
 from visavis.core.run_context import RunContext
 from visavis.evaluation import Evaluation
-from visavis.evaluation.metrics.recall import random_rsum
+from visavis.evaluation.metrics.ranking import random_rsum
 from visavis.evaluation.query_ranks import write_query_ranks
 from visavis.models.base import Matcher
 from visavis.models.inference import ScoreEnsemble

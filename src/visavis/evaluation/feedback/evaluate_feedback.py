@@ -17,7 +17,7 @@ from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
 from visavis.evaluation.feedback.records import latest_judgments, read_feedback
 from visavis.evaluation.feedback.training_pairs import FeedbackPairs
-from visavis.evaluation.metrics.recall import random_recall
+from visavis.evaluation.metrics.ranking import random_recall
 
 KS = (1, 5, 10)
 """Cutoffs of recall."""
@@ -59,8 +59,8 @@ class JudgedQueryResult:
             JudgedQueryResult(rank=2, num_pairs=2, num_ordered=0)
         """
         positives = scores[list(relevant)]
-        above = np.delete(scores, relevant) >= positives.max()
-        ordered = positives[:, None] > scores[list(not_relevant)]
+        above = np.delete(scores, relevant) >= positives.max()  # ties count against the model
+        ordered = positives[:, None] > scores[list(not_relevant)]  # [relevant, not relevant]
         return cls(1 + int(above.sum()), len(relevant) * len(not_relevant), int(ordered.sum()))
 
 
@@ -198,22 +198,20 @@ class FeedbackTest:
         num_relevant = sum(len(relevant) for relevant, _ in queries)
         num_pairs = sum(len(relevant) * len(not_relevant) for relevant, not_relevant in queries)
         without_relevant = len(self.pairs.queries) - len(queries)
-        sentences = [
+        in_order = (
+            f"In order: share of {num_pairs:,} pairs whose relevant image ranks above the one that "
+            "is not relevant."
+        )
+        sentences = (
             f"{len(queries):,} text queries with {num_relevant:,} relevant images.",
             f"Each query ranks {len(self.images):,} images of split {self.pairs.split}.",
-        ]
-        if num_pairs:
-            sentences.append(
-                f"In order: share of {num_pairs:,} pairs whose relevant image ranks above the one "
-                "that is not relevant."
-            )
-        if without_relevant:
-            sentences.append(
-                f"Not evaluated: {without_relevant:,} queries without a relevant image."
-            )
-        if self.pairs.skipped:
-            sentences.append(self.pairs.skipped_summary)
-        return " ".join(sentences)
+            in_order if num_pairs else "",
+            f"Not evaluated: {without_relevant:,} queries without a relevant image."
+            if without_relevant
+            else "",
+            self.pairs.skipped_summary if self.pairs.skipped else "",
+        )
+        return " ".join(filter(None, sentences))
 
 
 @dataclass(frozen=True)
@@ -271,6 +269,7 @@ def evaluate_feedback(
     key_of = {content_hash: key for key, content_hash in content_hashes.items()}
     labels, skipped = defaultdict[str, dict[str, bool]](dict), 0
     for (query, item), judgment in latest_judgments(read_feedback(file)).items():
+        # moved items are found by content
         key = item if item in content_hashes else key_of.get(judgment.content_hash)
         if key is None or not query.plain_text:
             skipped += 1
@@ -282,7 +281,14 @@ def evaluate_feedback(
             f"{file}: expected a text query with a relevant item in {name}, got none. Judge some "
             "results in the web UI first."
         )
-    results = [_evaluate_ranking(rank(text), judgments) for text, judgments in answerable.items()]
+    results = []
+    for text, judgments in answerable.items():
+        keys, scores = zip(*rank(text), strict=True)
+        relevant, not_relevant = (
+            [index for index, key in enumerate(keys) if judgments.get(key) is value]
+            for value in (True, False)
+        )
+        results.append(JudgedQueryResult.from_scores(np.array(scores), relevant, not_relevant))
     return FeedbackEvaluation(
         queries=len(answerable),
         candidates=len(content_hashes),
@@ -290,16 +296,4 @@ def evaluate_feedback(
         pairs=sum(result.num_pairs for result in results),
         pairwise_accuracy=pairwise_accuracy(results),
         skipped=skipped,
-    )
-
-
-def _evaluate_ranking(
-    ranking: Sequence[tuple[str, float]], judgments: Mapping[str, bool]
-) -> JudgedQueryResult:
-    labels = [judgments.get(key) for key, _ in ranking]
-    relevant, not_relevant = (
-        [index for index, label in enumerate(labels) if label is value] for value in (True, False)
-    )
-    return JudgedQueryResult.from_scores(
-        np.array([score for _, score in ranking]), relevant, not_relevant
     )

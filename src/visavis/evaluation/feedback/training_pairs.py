@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -101,10 +101,13 @@ class FeedbackPairs:
             elif not judgment.relevant and (query, image) in captions:
                 skipped["that contradict captions of the data set"] += 1
             else:
-                earlier = by_pair.get((query, image))
-                if earlier is not None:
+                if earlier := by_pair.get((query, image)):
                     skipped["replaced by later judgments of the same image"] += 1
-                by_pair[query, image] = judgment if earlier is None else _later(earlier, judgment)
+                    # Of judgments at the same time, "not relevant" counts.
+                    judgment = max(
+                        earlier, judgment, key=lambda each: (each.timestamp, not each.relevant)
+                    )
+                by_pair[query, image] = judgment
         queries = tuple(sorted({query for query, _ in by_pair}))
         query_number = {query: number for number, query in enumerate(queries)}
         relevant, not_relevant = (
@@ -115,6 +118,7 @@ class FeedbackPairs:
             )
             for value in (True, False)
         )
+        # Sorted, so that the order of the judgments does not change the hash.
         content = sorted(
             (query, data.images[image].name, bool(judgment.relevant))
             for (query, image), judgment in by_pair.items()
@@ -191,11 +195,15 @@ class _ImageMatcher:
         clip.
         """
         number = self._by_name.get(judgment.item)
-        if number is not None and self._content_hash(number) in (
-            "",
-            judgment.content_hash or self._content_hash(number),
-        ):
-            return number
+        if number is not None:
+            content_hash = self._content_hash(number)
+            # Without one of the hashes, the name decides.
+            if (
+                not content_hash
+                or not judgment.content_hash
+                or content_hash == judgment.content_hash
+            ):
+                return number
         if _MOMENT.search(judgment.item) or not judgment.content_hash:
             return None
         return self._by_content.get(judgment.content_hash)
@@ -221,11 +229,6 @@ class _ImageMatcher:
                 first.setdefault(content_hash, number)
             self.progress.update("matching judged images", done, len(order), 0.0)
         return first
-
-
-def _later(first: Judgment, second: Judgment) -> Judgment:
-    """The later of two judgments. At the same time, "not relevant" counts."""
-    return max((first, second), key=lambda judgment: (judgment.timestamp, not judgment.relevant))
 
 
 def _sorted_array(pairs: Iterable[tuple[int, int]]) -> np.ndarray:
@@ -276,10 +279,13 @@ class FeedbackSplit:
             dtype=np.int64,
         )
         captions = np.flatnonzero(query_of >= 0)
+        # A caption of the split can be a query, and then its image is relevant to it.
         caption_pairs = _sorted_array(
             {*zip(query_of[captions].tolist(), split.image_of[captions].tolist(), strict=True)}
         )
+        # relevant images that do not have the query as a caption
         added = pairs.relevant[~_contained(pairs.relevant, caption_pairs)]
+        # queries with a relevant image
         matched = np.unique(np.concatenate([caption_pairs, added])[:, 0])
         unmatched = np.setdiff1d(np.arange(len(pairs.queries)), matched)
         data = replace(
@@ -292,6 +298,7 @@ class FeedbackSplit:
             data,
             unmatched_queries=tuple(pairs.queries[query] for query in unmatched),
             query_of=np.concatenate([query_of, added[:, 0], unmatched]),
+            # Negative numbers: no image of the split belongs to them.
             image_of=np.concatenate([data.image_of, -1 - np.arange(len(unmatched))]),
             relevant=np.unique(np.concatenate([caption_pairs, added]), axis=0),
             not_relevant=pairs.not_relevant,
@@ -315,6 +322,7 @@ class FeedbackSplit:
         if not len(self.not_relevant):
             return images, captions
         queries = np.unique(self.query_of[captions])
+        # An image that is in the batch already brings its pairs with it.
         present = set(images.tolist())
         added = dict.fromkeys(
             image
@@ -347,7 +355,8 @@ class FeedbackSplit:
             Two boolean arrays of shape ``[V, T]``: which pairs are relevant, and which are not
             relevant. Unjudged pairs are in neither.
         """
-        queries = np.broadcast_to(self.query_of[texts], (len(images), len(texts)))
+        queries = np.broadcast_to(self.query_of[texts], (len(images), len(texts)))  # [V, T]
+        # [V T, 2]
         keys = np.stack([queries, np.broadcast_to(images[:, None], queries.shape)], -1).reshape(
             -1, 2
         )
@@ -381,9 +390,9 @@ class FeedbackSplit:
 
 
 def _grouped(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
-    groups: dict[int, list[int]] = {}
+    groups = defaultdict[int, list[int]](list)
     for key, value in pairs:
-        groups.setdefault(key, []).append(value)
+        groups[key].append(value)
     return groups
 
 
@@ -396,6 +405,7 @@ def _sample(items: list[int] | None, random: np.random.Generator) -> list[int]:
 
 def _contained(pairs: np.ndarray, collection: np.ndarray) -> np.ndarray:
     """Which pairs ``[N, 2]`` are in a collection of pairs: bool ``[N]``."""
+    # A pair as one number. A query of -1 gives a negative one, which is in no collection.
     base = 1 + max(
         (int(array[:, 1].max()) for array in (pairs, collection) if len(array)), default=0
     )

@@ -1,19 +1,19 @@
 """Graded relevance: estimators, ranking coherence of models, and agreement with human judgments."""
 
-from visavis.evaluation.graded.estimators.base import (
+from visavis.evaluation.graded.base import (
     CaptionAggregation,
     CaptionRelevance,
     ImageRelevance,
     RelevanceEstimator,
 )
-from visavis.evaluation.graded.estimators.catalog import CATALOG, CoarseToFine
-from visavis.evaluation.graded.estimators.known_relevance import (
+from visavis.evaluation.graded.caption_estimators import CBoW, CrossEncoder, SentenceModel
+from visavis.evaluation.graded.catalog import (
+    CATALOG,
+    CoarseToFine,
     FunctionRelevance,
     MatrixRelevance,
     SceneRelevance,
 )
-from visavis.evaluation.graded.estimators.sentence_models import CrossEncoder, SentenceModel
-from visavis.evaluation.graded.estimators.word_vectors import CBoW
 from visavis.evaluation.graded.human_agreement import measure_agreement
 from visavis.evaluation.graded.ranking_coherence import RankingCoherence, ranking_coherence
 

@@ -22,21 +22,22 @@ import torch
 from scipy.stats import pearsonr, spearmanr
 
 from visavis.core import storage
-from visavis.core.errors import DataError, SpecError
+from visavis.core.errors import DataError
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
+from visavis.core.spec import validate_int
 from visavis.data.dataset import Dataset
-from visavis.evaluation.graded.caption_ratings import (
-    RatedCaptionPairs,
-    read_crisscrossed_captions,
-    read_stsb,
-)
-from visavis.evaluation.graded.estimators.base import (
+from visavis.evaluation.graded.base import (
     CaptionAggregation,
     ImageRelevance,
     RelevanceEstimator,
 )
-from visavis.evaluation.graded.estimators.catalog import named_estimator
+from visavis.evaluation.graded.catalog import named_estimator
+from visavis.evaluation.graded.human_agreement import (
+    RatedCaptionPairs,
+    read_crisscrossed_captions,
+    read_stsb,
+)
 
 DEFAULT_ESTIMATORS = (
     "CBoW()",
@@ -130,19 +131,19 @@ def evaluate_estimators(specs: Sequence[str], progress: Progress) -> list[Estima
             captions_per_s, million_pairs_s = measure_speed(
                 estimator, captions[:: max(1, len(captions) // 2000)][:2000]
             )
-        quality = EstimatorQuality(
-            estimator=spec,
-            pearson={name: pearson for name, (pearson, _, _) in correlations.items()},
-            spearman={name: spearman for name, (_, spearman, _) in correlations.items()},
-            mean=float(random.mean()),
-            share_above_threshold=float((random > FIRST_LADDER_THRESHOLD).float().mean()),
-            captions_per_s=captions_per_s,
-            million_pairs_s=million_pairs_s,
-            notes=tuple(
-                f"{name}: {note}" for name, (_, _, notes) in correlations.items() for note in notes
-            ),
+        notes = [f"{name}: {note}" for name, (*_, notes) in correlations.items() for note in notes]
+        qualities.append(
+            EstimatorQuality(
+                estimator=spec,
+                pearson={name: pearson for name, (pearson, _, _) in correlations.items()},
+                spearman={name: spearman for name, (_, spearman, _) in correlations.items()},
+                mean=float(random.mean()),
+                share_above_threshold=float((random > FIRST_LADDER_THRESHOLD).float().mean()),
+                captions_per_s=captions_per_s,
+                million_pairs_s=million_pairs_s,
+                notes=tuple(notes),
+            )
         )
-        qualities.append(quality)
     return qualities
 
 
@@ -167,19 +168,10 @@ def rating_correlations(
         .astype(np.float64)
     )
     if np.ptp(relevance) == 0:
-        return (
-            None,
-            None,
-            (
-                *prepared.notes,
-                f"no correlation, because every pair has relevance {relevance[0]:g}.",
-            ),
-        )
-    pearson, spearman = (
-        pearsonr(relevance, rated.ratings).statistic,
-        spearmanr(relevance, rated.ratings).statistic,
-    )
-    return float(pearson), float(spearman), prepared.notes
+        note = f"no correlation, because every pair has relevance {relevance[0]:g}."
+        return None, None, (*prepared.notes, note)
+    pearson = float(pearsonr(relevance, rated.ratings).statistic)
+    return pearson, float(spearmanr(relevance, rated.ratings).statistic), prepared.notes
 
 
 def random_pairs(number: int, pairs: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -195,6 +187,7 @@ def random_pairs(number: int, pairs: int, seed: int = 0) -> tuple[torch.Tensor, 
     """
     generator = torch.Generator().manual_seed(seed)
     first = torch.randint(number, (pairs,), generator=generator)
+    # a shift of at least 1 never returns to the first item
     return first, (first + torch.randint(1, number, (pairs,), generator=generator)) % number
 
 
@@ -211,6 +204,7 @@ def measure_speed(estimator: RelevanceEstimator, captions: Sequence[str]) -> tup
     start_time = time.perf_counter()
     prepared = estimator.for_captions(captions)
     captions_per_s = len(captions) / (time.perf_counter() - start_time)
+    # Rows come from the first half and columns from the second, so no pair occurs twice.
     half = len(captions) // 2
     # The first call may load a model, so it is not measured.
     prepared(torch.arange(1), half + torch.arange(2))
@@ -299,8 +293,7 @@ def relevance_distributions(
         DataError: If all values of an estimator are equal, or if there is only one training image.
         SpecError: If an estimator, ``caption_aggregation`` or ``pairs`` is invalid.
     """
-    if not 1 <= pairs <= MAX_PAIRS:
-        raise SpecError(f"num_pairs: expected 1 to {MAX_PAIRS:,}, got {pairs}.")
+    validate_int(pairs, "num_pairs", 1, MAX_PAIRS)
     estimators = [named_estimator(spec) for spec in specs]
     train = data.split("train")
     distributions = []
@@ -343,8 +336,10 @@ def sample_relevance(
         images = random.choice(
             len(data.images), min(SAMPLE_BATCH_SIZE, len(data.images)), replace=False
         )
+        # one caption of each image
         captions = np.array([random.choice(data.captions_of[i]) for i in images])
         block = relevance(*map(torch.from_numpy, (images, captions, captions)))
+        # pairs of an image and its own caption are left out
         samples.append(block[~torch.eye(len(images), dtype=torch.bool)].numpy())
     return np.concatenate(samples)
 
@@ -372,11 +367,14 @@ def summarize_relevance(
             f"pairs of {data}."
         )
     quantiles = np.quantile(relevance, [1 - share for share in TAIL_SHARES]).round(3).tolist()
-    usable = [
-        quantiles[:number]
-        for number in range(1, len(TAIL_SHARES) + 1)
-        if all(a > b for a, b in pairwise((*quantiles[:number], 0.0)))
-    ]
+    ladder_specs = []
+    for levels in range(1, len(TAIL_SHARES) + 1):
+        thresholds = tuple(quantiles[:levels])
+        if all(a > b for a, b in pairwise((*thresholds, 0.0))):
+            # Margins and betas continue the values of the paper.
+            margins = (0.2, *[0.01] * levels)
+            betas = (1.0, *(0.25 / 2**level for level in range(levels)))
+            ladder_specs.append(f"Ladder({margins=}, {thresholds=}, {betas=})")
     return RelevanceDistribution(
         spec,
         data,
@@ -384,14 +382,7 @@ def summarize_relevance(
         float(relevance.mean()),
         float((relevance > FIRST_LADDER_THRESHOLD).mean()),
         tuple(quantiles),
-        tuple(map(_ladder_spec, usable)),
+        tuple(ladder_specs),
         tuple(np.histogram(relevance, 100, (0, 1))[0].tolist()),
         notes,
     )
-
-
-def _ladder_spec(thresholds: Sequence[float]) -> str:
-    """The spec of Ladder with these thresholds. Margins and betas continue the values of the paper."""
-    margins = (0.2, *[0.01] * len(thresholds))
-    betas = (1.0, *(0.25 / 2**level for level in range(len(thresholds))))
-    return f"Ladder(margins={margins}, thresholds={tuple(thresholds)}, betas={betas})"

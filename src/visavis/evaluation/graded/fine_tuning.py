@@ -20,11 +20,10 @@ from visavis.core.errors import SpecError
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
 from visavis.core.spec import MAX_SEED, validate_int
-from visavis.evaluation.graded.caption_ratings import MAX_RATING, RatedCaptionPairs, read_stsb
-from visavis.models.encoders.frozen_encoders import TextEncoder, open_text_encoder
+from visavis.evaluation.graded.human_agreement import MAX_RATING, RatedCaptionPairs, read_stsb
+from visavis.models.encoders.frozen_encoders import open_text_encoder
 from visavis.models.encoders.pretrained_files import model_folder, quiet_transformers
 from visavis.models.encoders.sentence_encoders import (
-    TextPairEncoder,
     open_text_pair_encoder,
     read_sentence_transformers_modules,
 )
@@ -115,12 +114,13 @@ def fine_tune(
         )
     encoder, lr = regression.encoder, LEARNING_RATES[kind] if lr is None else lr
     out = storage.prepare_empty_folder(out, will_be_replaced=True)
+    # Linear warmup over a tenth of the steps, then linear decay, as BERT.
     steps = epochs * -(-len(train.first) // batch_size)
     optimizer = torch.optim.AdamW(_parameter_groups(encoder, kind), lr=lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / (0.1 * steps), (steps - step) / (0.9 * steps), 1)
     )
-    curve = [rating_pearson(regression, dev)]
+    curve = [rating_pearson(regression, dev)]  # before training
     best = copy.deepcopy(encoder.state_dict())
     for epoch in range(epochs):
         encoder.train()
@@ -135,29 +135,22 @@ def fine_tune(
             progress.update(f"epoch {epoch + 1} of {epochs}", number, steps // epochs, 0.0)
         curve.append(rating_pearson(regression, dev))
         progress.message(f"Epoch {epoch + 1}: Pearson correlation {curve[-1]:.3f} on STS-B dev.")
-        if curve[-1] >= max(curve):
+        if curve[-1] >= max(curve):  # of equal epochs the last
             best = copy.deepcopy(encoder.state_dict())
     encoder.load_state_dict(best)
-    name, output = (
-        ("SentenceModel" if kind == "bi" else "CrossEncoder"),
-        (", output='identity'" if kind == "regression" else ""),
-    )
+    name = "SentenceModel" if kind == "bi" else "CrossEncoder"
+    output = ", output='identity'" if kind == "regression" else ""
     result = FineTunedModel(
         out, f"{name}(model={str(out)!r}{output})", tuple(curve), rating_pearson(regression, test)
     )
-    _save(
-        result,
-        encoder,
-        model,
-        {
-            "kind": kind,
-            "model": model,
-            "epochs": epochs,
-            "lr": lr,
-            "batch_size": batch_size,
-            "seed": seed,
-        },
-    )
+    with storage.atomic_folder(out) as part, quiet_transformers():
+        encoder.model.save_pretrained(part)
+        encoder.tokenizer.save_pretrained(part)
+        if kind == "bi":
+            _copy_pooling(model_folder(model), part)
+        settings = {"kind": kind, "model": model, "epochs": epochs, "lr": lr}
+        settings |= {"batch_size": batch_size, "seed": seed}
+        storage.write_json(part / "fit.json", {**settings, "dev": result.dev, "test": result.test})
     return result
 
 
@@ -202,18 +195,13 @@ def _parameter_groups(encoder: nn.Module, kind: EncoderKind) -> list[dict[str, o
     """Parameters with their weight decay. BERT's authors leave out biases and layer normalization,
     which are vectors.
     """
-    groups: list[dict[str, object]] = []
-    for is_vector in (False, True):
-        params = [
-            parameter for parameter in encoder.parameters() if (parameter.dim() < 2) == is_vector
-        ]
-        groups.append(
-            {
-                "params": params,
-                "weight_decay": 0.0 if is_vector and kind == "regression" else WEIGHT_DECAY,
-            }
-        )
-    return groups
+    parameters = list(encoder.parameters())
+    matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
+    vectors = [parameter for parameter in parameters if parameter.dim() < 2]
+    return [
+        {"params": matrices, "weight_decay": WEIGHT_DECAY},
+        {"params": vectors, "weight_decay": 0.0 if kind == "regression" else WEIGHT_DECAY},
+    ]
 
 
 def _rating_batches(
@@ -224,6 +212,7 @@ def _rating_batches(
     lengths = torch.tensor(
         [len(first) + len(second) for first, second in zip(pairs.first, pairs.second, strict=True)]
     )
+    # Lengths are sorted within pools only, so that batches stay random.
     pools = torch.randperm(len(ratings)).split(20 * size)
     batches = [batch for pool in pools for batch in pool[lengths[pool].argsort()].split(size)]
     for number in torch.randperm(len(batches)).tolist():
@@ -264,23 +253,6 @@ def rating_pearson(regression: _LinearOutput, pairs: RatedCaptionPairs) -> float
     )
 
 
-def _save(
-    result: FineTunedModel,
-    encoder: TextEncoder | TextPairEncoder,
-    model: str,
-    settings: dict[str, object],
-) -> None:
-    """Write a folder that ``transformers`` reads and, with one embedding per text,
-    ``sentence-transformers``.
-    """
-    with storage.atomic_folder(result.folder) as part, quiet_transformers():
-        encoder.model.save_pretrained(part)  # type: ignore[operator]
-        encoder.tokenizer.save_pretrained(part)
-        if isinstance(encoder, TextEncoder):
-            _copy_pooling(model_folder(model), part)
-        storage.write_json(part / "fit.json", {**settings, "dev": result.dev, "test": result.test})
-
-
 def _copy_pooling(source: Path, folder: Path) -> None:
     """Copy the pooling configuration of a sentence-transformers folder. A plain transformers folder
     has none.
@@ -291,5 +263,6 @@ def _copy_pooling(source: Path, folder: Path) -> None:
             for module in read_sentence_transformers_modules(source)
         ]
         for name in (Path("modules.json"), Path("sentence_bert_config.json"), *modules):
+            # The transformers module itself is in the folder, and its configuration was saved.
             if name != Path("config.json") and os.path.exists(source / name):
                 storage.write_bytes(folder / name, storage.read_bytes(source / name))

@@ -1,9 +1,10 @@
-"""Agreement of models with human judgments of image-caption pairs, as rank correlations.
+"""Human ratings of caption pairs and of image-caption pairs, and the agreement of models with the
+latter as rank correlations.
 
-Judgments are read as published. Flickr8k (Hodosh et al., 2013): three experts per pair, from 1 (not
-related) to 4 (describes the image), and a crowd, three or more answers (yes or no) per pair.
-Crisscrossed Captions (Parekh et al., 2021): ratings from 0 to 5 of images and captions of the
-MS-COCO 5K test split.
+Ratings are read as published. STS benchmark (Cer et al., 2017) and Crisscrossed Captions (Parekh et
+al., 2021): ratings from 0 to 5 of caption pairs, the latter also of images and captions of the
+MS-COCO 5K test split. Flickr8k (Hodosh et al., 2013): three experts per pair, from 1 (not related)
+to 4 (describes the image), and a crowd, three or more answers (yes or no) per pair.
 
 Correlations have bootstrap intervals over images. Pairs of one image are not independent, so images
 are resampled with all their pairs. All values of the same images use the same resamples, so
@@ -12,11 +13,12 @@ differences between them are paired.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,26 +27,166 @@ from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.core.notebook import NotebookTable, flat_row
 from visavis.data.dataset import Dataset
+from visavis.data.dataset_reader import resolve_path
+from visavis.data.formats.caption_table import parse_table
 from visavis.data.formats.published_lists import match_coco_ids
-from visavis.evaluation.graded.caption_ratings import read_ratings
-from visavis.evaluation.graded.estimators.base import ImageRelevance
+from visavis.evaluation.graded.base import ImageRelevance
+
+MAX_RATING = 5.0
+"""Highest rating of both collections. The lowest is 0."""
+
 
 FLICKR8K_FILES = {"expert": "ExpertAnnotations.txt", "crowd": "CrowdFlowerAnnotations.txt"}
 """File of each kind of judgments of Flickr8k."""
 CRISSCROSSED_FILE = "cxc_sits_test.csv"
 """File of the image-caption ratings of Crisscrossed Captions."""
-
 RESAMPLES = 1000
 """Default number of bootstrap resamples."""
 SEED = 0
 """Seed of the resamples."""
 COVERAGE = 0.95
 """Coverage of the intervals."""
-
 _LINE_FORMATS = {
     "expert": "an image, a caption as file#number and three ratings from 1 to 4",
     "crowd": "an image, a caption as file#number, the share of yes, the number of yes and the number of no",
 }
+
+
+@dataclass(frozen=True)
+class _Caption:
+    sentid: int
+    raw: str
+
+
+@dataclass(frozen=True)
+class _CaptionsOfImage:
+    sentences: list[_Caption]
+
+
+@dataclass(frozen=True)
+class _CaptionList:
+    images: list[_CaptionsOfImage]
+
+
+@dataclass(frozen=True)
+class RatedCaptionPairs:
+    """Caption pairs with human ratings of their similarity.
+
+    Attributes:
+        name: Name of the collection.
+        first: First caption of each pair.
+        second: Second caption of each pair.
+        ratings: Ratings from 0 to 5, shape ``[P]``.
+    """
+
+    name: str
+    first: Sequence[str]
+    second: Sequence[str]
+    ratings: np.ndarray
+
+
+def read_stsb(
+    split: Literal["train", "dev", "test"], folder: str | Path = "stsb"
+) -> RatedCaptionPairs:
+    """Read a split of the STS benchmark from ``sts-<split>.tsv``.
+
+    Args:
+        split: Name of the split.
+        folder: Folder of the files, or its name under ``VISAVIS_DATA``.
+
+    Returns:
+        The rated pairs.
+
+    Raises:
+        DataError: If the file is missing or a line is invalid.
+
+    Source:
+        Cer et al., SemEval-2017 task 1 (2017).
+    """
+    path = resolve_path(Path(folder) / f"sts-{split}.tsv")
+    rows, ratings = read_ratings(path, "score", ("sentence1", "sentence2"), has_quotes=False)
+    return RatedCaptionPairs(
+        f"STS-B {split}",
+        [row["sentence1"] for row in rows],
+        [row["sentence2"] for row in rows],
+        ratings,
+    )
+
+
+def read_crisscrossed_captions(folder: str | Path = "coco_5k_test_text") -> RatedCaptionPairs:
+    """Read the caption pairs of Crisscrossed Captions from ``cxc_sts_test.csv`` and
+    ``dataset_coco_5k_test.json``.
+
+    Args:
+        folder: Folder of the files, or its name under ``VISAVIS_DATA``.
+
+    Returns:
+        The rated pairs.
+
+    Raises:
+        DataError: If a file is missing, a line is invalid, or a rated caption is not in the list of
+            captions.
+
+    Source:
+        Parekh et al., Crisscrossed Captions (2021).
+    """
+    path = resolve_path(Path(folder) / "cxc_sts_test.csv")
+    listed = resolve_path(Path(folder) / "dataset_coco_5k_test.json")
+    rows, ratings = read_ratings(path, "agg_score", ("caption1", "caption2"))
+    images = storage.read_json(listed, _CaptionList).images
+    captions = {
+        str(sentence.sentid): sentence.raw for image in images for sentence in image.sentences
+    }
+    first, second = (
+        [row[name].rpartition(":")[2] for row in rows] for name in ("caption1", "caption2")
+    )
+    if unknown := next((number for number in (*first, *second) if number not in captions), None):
+        raise DataError(
+            f"{path}: expected captions of {listed}, got the unknown caption {unknown}. Download "
+            "both files again."
+        )
+    return RatedCaptionPairs(
+        "Crisscrossed Captions",
+        [captions[number] for number in first],
+        [captions[number] for number in second],
+        ratings,
+    )
+
+
+def read_ratings(
+    path: Path, column: str, item_columns: tuple[str, str], *, has_quotes: bool = True
+) -> tuple[list[dict[str, str]], np.ndarray]:
+    """Read a table of rated pairs.
+
+    Args:
+        path: Path of a table with a header line.
+        column: Name of the column of ratings.
+        item_columns: Names of the two columns that identify a pair.
+        has_quotes: Whether cells may be in double quotes.
+
+    Returns:
+        Rows of the table, and their ratings of shape ``[P]``.
+
+    Raises:
+        DataError: If the table is empty, or a row has no pair or no rating from 0 to 5.
+    """
+    expected = f"{item_columns[0]}, {item_columns[1]} and {column}"
+    table = parse_table(storage.read_text(path), path, (column,), expected, has_quotes=has_quotes)
+    rows = table.require_rows(path)
+    ratings = np.empty(len(rows))
+    for i, (line, row) in enumerate(rows):
+        try:
+            ratings[i] = float(row[column])
+        except (KeyError, ValueError):
+            ratings[i] = math.nan
+        if not 0 <= ratings[i] <= MAX_RATING or any(name not in row for name in item_columns):
+            raise DataError(
+                f"{path}, line {line}: expected {item_columns[0]}, {item_columns[1]} and a "
+                f"{column} from 0 to 5. Fix this line."
+            )
+    if not rows:
+        raise DataError(f"{path}: expected rated pairs, got an empty table.")
+    return [row for _, row in rows], ratings
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,32 +300,28 @@ def read_flickr8k_judgments(kind: str, folder: Path, data: Dataset) -> HumanJudg
     for number, line in enumerate(storage.read_text(path).splitlines(), 1):
         if not line.strip():
             continue
+        problem = ""
         try:
             image, caption, *values = line.split("\t")
             file, _, caption_number = caption.rpartition("#")
             answers.append(_parse_answers(kind, values))
-            described, k = index_of[file], int(caption_number)
+            captions_of_image, k = data.captions_of[index_of[file]], int(caption_number)
             images.append(index_of[image])
+            if 0 <= k < len(captions_of_image):
+                captions.append(captions_of_image[k])
+            else:
+                last = len(captions_of_image) - 1
+                problem = f"a caption number from 0 to {last} of image {file}, got {k}"
         except KeyError as unknown:
-            raise DataError(
-                f"{path}:{number}: expected one of the {len(index_of):,} images of the split, got "
-                f"{unknown}."
-            ) from None
+            problem = f"one of the {len(index_of):,} images of the split, got {unknown}"
         except ValueError:
-            raise DataError(
-                f"{path}:{number}: expected {_LINE_FORMATS[kind]}, separated by tabs, got "
-                f"{line[:80]!r}."
-            ) from None
-        captions_of_image = data.captions_of[described]
-        if not 0 <= k < len(captions_of_image):
-            raise DataError(
-                f"{path}:{number}: expected a caption number from 0 to "
-                f"{len(captions_of_image) - 1} of image {file}, got {k}."
-            )
-        captions.append(captions_of_image[k])
+            problem = f"{_LINE_FORMATS[kind]}, separated by tabs, got {line[:80]!r}"
+        if problem:
+            raise DataError(f"{path}:{number}: expected {problem}.")
     if not answers:
         raise DataError(f"{path}: expected lines of {_LINE_FORMATS[kind]}, got an empty file.")
     pairs = np.array(images), np.array(captions)
+    # [P], and [3, P]
     is_own_caption, numbers = data.image_of[pairs[1]] == pairs[0], np.array(answers).T
     if kind == "expert":
         return HumanJudgments(
@@ -191,6 +329,7 @@ def read_flickr8k_judgments(kind: str, folder: Path, data: Dataset) -> HumanJudg
         )
     _, yes, no = numbers
     share = yes / (yes + no)
+    # The crowd is published as counts: one answer per pair is sampled.
     one = (np.random.default_rng(SEED).random(len(share)) < share).astype(float)
     return HumanJudgments(
         kind, *pairs, is_own_caption, share, one[None], ((yes - one) / (yes + no - 1))[None]
@@ -350,7 +489,14 @@ def measure_agreement(
             includes_own_captions=includes_own_captions,
             pairs=len(ratings),
             images=len(np.unique(images)),
-            annotators=_mean_correlations(annotators),
+            # Means over the annotators. Empty without annotators.
+            annotators={
+                name: RankCorrelation(
+                    float(np.mean([each[name].value for each in annotators])),
+                    np.mean([each[name].resampled for each in annotators], 0),
+                )
+                for name in (annotators[0] if annotators else ())
+            },
             runs=runs,
         )
 
@@ -375,16 +521,6 @@ def relevance_of_pairs(judgments: HumanJudgments, relevance: ImageRelevance) -> 
     return values
 
 
-def _mean_correlations(annotators: list[dict[str, RankCorrelation]]) -> dict[str, RankCorrelation]:
-    """Mean over annotators of each correlation. Empty without annotators."""
-    means = {}
-    for name in annotators[0] if annotators else ():
-        values = [correlations[name].value for correlations in annotators]
-        resampled = [correlations[name].resampled for correlations in annotators]
-        means[name] = RankCorrelation(float(np.mean(values)), np.mean(resampled, 0))
-    return means
-
-
 def rank_correlations(
     first: np.ndarray, second: np.ndarray, images: np.ndarray, resamples: int = RESAMPLES
 ) -> dict[str, RankCorrelation]:
@@ -404,11 +540,12 @@ def rank_correlations(
     """
     from scipy.stats import kendalltau, spearmanr
 
+    # Sorted once. Each resample only counts.
     order = np.argsort(first, kind="stable")
     first, second = first[order], second[order]
     names, image = np.unique(images[order], return_inverse=True)
     random = np.random.default_rng(SEED)
-    counts = np.zeros((resamples, len(names)))
+    counts = np.zeros((resamples, len(names)))  # [R, I], how often each image occurs
     for row in counts:
         row += np.bincount(random.integers(len(names), size=len(names)), minlength=len(names))
     kendall, spearman = _resampled(first, second, image, counts)
@@ -443,7 +580,7 @@ def sampled_spearman(
     random = np.random.default_rng(SEED)
     values = np.empty(samples)
     for sample in range(samples):
-        half = random.permutation(len(start))[: len(start) // 2]
+        half = random.permutation(len(start))[: len(start) // 2]  # half of the queries
         rows = order[start[half] + random.integers(number[half])]
         values[sample] = spearmanr(first[rows], second[rows]).statistic
     return RankCorrelation(float(values.mean()), values)
@@ -459,10 +596,10 @@ def _resampled(
     discordant pairs of pairs, where ``c_ij`` is the number for images i and j.
     """
     x, y = (np.unique(values, return_inverse=True)[1] for values in (first, second))
-    concordant = np.einsum("ri,ri->r", counts @ _concordance(x, y, image), counts)
-    kendall, spearman = np.empty((2, len(counts)))
+    concordant = np.einsum("ri,ri->r", counts @ _concordance(x, y, image), counts)  # [R]
+    kendall, spearman = np.empty((2, len(counts)))  # [R] each
     for resample, image_counts in enumerate(counts):
-        weight = image_counts[image]
+        weight = image_counts[image]  # [P]
         (number_x, rank_x), (number_y, rank_y) = _ranks(x, weight), _ranks(y, weight)
         untied_x, untied_y = (
             weight.sum() ** 2 - number @ number for number in (number_x, number_y)
@@ -483,11 +620,11 @@ def _concordance(x: np.ndarray, y: np.ndarray, image: np.ndarray) -> np.ndarray:
 
     ``x`` is ascending. ``y`` holds level numbers.
     """
-    levels = np.arange(y.max() + 1)
+    levels = np.arange(y.max() + 1)  # [L]
     concordance = np.zeros((image.max() + 1,) * 2)
     # By level and image: the number of earlier rows with a lower y, minus the number with a higher
     # y.
-    earlier = np.zeros((len(levels), len(concordance)))
+    earlier = np.zeros((len(levels), len(concordance)))  # [L, I]
     for tied in np.split(np.arange(len(x)), np.flatnonzero(np.diff(x)) + 1):
         # Rows with equal x are neither concordant nor discordant: read all of them before any is
         # added.
@@ -500,5 +637,5 @@ def _concordance(x: np.ndarray, y: np.ndarray, image: np.ndarray) -> np.ndarray:
 
 def _ranks(levels: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """How often each level occurs, and its mean rank minus the mean of all ranks."""
-    number = np.bincount(levels, weight)
+    number = np.bincount(levels, weight)  # [L]
     return number, np.cumsum(number) - (number + weight.sum()) / 2

@@ -1,36 +1,367 @@
-"""Top items of the ranked lists of several models for the same queries, as in figure 2 of the
-Ladder paper.
+"""Ranked lists of several models for the same queries, as in figure 2 of the Ladder paper, and their
+statistics: irrelevant items among the top, and CS@K by K.
+
+The Ladder paper marks totally irrelevant items in its figure 2 but does not define them. Relevance
+values differ in scale between estimators and, with word vectors, between queries. An item is
+therefore compared with all candidates of its query.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
 
-from visavis.core.encoded import Direction
+from visavis.core.blocking import Score
+from visavis.core.encoded import DIRECTIONS, Direction, Encoded
 from visavis.core.errors import VisavisError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.notebook import NotebookTable
+from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
 from visavis.data.vocabulary import tokenize
-from visavis.evaluation.graded.estimators.base import (
+from visavis.evaluation.graded.base import (
     CaptionAggregation,
     ImageRelevance,
     RelevanceEstimator,
 )
-from visavis.evaluation.graded.list_statistics import (
-    DIRECTION_ORDER,
-    ListStatistics,
-    Ranker,
-    RelevanceBands,
-    candidate_relevance,
+from visavis.evaluation.graded.ranking_coherence import ranking_coherence
+from visavis.evaluation.metrics import COHERENT_SCORE
+from visavis.losses.scoring import max_query_rows, score_direction, select_items
+from visavis.models.base import get_vectors
+
+DIRECTION_ORDER: tuple[Direction, ...] = ("t2i", "i2t")
+"""The directions in the order in which reports show them."""
+COHERENCE_CUTOFFS = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+"""Values of K at which CS@K is measured."""
+
+BAND_SHARES = (1.0, 0.5, 0.2, 0.02)
+"""Share of the candidates that are not irrelevant in each relevance band or above."""
+
+COUNTING_BYTES_PER_PAIR = 48.0
+"""Bytes per pair while irrelevant items are counted: scores, their order, relevance and bands."""
+MIXERS = tuple(
+    number - 2**64 for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
+"""Odd multipliers of SplitMix64 (Steele et al., 2014), as signed integers of 64 bits."""
+
+
+@dataclass(frozen=True)
+class RelevanceBands:
+    """Relevance of an item among all candidates of its query, in bands 0 (irrelevant) to 4 (most
+    relevant).
+
+    Attributes:
+        irrelevant_share: Share of a query's candidates in band 0, which is its expected share in a
+            random list.
+    """
+
+    irrelevant_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.irrelevant_share < 1:
+            raise VisavisError(
+                "irrelevant_share: expected a number between 0 and 1 such as 0.5, got "
+                f"{self.irrelevant_share:g}."
+            )
+
+    @property
+    def quantiles(self) -> tuple[float, ...]:
+        """Share of the candidates below each of the bands 1 to 4."""
+        return tuple(round(1 - (1 - self.irrelevant_share) * tail, 6) for tail in BAND_SHARES)
+
+    def bounds(self, relevance: Tensor) -> Tensor:
+        """Compute the highest relevance below each band.
+
+        Args:
+            relevance: Relevance of all candidates, shape ``[Q, C]``.
+
+        Returns:
+            Bound of bands 1 to 4 of each query, shape ``[Q, 4]``.
+        """
+        # Without the small number, rounding would skip a candidate at exact shares.
+        positions = [math.ceil(share * relevance.shape[1] - 1e-9) - 1 for share in self.quantiles]
+        return relevance.sort(dim=1).values[:, positions]
+
+    def bands(self, relevance: Tensor) -> Tensor:
+        """Assign candidates to bands. Equal values share the lower band, but the highest relevance
+        of a query is never in band 0.
+
+        Args:
+            relevance: Relevance of all candidates, shape ``[Q, C]``.
+
+        Returns:
+            Band of each candidate, shape ``[Q, C]``.
+        """
+        # [Q, C], bounds passed
+        bands = (relevance[:, :, None] > self.bounds(relevance)[:, None]).sum(2)
+        return torch.where(relevance == relevance.amax(1, keepdim=True), bands.clamp(min=1), bands)
+
+
+@dataclass(frozen=True)
+class ClusteredMean:
+    """Mean over queries with a 95 % interval, in which the captions of an image form a cluster.
+
+    Attributes:
+        mean: Mean of the defined values, NaN if there are none.
+        half_width: Half of the width of the interval.
+        undefined: Number of queries without a value.
+    """
+
+    mean: float
+    half_width: float
+    undefined: int
+
+    @classmethod
+    def from_values(cls, values: ArrayLike, images: np.ndarray) -> ClusteredMean:
+        """Average the values of queries.
+
+        Args:
+            values: Value of each query, NaN where undefined, shape ``[Q]``.
+            images: Image of each query, shape ``[Q]``.
+
+        Returns:
+            The mean and its interval.
+        """
+        numbers = np.asarray(values, np.float64)
+        defined = ~np.isnan(numbers)
+        mean = float(numbers[defined].mean()) if defined.any() else float("nan")
+        # Captions of one image are not independent: their residuals are added first.
+        residuals = np.bincount(images[defined], numbers[defined] - mean)
+        return cls(
+            mean,
+            1.96 * float(np.sqrt((residuals**2).sum())) / max(int(defined.sum()), 1),
+            int((~defined).sum()),
+        )
+
+    def to_json(self) -> dict[str, float | int | None]:
+        """Return a JSON object."""
+        return {**asdict(self), "mean": None if math.isnan(self.mean) else self.mean}
+
+
+@dataclass(frozen=True, eq=False)
+class Ranker:
+    """A model with the encoded images and texts of a split, or a random order.
+
+    Attributes:
+        name: Name of the run's folder.
+        objective: Objective of the training, or "zero-shot".
+        images: Encoded images.
+        texts: Encoded captions.
+        score: Score function.
+    """
+
+    name: str
+    objective: str
+    images: Encoded
+    texts: Encoded
+    score: Score
+
+    @classmethod
+    def random(cls, data: Dataset, seed: int) -> Ranker:
+        """Create a ranker with a random order, as a baseline.
+
+        The score of a pair depends only on the seed and the pair, so block sizes do not change the
+        order.
+
+        Args:
+            data: The ranked split.
+            seed: Random seed.
+
+        Returns:
+            The ranker.
+        """
+        images, texts = (
+            Encoded(torch.arange(len(items))) for items in (data.images, data.captions)
+        )
+
+        def score(visual: Encoded, text: Encoded) -> Tensor:
+            bits = _hash(
+                get_vectors(visual)[:, None] + _hash(get_vectors(text) + _hash(torch.tensor(seed)))
+            )
+            return (bits >> 11) / 2**53 + 0.5  # 53 random bits as a number in [0, 1)
+
+        return cls("random", "at random", images, texts, score)
+
+    def order(self, direction: Direction, queries: Tensor, memory: MemoryLimit = None) -> Tensor:
+        """Rank all candidates of queries. Ties keep the order of the data.
+
+        Args:
+            direction: "i2t" or "t2i".
+            queries: Indices of the queries, shape ``[Q]``.
+            memory: Memory for blocks of scores.
+
+        Returns:
+            Indices of candidates, best first, shape ``[Q, C]``.
+        """
+        items = (
+            (self.images, select_items(self.texts, queries))
+            if direction == "t2i"
+            else (select_items(self.images, queries), self.texts)
+        )
+        return score_direction(self.score, *items, direction, memory).argsort(
+            dim=1, descending=True, stable=True
+        )
+
+
+def _hash(numbers: Tensor) -> Tensor:
+    """Pseudo-random 64-bit integers from integers."""
+    numbers = (numbers + 1) * MIXERS[0]  # overflow is part of the hash
+    for mixer in MIXERS[1:]:
+        numbers = (numbers ^ (numbers >> 31)) * mixer
+    return numbers ^ (numbers >> 31)
+
+
+@dataclass(frozen=True)
+class ListStatistics:
+    """Statistics of the lists of one ranker in one direction.
+
+    Attributes:
+        irrelevant: Number of irrelevant items among the top of a list.
+        irrelevant_difference: Difference of this number to the first ranker, query by query.
+        coherence_by_k: CS@K by K.
+    """
+
+    irrelevant: ClusteredMean
+    irrelevant_difference: ClusteredMean
+    coherence_by_k: dict[int, ClusteredMean]
+
+    @property
+    def full_list_coherence(self) -> ClusteredMean:
+        """CS at the largest K."""
+        return self.coherence_by_k[max(self.coherence_by_k)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "irrelevant": self.irrelevant.to_json(),
+            "irrelevant_difference": self.irrelevant_difference.to_json(),
+            "coherent_score": [
+                {"k": k, **score.to_json()} for k, score in self.coherence_by_k.items()
+            ],
+        }
+
+
+def measure_lists(
+    rankers: Sequence[Ranker],
+    estimator: RelevanceEstimator,
+    relevance: ImageRelevance,
+    data: Dataset,
+    bands: RelevanceBands,
+    top: int,
+    progress: Progress,
+    memory: MemoryLimit = None,
+) -> dict[Direction, list[ListStatistics]]:
+    """Measure the ranked lists of several models in both directions.
+
+    Irrelevant items are counted in the lists of all queries. CS@K is that of ``visavis evaluate``.
+
+    Args:
+        rankers: The models.
+        estimator: The relevance estimator, for CS@K.
+        relevance: Relevance of the captions to the images, for irrelevant items.
+        data: The ranked split.
+        bands: Bounds of the relevance bands.
+        top: Length of the lists.
+        progress: Receives the progress.
+        memory: Memory for blocks of scores.
+
+    Returns:
+        Statistics of each ranker, by direction.
+    """
+    coherences = []
+    for number, ranker in enumerate(rankers, 1):
+        coherences.append(
+            ranking_coherence(
+                ranker.images,
+                ranker.texts,
+                ranker.score,
+                data,
+                estimator,
+                ks=COHERENCE_CUTOFFS,
+                memory=memory,
+            )
+        )
+        progress.update("coherent scores", number, len(rankers), 0.0)
+
+    statistics: dict[Direction, list[ListStatistics]] = {}
+    for direction in DIRECTION_ORDER:
+        images = np.arange(len(data.images))
+        image_of = data.image_of if direction == "t2i" else images
+        counts = _count_irrelevant(
+            rankers, direction, relevance, data, bands, top, progress, memory
+        )
+        statistics[direction] = [
+            ListStatistics(
+                ClusteredMean.from_values(count, image_of),
+                ClusteredMean.from_values(count - counts[0], image_of),
+                {
+                    k: ClusteredMean.from_values(
+                        coherence.per_query[COHERENT_SCORE.key(direction, k)], images
+                    )
+                    for k in coherence.ks
+                },
+            )
+            for count, coherence in zip(counts, coherences, strict=True)
+        ]
+    return statistics
+
+
+def _count_irrelevant(
+    rankers: Sequence[Ranker],
+    direction: Direction,
+    relevance: ImageRelevance,
+    data: Dataset,
+    bands: RelevanceBands,
+    top: int,
+    progress: Progress,
+    memory: MemoryLimit,
+) -> list[Tensor]:
+    """Number of irrelevant items among the top of each query ``[Q]``, for each ranker."""
+    queries, candidates = (
+        (data.captions, data.images) if direction == "t2i" else (data.images, data.captions)
+    )
+    counts: list[list[Tensor]] = [[] for _ in rankers]
+    for block in torch.arange(len(queries)).split(
+        max_query_rows(len(candidates), COUNTING_BYTES_PER_PAIR, memory)
+    ):
+        # [block, C]
+        irrelevant = bands.bands(candidate_relevance(relevance, direction, block, data)) == 0
+        for ranker, numbers in zip(rankers, counts, strict=True):
+            numbers.append(
+                irrelevant.gather(1, ranker.order(direction, block, memory)[:, :top])
+                .sum(1)
+                .double()
+            )
+        progress.update(f"lists, {DIRECTIONS[direction]}", int(block[-1]) + 1, len(queries), 0.0)
+    return [torch.cat(numbers) for numbers in counts]
+
+
+def candidate_relevance(
+    relevance: ImageRelevance, direction: Direction, queries: Tensor, data: Dataset
+) -> Tensor:
+    """Compute the relevance of all candidates to queries.
+
+    Args:
+        relevance: Relevance of the captions to the images.
+        direction: "i2t" or "t2i".
+        queries: Indices of queries, shape ``[Q]``.
+        data: The ranked split.
+
+    Returns:
+        Relevance, shape ``[Q, C]``.
+    """
+    if direction == "t2i":
+        return relevance(torch.arange(len(data.images)), queries).T
+    return relevance(queries, torch.arange(len(data.captions)))
 
 
 @dataclass(frozen=True)
@@ -113,29 +444,28 @@ class QueryLists:
         """
         image = data.images[self.image(data)].name
         names = [image.name for image in data.images] if self.direction == "t2i" else data.captions
-
-        def list_to_json(top_list: TopList) -> dict[str, Any]:
-            return {
-                "run": top_list.run,
-                "irrelevant": top_list.num_irrelevant,
-                "best_positive_rank": top_list.best_positive_rank,
-                "items": [
-                    {
-                        "item": names[item.index],
-                        "relevance": item.relevance,
-                        "irrelevant": item.irrelevant,
-                        "is_positive": item.is_positive,
-                    }
-                    for item in top_list.items
-                ],
-            }
-
         return {
             "direction": self.direction,
             "query": data.captions[self.index] if self.direction == "t2i" else image,
             "own_image": image,
             "irrelevant_bound": self.irrelevant_bound,
-            "lists": [list_to_json(top_list) for top_list in self.lists],
+            "lists": [
+                {
+                    "run": top_list.run,
+                    "irrelevant": top_list.num_irrelevant,
+                    "best_positive_rank": top_list.best_positive_rank,
+                    "items": [
+                        {
+                            "item": names[item.index],
+                            "relevance": item.relevance,
+                            "irrelevant": item.irrelevant,
+                            "is_positive": item.is_positive,
+                        }
+                        for item in top_list.items
+                    ],
+                }
+                for top_list in self.lists
+            ],
         }
 
 
@@ -165,23 +495,24 @@ def query_lists(
         The lists.
     """
     query = torch.tensor([index])
-    values = candidate_relevance(relevance, direction, query, data)
+    values = candidate_relevance(relevance, direction, query, data)  # [1, C]
+    # [C], and the bound of band 0
     in_bands, bound = bands.bands(values)[0], bands.bounds(values)[0, 0].item()
-    positive = torch.from_numpy(
+    positive = torch.from_numpy(  # [C]
         np.arange(len(data.images)) == data.image_of[index]
         if direction == "t2i"
         else data.image_of == index
     )
 
-    def top_list(ranker: Ranker) -> TopList:
-        order = ranker.order(direction, query, memory)[0]
-        items = (
+    lists = []
+    for ranker in rankers:
+        order = ranker.order(direction, query, memory)[0]  # [C], best first
+        items = tuple(
             ListItem(i, values[0, i].item(), int(in_bands[i]), bool(positive[i]))
             for i in order[:top].tolist()
         )
-        return TopList(ranker.name, tuple(items), int(positive[order].nonzero()[0]) + 1)
-
-    return QueryLists(direction, index, bound, tuple(map(top_list, rankers)))
+        lists.append(TopList(ranker.name, items, int(positive[order].nonzero()[0]) + 1))
+    return QueryLists(direction, index, bound, tuple(lists))
 
 
 def choose_queries(

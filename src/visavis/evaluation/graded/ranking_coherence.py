@@ -9,7 +9,6 @@ their expected CS@K is 0, their nDCG@K is not.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +22,10 @@ from visavis.core.errors import SpecError, format_value
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.spec import validate_int
 from visavis.data.dataset import Dataset
-from visavis.evaluation.graded.estimators.base import RelevanceEstimator
-from visavis.evaluation.graded.estimators.catalog import parse_estimator
-from visavis.evaluation.metrics import GRADED, Metric
+from visavis.evaluation.graded.base import RelevanceEstimator
+from visavis.evaluation.graded.catalog import parse_estimator
+from visavis.evaluation.metrics import GRADED
+from visavis.evaluation.metrics.catalog import DIRECTION_ROLES
 from visavis.evaluation.metrics.graded_metrics import INVALID_GAINS
 from visavis.evaluation.metrics.ranking import raise_on_invalid_row
 from visavis.losses.scoring import score_query_rows, select_items
@@ -125,21 +125,16 @@ def ranking_coherence(
         SpecError: If the estimator or ``semantics`` is unknown.
     """
     estimator = parse_estimator(relevance) if isinstance(relevance, str) else relevance
-    if not isinstance(estimator, RelevanceEstimator):
-        raise SpecError(
-            f'relevance: expected an estimator such as "CBoW()", got {format_value(relevance)}.'
-        )
     if semantics not in GRADED:
         raise SpecError(
             f"semantics: expected {' or '.join(map(repr, GRADED))}, got {format_value(semantics)}."
         )
-    ks, num_folds = (
-        tuple(validate_int(k, "ks", minimum=1) for k in ks),
-        validate_int(folds, "folds", minimum=1),
-    )
+    ks = tuple(validate_int(k, "ks", minimum=1) for k in ks)
+    num_folds = validate_int(folds, "folds", minimum=1)
     data.check_lengths(len(visual), len(text))
     image_relevance = estimator.for_dataset(data)
     image_of = torch.from_numpy(data.image_of)
+    # Positions of the captions that are candidates.
     ranked = (
         torch.tensor([captions[0] for captions in data.captions_of])
         if semantics == "reference"
@@ -149,7 +144,7 @@ def ranking_coherence(
         (images, ranked[torch.isin(image_of[ranked], images)])
         for images in torch.arange(len(visual)).chunk(num_folds)
     ]
-    size = len(parts[0][0])
+    size = len(parts[0][0])  # folds have equal sizes
     ks = tuple(
         sorted(
             {
@@ -177,15 +172,14 @@ def ranking_coherence(
                     if direction == "i2t"
                     else image_relevance(images, queries).T
                 )
-                _check_values(scores, gains, "image" if direction == "i2t" else "text", queries)
-                for values_of, ranked_by in (
-                    (per_query, scores.cpu()),
-                    (random, _random_scores(queries, scores.shape[1], direction)),
-                ):
-                    for key, values in _block_metrics(
-                        GRADED[semantics], direction, ranked_by, gains, ks
-                    ):
-                        values_of[key].append(values)
+                _check_values(scores, gains, direction, queries)
+                random_scores = _random_scores(queries, scores.shape[1], direction)
+                for means, ranked_by in ((per_query, scores.cpu()), (random, random_scores)):
+                    # Each metric: [R, len(ks)].
+                    values = [metric.function(ranked_by, gains, ks) for metric in GRADED[semantics]]
+                    for column, k in enumerate(ks):
+                        for metric, by_k in zip(GRADED[semantics], values, strict=True):
+                            means[metric.key(direction, k)].append(by_k[:, column])
     return RankingCoherence(
         relevance=repr(estimator),
         semantics=semantics,
@@ -196,18 +190,16 @@ def ranking_coherence(
     )
 
 
-def _block_metrics(
-    metrics: Sequence[Metric],
-    direction: Direction,
-    scores: Tensor,
-    gains: Tensor,
-    ks: tuple[int, ...],
-) -> Iterator[tuple[str, Tensor]]:
-    """Key and values ``[R]`` of each metric and K for a block ``[R, C]``."""
-    values = [metric.function(scores, gains, ks) for metric in metrics]
-    for column, k in enumerate(ks):
-        for metric, by_k in zip(metrics, values, strict=True):
-            yield metric.key(direction, k), by_k[:, column]
+def _check_values(scores: Tensor, gains: Tensor, direction: Direction, queries: Tensor) -> None:
+    """Raise DataError with the first query whose scores or relevance values ``[R, C]`` are invalid."""
+    item = f"{DIRECTION_ROLES[direction]['query']} {{}}"
+    for kind, block, fix in (
+        ("scores", scores, "Check the model and its features"),
+        ("relevance", gains, "Fix the relevance estimator"),
+    ):
+        message = f"{kind} of {item}: expected finite numbers, got NaN. {fix}."
+        raise_on_invalid_row(block.isnan(), message, queries)
+    raise_on_invalid_row((gains < 0) | gains.isinf(), INVALID_GAINS.format(item), queries)
 
 
 def _random_scores(queries: Tensor, candidates: int, direction: Direction) -> Tensor:
@@ -218,22 +210,6 @@ def _random_scores(queries: Tensor, candidates: int, direction: Direction) -> Te
     return torch.from_numpy(
         np.stack([np.random.default_rng(seed).random(candidates) for seed in seeds])
     )
-
-
-def _check_values(scores: Tensor, gains: Tensor, kind: str, queries: Tensor) -> None:
-    """Raise DataError with the first item whose scores or relevance values ``[R, C]`` are invalid."""
-    item = f"{kind} {{}}"
-    raise_on_invalid_row(
-        scores.isnan(),
-        f"scores of {item}: expected finite numbers, got NaN. Check the model and its features.",
-        queries,
-    )
-    raise_on_invalid_row(
-        gains.isnan(),
-        f"relevance of {item}: expected finite numbers, got NaN. Fix the relevance estimator.",
-        queries,
-    )
-    raise_on_invalid_row((gains < 0) | gains.isinf(), INVALID_GAINS.format(item), queries)
 
 
 def _mean(values: np.ndarray) -> float | None:

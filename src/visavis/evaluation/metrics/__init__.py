@@ -22,10 +22,13 @@ from visavis.evaluation.metrics.ranking import (
     best_ranks,
     map_at_k,
     map_at_k_hits,
+    mean_rank,
+    median_rank,
     positive_ranks,
     r_precision,
+    recall_at,
+    recall_at_mean_ties,
 )
-from visavis.evaluation.metrics.recall import mean_rank, median_rank, recall_at, recall_at_mean_ties
 
 __all__ = [
     "CATALOG",

@@ -1,10 +1,10 @@
-"""Catalog of metrics. A new metric is a `Metric` in ``RANKING``, in ``COMBINED``, or in
-``_graded_metrics``.
+"""Catalog of metrics. A new metric is one declaration, a `Metric` in ``RANKING``, in ``COMBINED``,
+or in ``_graded_metrics``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -19,9 +19,12 @@ from visavis.evaluation.metrics.ranking import (
     check_positive_ranks,
     map_at_k,
     map_at_k_hits,
+    mean_rank,
+    median_rank,
     r_precision,
+    recall_at,
+    recall_at_mean_ties,
 )
-from visavis.evaluation.metrics.recall import mean_rank, median_rank, recall_at, recall_at_mean_ties
 
 DIRECTION_ROLES = {
     "i2t": {"query": "image", "candidate": "text"},
@@ -44,7 +47,7 @@ class Metric:
         formula: Formula as text.
         unit: Unit of the value. It also selects the number of digits in tables.
         input: What ``function`` takes. "ranks": positive ranks of one direction ``[Q, M]``, see
-            `positive_ranks`. It returns a number. "relevance": scores and relevance of one
+            `positive_ranks`, and ``k`` if `at` sets it. It returns a number. "relevance": scores and relevance of one
             direction ``[Q, C]`` and the values of K, ascending. It returns ``[Q, len(ks)]``, NaN
             where undefined. "metrics": all metrics of ranks by key. It returns one number for both
             directions.
@@ -73,36 +76,59 @@ class Metric:
         """
         return f"{direction}_{self.name if k is None else self.name.replace('K', str(k))}"
 
-    def in_results(self) -> list[Metric]:
-        """Return the metric under its keys in results: once, or once for each direction."""
-        return [self] if self.input == "metrics" else [*map(self.for_direction, DIRECTION_ROLES)]
-
-    def for_direction(self, direction: str) -> Metric:
-        """Make the metric of one direction, under its key in results.
+    def at(self, *ks: int) -> tuple[Metric, ...]:
+        """Make the metric of each cutoff.
 
         Args:
-            direction: "i2t" or "t2i".
+            ks: Cutoffs. Each replaces the K in the texts, and is the argument ``k`` of the function.
 
         Returns:
-            The metric.
+            The metrics.
         """
-        return replace(
-            self,
-            name=self.key(direction),
-            definition=self.definition.format(**DIRECTION_ROLES[direction]),
+        texts = ("name", "label", "definition", "formula")
+        return tuple(
+            replace(
+                self,
+                **{text: getattr(self, text).replace("K", str(k)) for text in texts},
+                function=partial(self.function, k=k),
+            )
+            for k in ks
         )
 
+    def in_results(self) -> list[Metric]:
+        """Return the metric under its keys in results: once, or once for each direction."""
+        if self.input == "metrics":
+            return [self]
+        return [
+            replace(self, name=self.key(direction), definition=self.definition.format(**roles))
+            for direction, roles in DIRECTION_ROLES.items()
+        ]
 
-RECALLS = tuple(
+
+RECALLS = Metric(
+    name="rK",
+    label="R@K",
+    definition="percent of {query}s with a correct {candidate} in the top K (success@K)",
+    formula="100 mean[rank <= K]",
+    unit="percent",
+    function=lambda ranks, k: 100 * recall_at(ranks[:, 0], k),
+).at(1, 5, 10)
+
+RECALLS_OF_MEAN_TIES = tuple(
     Metric(
-        name=f"r{k}",
-        label=f"R@{k}",
-        definition=f"percent of {{query}}s with a correct {{candidate}} in the top {k} (success@{k})",
-        formula=f"100 mean[rank <= {k}]",
+        name=f"r{k}_mean_ties",
+        label=f"R@{k} by mean ties",
+        definition=f'R@{k} as the code of CE and MMT counts mean ranks of ties (ties="mean"): a hit is {hit}. '
+        f"For integer ranks it equals R@{k}",
+        formula=f"100 mean[rank {condition}]",
         unit="percent",
-        function=lambda ranks, k=k: 100 * recall_at(ranks[:, 0], k),
+        function=lambda ranks, k=k: 100 * recall_at_mean_ties(ranks[:, 0], k),
     )
-    for k in (1, 5, 10)
+    for k, hit, condition in (
+        (1, "only a mean rank of 1", "= 1"),
+        (5, "any mean rank below 6, including 5.5", "< 6"),
+        (10, "any mean rank below 11, including 10.5", "< 11"),
+    )
 )
 
 RANKING: tuple[Metric, ...] = (
@@ -115,22 +141,7 @@ RANKING: tuple[Metric, ...] = (
         unit="percent",
         function=lambda ranks: sum(metric.function(ranks) for metric in RECALLS) / len(RECALLS),
     ),
-    *(
-        Metric(
-            name=f"r{k}_mean_ties",
-            label=f"R@{k} by mean ties",
-            definition=f'R@{k} as the code of CE and MMT counts mean ranks of ties (ties="mean"): a hit is {hit}. '
-            f"For integer ranks it equals R@{k}",
-            formula=f"100 mean[rank {condition}]",
-            unit="percent",
-            function=lambda ranks, k=k: 100 * recall_at_mean_ties(ranks[:, 0], k),
-        )
-        for k, hit, condition in (
-            (1, "only a mean rank of 1", "= 1"),
-            (5, "any mean rank below 6, including 5.5", "< 6"),
-            (10, "any mean rank below 11, including 10.5", "< 11"),
-        )
-    ),
+    *RECALLS_OF_MEAN_TIES,
     Metric(
         name="medr",
         label="median rank",
@@ -149,28 +160,22 @@ RANKING: tuple[Metric, ...] = (
         function=lambda ranks: mean_rank(ranks[:, 0]),
         higher_is_better=False,
     ),
-    *(
-        Metric(
-            name=f"map_at_{k}",
-            label=f"mAP@{k}",
-            definition=f"mean average precision in the top {k}, a fraction",
-            formula=f"mean(sum_{{rank_j <= {k}}} j/rank_j / min(R, {k}))",
-            unit="fraction",
-            function=partial(map_at_k, k=k),
-        )
-        for k in (5, 10)
-    ),
-    *(
-        Metric(
-            name=f"map_at_{k}_hits",
-            label=f"mAP@{k} by hits",
-            definition=f"mAP@{k} as the COCOS code computes it: divided by the number of positives in the top {k}, a fraction",
-            formula=f"mean(sum_{{rank_j <= {k}}} j/rank_j / #{{rank_j <= {k}}})",
-            unit="fraction",
-            function=partial(map_at_k_hits, k=k),
-        )
-        for k in (5, 10)
-    ),
+    *Metric(
+        name="map_at_K",
+        label="mAP@K",
+        definition="mean average precision in the top K, a fraction",
+        formula="mean(sum_{rank_j <= K} j/rank_j / min(R, K))",
+        unit="fraction",
+        function=map_at_k,
+    ).at(5, 10),
+    *Metric(
+        name="map_at_K_hits",
+        label="mAP@K by hits",
+        definition="mAP@K as the COCOS code computes it: divided by the number of positives in the top K, a fraction",
+        formula="mean(sum_{rank_j <= K} j/rank_j / #{rank_j <= K})",
+        unit="fraction",
+        function=map_at_k_hits,
+    ).at(5, 10),
     Metric(
         name="r_precision",
         label="R-Precision",
@@ -260,15 +265,17 @@ as its paper.
 """
 COHERENT_SCORE = GRADED["reference"][0]
 
+
+def _by_direction(metrics: Sequence[Metric]) -> list[Metric]:
+    """The metrics under their keys in results: all of one direction, then all of the other."""
+    pairs = zip(*(metric.in_results() for metric in metrics), strict=True)
+    return [metric for of_direction in pairs for metric in of_direction]
+
+
 CATALOG: tuple[Metric, ...] = (
-    *(metric.for_direction(direction) for direction in DIRECTION_ROLES for metric in RANKING),
+    *_by_direction(RANKING),
     *COMBINED,
-    *(
-        metric.for_direction(direction)
-        for metrics in GRADED.values()
-        for direction in DIRECTION_ROLES
-        for metric in metrics
-    ),
+    *(metric for metrics in GRADED.values() for metric in _by_direction(metrics)),
 )
 """All metrics by their keys in results. K stands for a number."""
 

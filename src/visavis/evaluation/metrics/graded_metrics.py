@@ -119,7 +119,8 @@ def ndcg(scores: Tensor, relevance: Tensor) -> Tensor:
     scores, relevance = scores.detach(), relevance.detach()
     _check_graded(scores, relevance)
     raise_on_invalid_row((relevance < 0) | relevance.isinf(), INVALID_GAINS.format("query {}"))
-    ascending, order = relevance.double().sort(dim=1)
+    ascending, order = relevance.double().sort(dim=1)  # [Q, C]
+    # The sort by score is stable, so equal scores keep ascending relevance: the worst order.
     by_score = ascending.gather(
         1, scores.gather(1, order).sort(dim=1, descending=True, stable=True).indices
     )
@@ -160,7 +161,9 @@ def coherent_scores_at(
     Returns:
         CS@K of shape ``[Q, len(ks)]``.
     """
+    # One topk serves all cutoffs.
     candidates = scores.shape[1]
+    # one more than K shows a tie at the cutoff
     top, index = scores.topk(min(max(ks) + 1, candidates), dim=1)
     top_relevance = relevance.gather(1, index)
     by_cutoff = []
@@ -171,6 +174,7 @@ def coherent_scores_at(
             if 1 < k < candidates
             else torch.zeros(len(top), dtype=torch.bool)
         )
+        # Few queries have a tie at the cutoff, so they are computed one by one.
         for query in tied.nonzero()[:, 0].tolist():
             values[query] = _CUTOFF_TIE_RULES[semantics](
                 scores[query].cpu(), relevance[query].cpu(), k, tau
@@ -200,17 +204,19 @@ def _taus(scores: Tensor, relevance: Tensor, tau: Tau) -> Tensor:
         )
     if tau == "b":
         return tau_b
+    # tau-a and tau-b differ only in their denominators.
     untied = (1 - _tied_share(scores)) * (1 - _tied_share(relevance))
     return tau_b.nan_to_num() * untied.sqrt()
 
 
 def _taus_b(scores: np.ndarray, relevance: np.ndarray) -> np.ndarray:
     """Kendall's tau-b of each row ``[Q, K]``, bit for bit equal to ``scipy.stats.kendalltau``."""
-    by_relevance = np.lexsort((scores, relevance))
+    by_relevance = np.lexsort((scores, relevance))  # by relevance, then by score
     scores, relevance = (
         np.take_along_axis(values, by_relevance, 1) for values in (scores, relevance)
     )
     same_score, same_relevance = (values[:, 1:] == values[:, :-1] for values in (scores, relevance))
+    # A discordant pair is an inversion of this permutation.
     by_score = scores.argsort(1, kind="stable")
     ordered = np.take_along_axis(scores, by_score, 1)
     tied_scores, tied_relevance = (
@@ -232,6 +238,7 @@ def _tied_pairs(equals_previous: np.ndarray) -> np.ndarray:
     the one before it.
     """
     positions = np.arange(1, equals_previous.shape[1] + 1)
+    # Start of the run of equal values that each position is in.
     starts = np.maximum.accumulate(np.where(equals_previous, 0, positions), axis=1)
     return (positions - starts).sum(1)
 
@@ -243,12 +250,14 @@ def _inversions(permutations: np.ndarray) -> np.ndarray:
     split by the next bit.
     """
     queries, length = permutations.shape
-    size = 1 << (length - 1).bit_length()
+    size = 1 << (length - 1).bit_length()  # the next power of two
+    # The largest numbers at the end add no inversion.
     padding = np.broadcast_to(np.arange(length, size), (queries, size - length))
     values, total = (
         np.concatenate([permutations, padding], 1).astype(np.int32),
         np.zeros(queries, np.int64),
     )
+    # Radix steps until a block of 32 is compared at once.
     while size > 32:
         values, size = values.reshape(-1, size), size // 2
         high = (values & size) > 0
@@ -258,7 +267,7 @@ def _inversions(permutations: np.ndarray) -> np.ndarray:
             .sum(1, dtype=np.int64)
         )
         values = np.stack([values[~high].reshape(-1, size), values[high].reshape(-1, size)], 1)
-    low = (values.reshape(-1, size) % size).astype(np.int8)
+    low = (values.reshape(-1, size) % size).astype(np.int8)  # [blocks, size]
     descending = (low[:, :, None] > low[:, None]) & np.triu(np.ones((size, size), bool))
     return total + np.count_nonzero(descending.reshape(queries, -1), axis=1)
 
@@ -266,6 +275,7 @@ def _inversions(permutations: np.ndarray) -> np.ndarray:
 def _tied_share(rows: Tensor) -> Tensor:
     """The share of pairs of equal values in each row ``[Q, K]``."""
     ordered = rows.sort(dim=1).values
+    # Distance to the first equal value.
     equal_before = torch.arange(rows.shape[1]) - torch.searchsorted(ordered, ordered)
     return equal_before.sum(1).double() / (rows.shape[1] * (rows.shape[1] - 1) / 2)
 
@@ -276,6 +286,7 @@ def _expected_tau(scores: Tensor, relevance: Tensor, k: int, tau: Tau) -> Tensor
     """
     cutoff_score = scores.topk(k).values[-1]
     above, tied = scores > cutoff_score, scores == cutoff_score
+    # candidates with the K-th score, and those that fit
     num_tied, num_tied_in_top = int(tied.sum()), k - int(above.sum())
     both_above, both_candidates, both_tied = (
         _pair_counts(scores[group], relevance[group]) for group in (above, above | tied, tied)
@@ -312,6 +323,7 @@ def _pair_counts(scores: Tensor, relevance: Tensor) -> Tensor:
 def _released_tau(scores: Tensor, relevance: Tensor, k: int, tau: Tau) -> Tensor:
     """Tau of one query ``[C]`` over the candidates that the released code selects."""
     scores = scores if scores.dtype == torch.float64 else scores.float()
+    # numpy's default sort is not stable. The released code has the same one.
     top = torch.from_numpy(np.argsort(scores.numpy())[::-1][:k].copy())
     return _taus(scores[None, top], relevance[None, top], tau)[0]
 

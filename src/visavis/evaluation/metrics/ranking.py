@@ -1,4 +1,5 @@
-"""Ranking metrics: ranks of the positives of each query, average precision and R-Precision.
+"""Ranking metrics: ranks of the positives of each query, recall at k, median and mean rank, average
+precision and R-Precision.
 
 ``positive_ranks`` ``[Q, M]`` holds the rank of each positive of a query, best first, starting at 1.
 M is the largest number of positives of a query, and shorter rows are padded with inf. Positives of
@@ -13,10 +14,20 @@ of each ("mean").
 >>> targets = Targets(query_ids=[0], candidate_ids=[1, 0, 2, 0])        # candidates 1 and 3 are positive
 >>> positive_ranks(scores, targets).tolist(), positive_ranks(scores, targets, ties="mean").tolist()
 ([[3.0, 4.0]], [[2.5, 4.0]])
+
+R@K is the share of queries with a correct item in the top K, as the vision-language literature
+defines it. Information retrieval calls this success@K or hit@K. With several correct items it is
+not recall.
+
+>>> ranks = torch.tensor([1, 1, 2, 20])
+>>> recall_at(ranks, 1), recall_at(ranks, 5), median_rank(ranks), mean_rank(ranks)
+(0.5, 0.75, 1.0, 6.0)
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -56,8 +67,9 @@ def positive_ranks(scores: Tensor, targets: Targets, *, ties: Ties = "pessimisti
             f"got {list(scores.shape)}."
         )
     raise_on_invalid_row(scores.isnan(), NAN_SCORES)
-    positive, negative = targets.positive, targets.negative
-    query, candidate = positive.nonzero(as_tuple=True)
+    positive, negative = targets.positive, targets.negative  # [Q, C], ignored pairs in neither
+    query, candidate = positive.nonzero(as_tuple=True)  # [P]
+    # Half precision is exact in float32, so ties stay ties.
     scores = scores if scores.dtype == torch.float64 else scores.float()
     positive_scores = pad_by_query(scores[query, candidate], query, len(scores))
     # Every comparison with NaN is false.
@@ -67,6 +79,7 @@ def positive_ranks(scores: Tensor, targets: Targets, *, ties: Ties = "pessimisti
     num_before = positive_scores.new_zeros(positive_scores.shape, dtype=torch.float64)
     comparisons = tie_comparisons(ties)
     for compare in comparisons:
+        # One positive of each query at a time: [Q, C] instead of [Q, M, C].
         for slot in range(positive_scores.shape[1]):
             num_before[:, slot] += compare(others, positive_scores[:, slot, None], out=flags).sum(
                 1
@@ -139,7 +152,7 @@ def average_precision_at(
     """
     check_positive_ranks(positive_ranks)
     k = validate_int(k, "k", minimum=1)
-    in_top_k = positive_ranks <= k
+    in_top_k = positive_ranks <= k  # [Q, M]
     divisors = {
         "min_r_k": positive_ranks.isfinite().sum(1).clamp(max=k),
         "hits": in_top_k.sum(1).clamp(min=1),
@@ -221,14 +234,16 @@ def pad_by_query(scores: Tensor, query: Tensor, num_queries: int) -> Tensor:
     Raises:
         ShapeError: If a query has no positive.
     """
-    counts = torch.bincount(query, minlength=num_queries)
+    counts = torch.bincount(query, minlength=num_queries)  # [Q]
     if not counts.all():
         raise ShapeError(
             f"query {int((counts == 0).nonzero()[0])}: expected at least one positive candidate, "
             "got none. Leave it out."
         )
+    # Two sorts: by query, and within a query by score, because the second one is stable.
     order = torch.argsort(scores, descending=True)
     order = order[torch.argsort(query[order], stable=True)]
+    # Position of each pair within its query.
     slot = torch.arange(len(query), device=query.device) - (
         counts.cumsum(0) - counts
     ).repeat_interleave(counts)
@@ -254,7 +269,7 @@ def check_positive_ranks(ranks: Tensor, name: str = "positive_ranks") -> None:
             f"{name}: expected the ranks of at least one query with a positive, shape [Q, M], got "
             f"shape {list(ranks.shape)}."
         )
-    slots = torch.arange(1, ranks.shape[1] + 1, device=ranks.device)
+    slots = torch.arange(1, ranks.shape[1] + 1, device=ranks.device)  # [M], from 1
     # The j-th best positive has at least rank j. No comparison with NaN is true.
     invalid = (
         ~(ranks >= slots) | (ranks < ranks.roll(1, 1)) & (slots > 1) | ranks.isinf() & (slots == 1)
@@ -294,6 +309,7 @@ def ranks_from_counts(num_before: Tensor, num_positives: Tensor) -> Tensor:
     Returns:
         Ranks of shape ``[Q, M]``, padded with inf.
     """
+    # The j-th best positive has j - 1 positives before it, which do not count against it.
     slot = torch.arange(1, num_before.shape[1] + 1, device=num_before.device)
     return (num_before + slot).masked_fill(slot > num_positives[:, None], torch.inf)
 
@@ -316,3 +332,137 @@ def _precision(positive_ranks: Tensor) -> Tensor:
     return (
         torch.arange(1, positive_ranks.shape[1] + 1, device=positive_ranks.device) / positive_ranks
     )
+
+
+def recall_at(ranks: Tensor, k: int) -> float:
+    """Compute R@K: the share of queries whose best positive is among the top K.
+
+    Args:
+        ranks: Rank of the best positive of each query, shape ``[Q]``, starting at 1.
+        k: Cutoff.
+
+    Returns:
+        A fraction.
+    """
+    _check_ranks(ranks)
+    k = validate_int(k, "k", minimum=1)
+    return float((ranks <= k).double().mean())
+
+
+def recall_at_mean_ties(ranks: Tensor, k: int) -> float:
+    """Compute R@K as the code of CE and MMT counts ranks that are means over ties, ``ties="mean"``.
+
+    Args:
+        ranks: Rank of the best positive of each query, shape ``[Q]``, starting at 1.
+        k: Cutoff.
+
+    Returns:
+        A fraction.
+
+    Formula:
+        With ranks from 0, a hit is 0 at K = 1, and anything below K at K > 1. A mean rank of 4.5 is
+        therefore a hit at K = 5, whereas `recall_at` requires at most K - 1. For integer ranks both
+        are equal.
+
+    Source:
+        Liu et al., Use what you have (collaborative experts, 2019), its released code. Gabeur et
+        al., Multi-modal Transformer (2020).
+    """
+    _check_ranks(ranks)
+    k = validate_int(k, "k", minimum=1)
+    # A mean rank of K + 0.5 is a hit for K > 1.
+    return float((ranks == 1 if k == 1 else ranks < k + 1).double().mean())
+
+
+def median_rank(ranks: Tensor) -> float:
+    """Compute MedR as published results define it: floor(median of the ranks from 0) + 1.
+
+    Args:
+        ranks: Rank of the best positive of each query, shape ``[Q]``, starting at 1.
+
+    Returns:
+        The median rank.
+    """
+    _check_ranks(ranks)
+    # The published code floors the median of ranks from 0.
+    return math.floor(torch.quantile(ranks.double() - 1, 0.5)) + 1.0
+
+
+def mean_rank(ranks: Tensor) -> float:
+    """Compute the mean rank.
+
+    Args:
+        ranks: Rank of the best positive of each query, shape ``[Q]``, starting at 1.
+
+    Returns:
+        The mean rank.
+    """
+    _check_ranks(ranks)
+    return float(ranks.double().mean())
+
+
+def _check_ranks(ranks: Tensor) -> None:
+    """Check that there is one rank for each of at least one query. A mean over anything else is a
+    number, but no metric.
+    """
+    if ranks.dim() != 1 or not len(ranks):
+        raise ShapeError(
+            f"ranks: expected the rank of the best positive of each query, shape [Q], got shape "
+            f"{list(ranks.shape)}. Compute them with best_ranks."
+        )
+    for query in (~((ranks >= 1) & ranks.isfinite())).nonzero()[:1, 0].tolist():
+        raise DataError(
+            f"ranks of query {query}: expected a rank >= 1, got {ranks[query].item()}. Compute "
+            "them with best_ranks."
+        )
+
+
+def random_recall(num_candidates: int, num_positives: int, k: int) -> float:
+    """Compute the probability that a random order has a positive in its top K: ``1 - C(n - c, K) /
+    C(n, K)``.
+
+    Args:
+        num_candidates: Number of candidates n.
+        num_positives: Number of positives c.
+        k: Cutoff.
+
+    Returns:
+        The probability.
+    """
+    return (
+        1 - math.comb(num_candidates - num_positives, k) / math.comb(num_candidates, k)
+        if k < num_candidates
+        else 1.0
+    )
+
+
+def random_rsum(captions_per_image: Sequence[int]) -> tuple[float, float]:
+    """Compute the RSUM of a random order.
+
+    A query counts 1 for each K of 1, 5, 10 with a hit in its top K. Queries of one direction are
+    independent. The correlation of the two directions is at most 1, so the sum of their standard
+    deviations is an upper bound.
+
+    Args:
+        captions_per_image: Number of captions of each image.
+
+    Returns:
+        Mean of the RSUM in percent, and an upper bound of its standard deviation.
+    """
+    images, captions = len(captions_per_image), sum(captions_per_image)
+    # Number of candidates, of positives, and of the queries that have as many.
+    image_queries = [
+        (captions, positives, count) for positives, count in Counter(captions_per_image).items()
+    ]
+    text_queries = [(images, 1, captions)]
+    mean = std = 0.0
+    for queries in (image_queries, text_queries):
+        total, variance = sum(count for *_, count in queries), 0.0
+        for candidates, positives, count in queries:
+            r1, r5, r10 = (random_recall(candidates, positives, k) for k in (1, 5, 10))
+            expected = r1 + r5 + r10
+            mean += 100 * count * expected / total
+            # A query counts 3 with probability r1, 2 with r5 - r1, and 1 with r10 - r5.
+            variance += count * (9 * r1 + 4 * (r5 - r1) + (r10 - r5) - expected**2)
+        std += 100 * math.sqrt(variance) / total
+    return mean, std

@@ -1,13 +1,23 @@
 """Audit of captions as texts: captions that fit many images, and captions unlike the other captions
-of their image.
+of their image. The share of wrong items is estimated from scores.
 
 Cosine similarities show that two captions describe different things. They do not show that one
 caption negates another ("a dog", "no dog"), and a caption about another part of the image looks
 like a wrong one. So the results are candidates for inspection, not errors.
+
+The estimate needs scores of items that are known to be wrong, such as captions next to random
+images. Higher scores look more wrong. Let O(t) be the share of the data with a score of at least t,
+and W(t) the same share of known wrong items. If a share p of the data is wrong in the same way,
+O(t) >= p W(t) for each t, so p <= min O(t) / W(t). Near the highest scores, which only wrong items
+reach, this bound is about p.
+
+Source: C. Scott, G. Blanchard, M. Handy, "Classification with Asymmetric Label Noise" (2013): the
+bound on a known mixture component.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +29,6 @@ from visavis.data.dataset import Dataset
 from visavis.data.vocabulary import tokenize
 from visavis.losses.scoring import max_query_rows
 from visavis.research.audit.audit_part import Issue, format_count
-from visavis.research.audit.noise_estimate import NoiseEstimate, mismatch_log_odds
 
 # Two captions are near-identical if their cosine exceeds this quantile of the cosines of two
 # captions of one image.
@@ -37,6 +46,15 @@ _FIX_GENERIC = "Describe what distinguishes these images, or add the other image
 _FIX_OUTLIERS = "Check the first ones: they belong to another image, contradict the other captions, or mention something that no other mentions."
 
 
+# Thresholds whose bounds can be distinguished, roughly. The bound with the best threshold is
+# corrected for this choice (Bonferroni).
+NUM_TAILS = 20
+# A threshold is used only if at least this share of the known wrong items reaches it.
+MIN_TAIL = 0.05
+# Items are listed as long as at least this share of the list is expected to be wrong.
+MIN_LIST_PRECISION = 0.5
+
+
 def sibling_agreement(vectors: Tensor, image_of: Tensor, assigned: Tensor) -> Tensor:
     """Compute the agreement of captions with the other captions of an assigned image.
 
@@ -52,7 +70,7 @@ def sibling_agreement(vectors: Tensor, image_of: Tensor, assigned: Tensor) -> Te
         Mean cosine of each caption with the other captions, and mean cosine of these with one
         another, shape ``[C, 2]``. NaN if there are too few of them.
     """
-    sibling_sum, count = _sum_siblings(vectors, image_of, assigned)
+    sibling_sum, count = _sum_siblings(vectors, image_of, assigned)  # [C, D], [C]
     agreement = (sibling_sum * vectors).sum(1) / count
     # |sum of n unit vectors|^2 = n + sum of the cosines of all n(n - 1) ordered pairs.
     of_siblings = (sibling_sum.square().sum(1) - count) / (count * (count - 1))
@@ -81,7 +99,7 @@ def _sum_siblings(values: Tensor, image_of: Tensor, assigned: Tensor) -> tuple[T
     and the number of siblings ``[C]``.
     """
     num_images = int(torch.cat([image_of, assigned]).max()) + 1
-    total = values.new_zeros(num_images, values.shape[1]).index_add_(0, image_of, values)
+    total = values.new_zeros(num_images, values.shape[1]).index_add_(0, image_of, values)  # [N, D]
     last = np.full(num_images, -1)
     last[image_of.numpy()] = np.arange(
         len(image_of)
@@ -108,7 +126,8 @@ def sample_other_images(image_of: np.ndarray, copy_groups: np.ndarray, seed: int
         The other images, shape ``[C]``.
     """
     random = np.random.default_rng([seed, len(image_of), len(copy_groups)])
-    other_image = random.integers(len(copy_groups), size=len(image_of))
+    other_image = random.integers(len(copy_groups), size=len(image_of))  # [C]
+    # Redrawing ends even if all images are copies of one another.
     for _ in range(100):
         is_copy = copy_groups[other_image] == copy_groups[image_of]
         if not is_copy.any():
@@ -198,44 +217,30 @@ class CaptionAudit:
         Returns:
             The issues.
         """
-        issues = []
-        if self.num_generic:
-            description = (
+        issues = [
+            Issue(
+                "captions that fit many images",
+                self.num_generic,
                 f"{self.num_generic / self.captions:.1%} of the captions are nearly identical "
-                f"(cosine {self.near_cosine:.2f}, {self.encoder}) "
-                f"to captions of {MIN_OTHER_IMAGES} or more other images. {self.num_shared:,} have "
-                "the same words as a caption of another image."
-            )
-            serious = self.num_generic >= SERIOUS_GENERIC_RATIO * self.captions
-            examples = tuple(map(str, self.generic))
-            issues.append(
-                Issue(
-                    "captions that fit many images",
-                    self.num_generic,
-                    description,
-                    _FIX_GENERIC,
-                    examples,
-                    serious,
-                )
-            )
-        if self.outliers:
-            description = (
+                f"(cosine {self.near_cosine:.2f}, {self.encoder}) to captions of "
+                f"{MIN_OTHER_IMAGES} or more other images. {self.num_shared:,} have the same words "
+                "as a caption of another image.",
+                _FIX_GENERIC,
+                examples=tuple(map(str, self.generic)),
+                serious=self.num_generic >= SERIOUS_GENERIC_RATIO * self.captions,
+            ),
+            Issue(
+                "captions unlike their siblings",
+                len(self.outliers),
                 f"about {self.outlier_ratio:.1%} of the captions (at most "
-                f"{self.max_outlier_ratio:.1%}) agree with the other captions "
-                "of their image as little as with those of a random image."
-            )
-            examples = tuple(map(str, self.outliers))
-            issues.append(
-                Issue(
-                    "captions unlike their siblings",
-                    len(self.outliers),
-                    description,
-                    _FIX_OUTLIERS,
-                    examples,
-                    serious=False,
-                )
-            )
-        return issues
+                f"{self.max_outlier_ratio:.1%}) agree with the other captions of their image as "
+                "little as with those of a random image.",
+                _FIX_OUTLIERS,
+                examples=tuple(map(str, self.outliers)),
+                serious=False,
+            ),
+        ]
+        return [issue for issue in issues if issue.count]
 
 
 def audit_captions(
@@ -254,11 +259,37 @@ def audit_captions(
         The audit.
     """
     image_of = torch.from_numpy(data.image_of)
-    near_cosine = _near_cosine(vectors, image_of)
+    # Cosines of captions of one image that follow each other.
+    order = torch.argsort(image_of, stable=True)  # captions of one image next to each other
+    same_image = image_of[order][1:] == image_of[order][:-1]
+    cosines = (vectors[order][1:] * vectors[order][:-1]).sum(1)[same_image]
+    near_cosine = DEFAULT_NEAR_COSINE
+    if len(cosines):
+        near_cosine = min(float(np.quantile(cosines.numpy(), NEAR_QUANTILE)), 0.999)
     num_other_images, examples = _count_similar_images(
         data, vectors, copy_groups, near_cosine, seed
     )
-    num_exact_copies = _count_exact_copies(data, copy_groups[data.image_of])
+    # Other images with a caption of the same words, ignoring punctuation and case.
+    words_of = [tuple(tokenize(caption)) for caption in data.captions]
+    groups_with = defaultdict[tuple[str, ...], set[int]](set)
+    for words, group in zip(words_of, copy_groups[data.image_of].tolist(), strict=True):
+        groups_with[words].add(group)
+    num_exact_copies = [len(groups_with[words]) - 1 for words in words_of]
+    # Captions that fit many images, each text once, those that fit the most first.
+    generic = dict[tuple[str, ...], GenericCaption]()
+    for caption in np.argsort(-num_other_images, kind="stable").tolist():
+        if num_other_images[caption] < MIN_OTHER_IMAGES:
+            break
+        images = (data.image_of[caption], *examples[caption])
+        generic.setdefault(
+            words_of[caption],
+            GenericCaption(
+                data.captions[caption],
+                tuple(data.images[image].name for image in images),
+                int(num_other_images[caption]),
+                num_exact_copies[caption],
+            ),
+        )
     outliers, outlier_ratio, max_outlier_ratio = _find_outliers(
         data, vectors, image_of, copy_groups, seed
     )
@@ -266,23 +297,12 @@ def audit_captions(
         encoder=encoder,
         near_cosine=near_cosine,
         captions=len(data.captions),
-        num_shared=int((num_exact_copies > 0).sum()),
-        generic=_list_generic(data, num_other_images, num_exact_copies, examples),
+        num_shared=sum(count > 0 for count in num_exact_copies),
+        generic=tuple(generic.values()),
         num_generic=int((num_other_images >= MIN_OTHER_IMAGES).sum()),
         outliers=outliers,
         outlier_ratio=outlier_ratio,
         max_outlier_ratio=max_outlier_ratio,
-    )
-
-
-def _near_cosine(vectors: Tensor, image_of: Tensor) -> float:
-    order = torch.argsort(image_of, stable=True)
-    same_image = image_of[order][1:] == image_of[order][:-1]
-    cosines = (vectors[order][1:] * vectors[order][:-1]).sum(1)[same_image]
-    return (
-        min(float(np.quantile(cosines.numpy(), NEAR_QUANTILE)), 0.999)
-        if len(cosines)
-        else DEFAULT_NEAR_COSINE
     )
 
 
@@ -303,53 +323,16 @@ def _count_similar_images(
     compared_groups, compared_vectors = group_of[compared], vectors[torch.from_numpy(compared)]
     counts, examples = np.zeros(len(group_of), np.int64), list[list[int]]()
     for rows in chunk_slices(len(group_of), max_query_rows(len(compared), 8.0)):
-        is_near = (vectors[rows] @ compared_vectors.T >= near_cosine).numpy()
+        is_near = (vectors[rows] @ compared_vectors.T >= near_cosine).numpy()  # [block, compared]
         for caption, row in enumerate(is_near, rows.start):
             others = np.flatnonzero(row)
+            # copies of the image share its captions
             others = others[compared_groups[others] != group_of[caption]]
+            # Each other image once, however many of its captions are near.
             distinct, first = np.unique(compared_groups[others], return_index=True)
             counts[caption] = len(distinct)
             examples.append(data.image_of[compared[others[np.sort(first)[:3]]]].tolist())
     return counts, examples
-
-
-def _count_exact_copies(data: Dataset, group_of: np.ndarray) -> np.ndarray:
-    """Count the other images with a caption of the same words, ignoring punctuation and case, for
-    each caption.
-    """
-    groups_with: dict[tuple[str, ...], set[int]] = {}
-    texts = [tuple(tokenize(caption)) for caption in data.captions]
-    for words, group in zip(texts, group_of, strict=True):
-        groups_with.setdefault(words, set()).add(int(group))
-    return np.array([len(groups_with[words]) - 1 for words in texts], dtype=np.int64)
-
-
-def _list_generic(
-    data: Dataset,
-    num_other_images: np.ndarray,
-    num_exact_copies: np.ndarray,
-    examples: list[list[int]],
-) -> tuple[GenericCaption, ...]:
-    """List captions that fit many images, each text once, those that fit the most first."""
-    listed, seen = list[GenericCaption](), set[tuple[str, ...]]()
-    for caption in np.argsort(-num_other_images, kind="stable"):
-        words = tuple(tokenize(data.captions[caption]))
-        if num_other_images[caption] < MIN_OTHER_IMAGES:
-            break
-        if words not in seen:
-            seen.add(words)
-            images = tuple(
-                data.images[image].name for image in (data.image_of[caption], *examples[caption])
-            )
-            listed.append(
-                GenericCaption(
-                    data.captions[caption],
-                    images,
-                    int(num_other_images[caption]),
-                    int(num_exact_copies[caption]),
-                )
-            )
-    return tuple(listed)
 
 
 def _find_outliers(
@@ -369,30 +352,146 @@ def _find_outliers(
     if not is_known.any() or not is_known_mismatched.any():
         return (), 0.0, 0.0
     captions = np.flatnonzero(is_known)
+    # higher looks more wrong
     scores, wrong = mismatch_log_odds(matched[is_known], mismatched[is_known_mismatched])
     # A wrong caption lowers the agreement of its siblings, too: only the caption with the lowest
     # agreement of an image counts.
     lowest = np.full(len(data.images), np.inf)
+    # [N], the lowest agreement of each image
     np.minimum.at(lowest, data.image_of[captions], matched[captions, 0])
     scores[matched[captions, 0] > lowest[data.image_of[captions]]] = -np.inf
     estimate = NoiseEstimate.from_scores(scores, wrong)
-    outliers = tuple(
-        _outlier(data, int(captions[row]), *map(float, matched[captions[row]]))
-        for row in estimate.listed
-    )
-    return outliers, estimate.noise_ratio, estimate.max_noise_ratio
+    outliers = []
+    for caption in captions[estimate.listed].tolist():
+        image = data.images[data.image_of[caption]]
+        sibling = next(i for i in data.captions_of[data.image_of[caption]] if i != caption)
+        agreement, of_siblings = map(float, matched[caption])
+        outliers.append(
+            OutlierCaption(
+                image.name,
+                image.split,
+                data.captions[caption],
+                agreement,
+                of_siblings,
+                data.captions[sibling],
+            )
+        )
+    return tuple(outliers), estimate.noise_ratio, estimate.max_noise_ratio
 
 
-def _outlier(
-    data: Dataset, caption: int, agreement: float, sibling_agreement: float
-) -> OutlierCaption:
-    image = data.images[data.image_of[caption]]
-    sibling = next(i for i in data.captions_of[data.image_of[caption]] if i != caption)
-    return OutlierCaption(
-        image.name,
-        image.split,
-        data.captions[caption],
-        agreement,
-        sibling_agreement,
-        data.captions[sibling],
+@dataclass(frozen=True)
+class NoiseEstimate:
+    """Estimated noise of a data set.
+
+    Attributes:
+        noise_ratio: Estimated share of wrong items.
+        min_noise_ratio: Lower bound of this share with 95 % confidence, if no correct item scores
+            as high as the best threshold. Otherwise it is too high.
+        max_noise_ratio: Upper bound of this share with 95 % confidence.
+        precision: For each item, the expected share of wrong items among all items that look at
+            least as wrong, shape ``[N]``.
+        recall: For each item, the share of known wrong items that look at least as wrong, shape
+            ``[N]``.
+        listed: Indices of the items that are likely wrong, the most suspicious first.
+    """
+
+    noise_ratio: float
+    min_noise_ratio: float
+    max_noise_ratio: float
+    precision: np.ndarray
+    recall: np.ndarray
+    listed: np.ndarray
+
+    @classmethod
+    def from_scores(cls, scores: np.ndarray, wrong: np.ndarray) -> NoiseEstimate:
+        """Estimate the noise from scores.
+
+        Args:
+            scores: Scores of the data, shape ``[N]``. Higher looks more wrong. An item with -inf is
+                never listed.
+            wrong: Scores of known wrong items, shape ``[M]``.
+
+        Returns:
+            The estimate.
+        """
+        from scipy.stats import beta
+
+        above, recall = _count_at_least(scores, scores), _count_at_least(wrong, scores) / len(wrong)
+        usable = recall >= MIN_TAIL
+        # Clopper-Pearson bounds of the shares, divided by the recall of the threshold.
+        upper = np.where(
+            above < len(scores),
+            beta.ppf(1 - 0.05 / NUM_TAILS, above + 1, np.maximum(len(scores) - above, 1)),
+            1.0,
+        ) / np.maximum(recall, MIN_TAIL)
+        best = int(np.argmin(np.where(usable, upper, np.inf)))
+        noise_ratio = (
+            float(min(above[best] / len(scores) / recall[best], 1.0)) if usable[best] else 0.0
+        )
+        lower = beta.ppf(
+            0.05, above[best], len(scores) - above[best] + 1
+        )  # an item reaches its own score
+        precision = np.minimum(noise_ratio * recall * len(scores) / np.maximum(above, 1), 1.0)
+        # The best precision of all lists that are at least as long: estimates of very short lists
+        # are too noisy.
+        longest_first = np.argsort(scores, kind="stable")
+        # from the longest list to the shortest
+        precision[longest_first] = np.maximum.accumulate(precision[longest_first])
+        order = np.argsort(-scores, kind="stable")  # the most suspicious first
+        precise = np.flatnonzero(
+            (precision[order] >= MIN_LIST_PRECISION) & np.isfinite(scores[order])
+        )
+        listed = order[: precise[-1] + 1] if len(precise) else order[:0]
+        bounds = (
+            float(min(lower / max(recall[best], MIN_TAIL), noise_ratio)),
+            float(min(upper[best], 1.0)),
+        )
+        return cls(noise_ratio, *bounds, precision, recall, listed)
+
+
+def _count_at_least(values: np.ndarray, limits: np.ndarray) -> np.ndarray:
+    """Count the values that are at least each limit."""
+    count: np.ndarray = len(values) - np.searchsorted(np.sort(values), limits, side="left")
+    return count
+
+
+def mismatch_log_odds(data: np.ndarray, wrong: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Combine several features into one score with logistic regression: the log-odds of being
+    wrong.
+
+    Both classes have equal weight, and the ridge penalty is 1. A missing feature (NaN) is replaced
+    by its mean.
+
+    Args:
+        data: Features of the data, shape ``[N, F]``.
+        wrong: Features of known wrong items, shape ``[M, F]``.
+
+    Returns:
+        The log-odds of the data ``[N]`` and of the wrong items ``[M]``.
+    """
+    from scipy.optimize import minimize
+
+    features = np.concatenate([data, wrong]).astype(np.float64)
+    is_known = np.isfinite(features)
+    mean = np.where(is_known, features, 0.0).sum(0) / np.maximum(is_known.sum(0), 1)
+    features = np.where(is_known, features - mean, 0.0)  # a missing feature is the mean
+    # [N + M, 1 + F], with an intercept and features of unit variance.
+    design = np.concatenate(
+        [np.ones((len(features), 1)), features / np.maximum(features.std(0), 1e-9)], 1
     )
+    is_wrong = np.repeat([0.0, 1.0], [len(data), len(wrong)])
+    # both classes weigh the same
+    weight = np.where(is_wrong > 0, 0.5 / len(wrong), 0.5 / len(data)) * len(features)
+
+    def loss(coefficients: np.ndarray) -> tuple[float, np.ndarray]:
+        log_odds = design @ coefficients
+        value = (weight * (np.logaddexp(0, log_odds) - is_wrong * log_odds)).sum() + 0.5 * (
+            coefficients[1:] ** 2
+        ).sum()
+        # The sigmoid by tanh does not overflow.
+        error = weight * (0.5 * (1 + np.tanh(log_odds / 2)) - is_wrong)
+        return value, design.T @ error + np.r_[0.0, coefficients[1:]]
+
+    fit = minimize(loss, np.zeros(design.shape[1]), jac=True, method="L-BFGS-B")
+    scores: np.ndarray = design @ fit.x
+    return scores[: len(data)], scores[len(data) :]

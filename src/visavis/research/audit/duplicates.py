@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 from PIL import Image as Pillow
 from PIL.Image import Image as PILImage
 from torch import Tensor
-from torch.nn.functional import interpolate, normalize
+from torch.nn.functional import avg_pool2d, grid_sample, interpolate, normalize
 
 from visavis.core.blocking import chunk_slices
 from visavis.core.progress import Progress
@@ -27,9 +28,13 @@ from visavis.data.file_names import split_priority
 from visavis.data.images import MAX_HAMMING_DISTANCE, dhash
 from visavis.data.parallel import map_in_order
 from visavis.losses.scoring import max_query_rows
-from visavis.research.audit.audit_part import Issue, cache_path, cached_tensors, format_count
-from visavis.research.audit.embeddings import ImageVectors
-from visavis.research.audit.image_alignment import aligned_correlation
+from visavis.research.audit.audit_part import (
+    ImageVectors,
+    Issue,
+    cache_path,
+    cached_tensors,
+    format_count,
+)
 
 THUMBNAIL_SIZE, COARSE_SIZE = 48, 8
 # Pixels that the shorter side of an image keeps when it is decoded at a reduced size.
@@ -49,6 +54,19 @@ _FIX_WITHIN = "Merge copies into one image with all of their captions. Otherwise
 _FIX_SIMILAR = "Check some of them. Images of the same moment are negatives of one another, and across splits they make metrics too high."
 
 
+PAIRS_PER_BATCH = 512
+# Images are compared at a grid of this many points per side.
+_GRID_SIZE = 16
+# Shares of a side that the first crops leave out.
+_MARGINS = (0.0, 0.08, 0.16)
+# Shares of a side by which an edge of the best crop is then moved.
+_STEPS = (0.03, 0.02, 0.02, 0.01, 0.01)
+# Largest increase of a correlation by moving the edges of a crop.
+_MAX_REFINEMENT_GAIN = 0.15
+# Of 255 levels. An image that varies less has no content that could agree.
+_MIN_STANDARD_DEVIATION = 4.0
+
+
 def pairs_above_threshold(vectors: Tensor, threshold: float, k: int) -> np.ndarray:
     """Find pairs of rows with a large dot product among the nearest neighbors of each row.
 
@@ -62,9 +80,9 @@ def pairs_above_threshold(vectors: Tensor, threshold: float, k: int) -> np.ndarr
     """
     pairs = [np.empty((0, 2), np.int64)]
     for rows in chunk_slices(len(vectors), max_query_rows(len(vectors), 16.0)):
-        scores = vectors[rows] @ vectors.T
+        scores = vectors[rows] @ vectors.T  # [block, N]
         positions = torch.arange(len(scores))
-        scores[positions, rows.start + positions] = -torch.inf
+        scores[positions, rows.start + positions] = -torch.inf  # an image is not its own neighbor
         nearest = scores.topk(min(k, len(vectors) - 1), dim=1)
         query, neighbor = (nearest.values >= threshold).nonzero(as_tuple=True)
         pairs.append(torch.stack([rows.start + query, nearest.indices[query, neighbor]], 1).numpy())
@@ -141,6 +159,7 @@ class ImageThumbnails:
         """Unit vectors of 8 x 8 colors, shape ``[N, 192]``. They change little if an image is
         cropped a little.
         """
+        # [N, 192], centered, so that the cosine ignores brightness.
         points = interpolate(
             self.thumbnails.float(), size=(COARSE_SIZE, COARSE_SIZE), mode="area"
         ).flatten(1)
@@ -167,6 +186,7 @@ def read_thumbnails(data: Dataset, progress: Progress) -> ImageThumbnails:
         return {"thumbnails": thumbnails, "hashes": hashes}
 
     sizes = [image.location.num_bytes for image in data.images if image.location is not None]
+    # Sizes of the files show a changed image without reading it.
     path = cache_path(
         "thumbnails", data.name, [image.name for image in data.images], sizes, THUMBNAIL_SIZE
     )
@@ -183,39 +203,32 @@ def make_copies(image: PILImage, random: np.random.Generator) -> list[PILImage]:
     Returns:
         The image recompressed, halved, cropped by up to 8 % at each side, and all of these.
     """
-    cropped = _crop(image, random)
-    return [_recompress(image), _halve(image), cropped, _recompress(_halve(_crop(image, random)))]
 
+    def crop() -> PILImage:
+        left, right, top, bottom = random.uniform(0, 0.08, 4)
+        (width, height), ends = image.size, (1 - right, 1 - bottom)
+        box = (left * width, top * height, ends[0] * width, ends[1] * height)
+        return image.crop(tuple(map(round, box)))
 
-def _crop(image: PILImage, random: np.random.Generator) -> PILImage:
-    left, right, top, bottom = random.uniform(0, 0.08, 4)
-    width, height = image.size
-    return image.crop(
-        (
-            round(left * width),
-            round(top * height),
-            round((1 - right) * width),
-            round((1 - bottom) * height),
-        )
-    )
+    def halve(image: PILImage) -> PILImage:
+        size = max(image.width // 2, 1), max(image.height // 2, 1)
+        return image.resize(size, Pillow.Resampling.BICUBIC)
 
+    def recompress(image: PILImage) -> PILImage:
+        buffer = io.BytesIO()
+        image.save(buffer, "JPEG", quality=60)
+        return Pillow.open(buffer).convert("RGB")
 
-def _halve(image: PILImage) -> PILImage:
-    return image.resize(
-        (max(image.width // 2, 1), max(image.height // 2, 1)), Pillow.Resampling.BICUBIC
-    )
-
-
-def _recompress(image: PILImage) -> PILImage:
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=60)
-    return Pillow.open(buffer).convert("RGB")
+    # The order of the random numbers decides the crops.
+    cropped = crop()
+    return [recompress(image), halve(image), cropped, recompress(halve(crop()))]
 
 
 def _thumbnail(image: PILImage) -> tuple[Tensor, Tensor]:
     pixels = np.asarray(
         image.resize((THUMBNAIL_SIZE, THUMBNAIL_SIZE), Pillow.Resampling.BICUBIC, reducing_gap=3.0)
     )
+    # -1 and 1, so that a dot product counts equal minus different bits.
     bits = (
         np.unpackbits(np.frombuffer(bytes.fromhex(dhash(image)), np.uint8)).astype(np.int8) * 2 - 1
     )
@@ -320,53 +333,44 @@ class Duplicates:
             for differ in (True, False)
         )
         similar = tuple(str(pair) for pair in self.pairs if pair.kind == "similar")
-        issues = []
-        if between:
-            leaked = " and ".join(
-                f"{count:,} of the {self.sizes[split]:,} {split} images"
-                for split, count in self.copies_in_train.items()
-            )
-            description = (
-                f"{leaked} have a copy in train."
-                if leaked
-                else f"{format_count(len(between), 'pair')} of copies in val and test."
-            )
-            issues.append(
-                Issue(
-                    "copies across splits",
-                    len(between),
-                    description,
-                    _FIX_BETWEEN,
-                    between,
-                    serious=True,
-                )
-            )
-        if within:
-            description = f"{self.copies:,} images are copies of one another, {self.groups:,} different images."
-            serious = self.copies - self.groups >= 0.01 * sum(self.sizes.values())
-            issues.append(
-                Issue("copies in one split", len(within), description, _FIX_WITHIN, within, serious)
-            )
-        if similar:
-            leaked = ", ".join(
-                f"{count:,} of {self.sizes[split]:,} in {split}"
-                for split, count in self.similar_in_train.items()
-            )
-            description = (
+        leaked_copies = " and ".join(
+            f"{count:,} of the {self.sizes[split]:,} {split} images"
+            for split, count in self.copies_in_train.items()
+        )
+        leaked_similar = ", ".join(
+            f"{count:,} of {self.sizes[split]:,} in {split}"
+            for split, count in self.similar_in_train.items()
+        )
+        issues = [
+            Issue(
+                "copies across splits",
+                len(between),
+                f"{leaked_copies} have a copy in train."
+                if leaked_copies
+                else f"{format_count(len(between), 'pair')} of copies in val and test.",
+                _FIX_BETWEEN,
+                between,
+                serious=True,
+            ),
+            Issue(
+                "copies in one split",
+                len(within),
+                f"{self.copies:,} images are copies of one another, {self.groups:,} different images.",
+                _FIX_WITHIN,
+                within,
+                serious=self.copies - self.groups >= 0.01 * sum(self.sizes.values()),
+            ),
+            Issue(
+                "similar images",
+                len(similar),
                 "by the encoder's features, they are as similar as an image and its own copies."
-                + (f" Images similar to one of train: {leaked}." if leaked else "")
-            )
-            issues.append(
-                Issue(
-                    "similar images",
-                    len(similar),
-                    description,
-                    _FIX_SIMILAR,
-                    similar,
-                    serious=False,
-                )
-            )
-        return issues
+                + (f" Images similar to one of train: {leaked_similar}." if leaked_similar else ""),
+                _FIX_SIMILAR,
+                similar,
+                serious=False,
+            ),
+        ]
+        return [issue for issue in issues if issue.count]
 
 
 def find_duplicates(
@@ -396,16 +400,18 @@ def find_duplicates(
     by_hash = pairs_above_threshold(
         thumbnails.hashes.float(), 256.0 - 2 * MAX_HAMMING_DISTANCE, NUM_NEIGHBORS
     )
+    # A copy that one of the three searches misses may be found by another.
     by_color = pairs_above_threshold(thumbnails.coarse_vectors, thresholds.coarse, NUM_NEIGHBORS)
     by_features = np.empty((0, 2), np.int64)
     if features is not None and thresholds.cosine is not None:
         by_features = pairs_above_threshold(features, thresholds.cosine, NUM_NEIGHBORS)
     candidates = unique_pairs(np.concatenate([by_color, by_hash, by_features]))
     first, second = (thumbnails.thumbnails[candidates[:, side]] for side in (0, 1))
-    correlation = aligned_correlation(first, second, thresholds.correlation).numpy()
+    correlation = aligned_correlation(first, second, thresholds.correlation).numpy()  # [P]
     is_copy = correlation >= thresholds.correlation
     if features is not None and thresholds.min_cosine is not None:
         cosines = (features[candidates[:, 0]] * features[candidates[:, 1]]).sum(1)
+        # The features of a copy agree, too, as those of the copies made here did.
         is_copy &= (cosines >= thresholds.min_cosine).numpy()
     by_features_set = set(map(tuple, by_features.tolist()))
     is_similar = ~is_copy & np.array(
@@ -417,16 +423,17 @@ def find_duplicates(
         a, b = sorted(
             candidates[row].tolist(), key=lambda image: split_priority(data.images[image].split)
         )
-        pair = DuplicatePair(
-            first=data.images[a].name,
-            second=data.images[b].name,
-            splits=(data.images[a].split, data.images[b].split),
-            kind="copy" if is_copy[row] else "similar",
-            correlation=float(correlation[row]),
-            hamming_distance=int((thumbnails.hashes[a] != thumbnails.hashes[b]).sum()),
-            cosine=None if features is None else float(features[a] @ features[b]),
+        pairs.append(
+            DuplicatePair(
+                first=data.images[a].name,
+                second=data.images[b].name,
+                splits=(data.images[a].split, data.images[b].split),
+                kind="copy" if is_copy[row] else "similar",
+                correlation=float(correlation[row]),
+                hamming_distance=int((thumbnails.hashes[a] != thumbnails.hashes[b]).sum()),
+                cosine=None if features is None else float(features[a] @ features[b]),
+            )
         )
-        pairs.append(pair)
     pairs.sort(
         key=lambda pair: (
             pair.kind != "copy",
@@ -434,7 +441,7 @@ def find_duplicates(
             -(pair.correlation or 0),
         )
     )
-    copies = candidates[is_copy]
+    copies = candidates[is_copy]  # [C, 2]
     groups = connected_groups(copies, len(data.images))[np.unique(copies)]
     return Duplicates(
         pairs=tuple(pairs),
@@ -465,13 +472,15 @@ def learn_thresholds(
     chosen = np.sort(
         random.choice(len(data.images), min(NUM_TEST_IMAGES, len(data.images)), replace=False)
     )
+    # Four copies of each chosen image, in its order.
     images = [copy for i in chosen for copy in make_copies(data.images[i].preview(), random)]
-    origin = np.repeat(chosen, len(images) // len(chosen))
+    origin = np.repeat(chosen, len(images) // len(chosen))  # [copies], the image of each
     copies = ImageThumbnails.from_images(images)
     correlation = aligned_correlation(copies.thumbnails, thumbnails.thumbnails[origin]).numpy()
     coarse = (copies.coarse_vectors * thumbnails.coarse_vectors[origin]).sum(1).numpy()
     min_correlation = max(float(np.quantile(correlation, 1 - MIN_COPY_RECALL)), MIN_CORRELATION)
     min_coarse = float(np.quantile(coarse, 0.01))
+    # [copies, neighbors]. A copy that is not among the neighbors would never be compared.
     neighbors = (
         (copies.coarse_vectors @ thumbnails.coarse_vectors.T)
         .topk(min(NUM_NEIGHBORS, len(thumbnails)), 1)
@@ -493,7 +502,102 @@ def learn_thresholds(
 def _count_in_train(data: Dataset, pairs: np.ndarray) -> dict[str, int]:
     """Count the images of each other split that are paired with an image of the training split."""
     paired: dict[str, set[int]] = {}
-    for a, b in [*pairs, *pairs[:, ::-1]]:
+    for a, b in [*pairs, *pairs[:, ::-1]]:  # both directions of each pair
         if data.images[b].split == "train" and data.images[a].split != "train":
             paired.setdefault(data.images[a].split, set()).add(int(a))
     return {split: len(images) for split, images in paired.items()}
+
+
+def aligned_correlation(first: Tensor, second: Tensor, threshold: float = 0.0) -> Tensor:
+    """Compute the correlation of pairs of images over their best overlap.
+
+    Each image as a whole is compared with crops of the other that keep at least 80 % of its sides.
+    The search starts with centered crops and crops at the edges and corners. Then it moves the
+    edges of the best crop.
+
+    Args:
+        first: Thumbnails with values from 0 to 255, shape ``[N, 3, S, S]``.
+        second: Thumbnails of the same shape.
+        threshold: Correlation of interest. Values far below it are computed roughly.
+
+    Returns:
+        Correlations of at most 1, shape ``[N]``.
+    """
+    best = [
+        _best_crop_correlation(a, b, threshold - _MAX_REFINEMENT_GAIN)
+        for a, b in ((first, second), (second, first))
+    ]
+    return torch.maximum(*best)
+
+
+def _best_crop_correlation(full_images: Tensor, cropped: Tensor, min_coarse: float) -> Tensor:
+    """Return the best correlation of whole images with crops of others, refined where it is at
+    least ``min_coarse``.
+    """
+    results = [torch.zeros(0)]
+    for full_batch, crop_batch in zip(
+        full_images.split(PAIRS_PER_BATCH), cropped.split(PAIRS_PER_BATCH), strict=True
+    ):
+        # Smoothing removes details that depend on the sampling grid.
+        full, image = (
+            avg_pool2d(images.float(), 3, stride=1, padding=1, count_include_pad=False)
+            for images in (full_batch, crop_batch)
+        )
+        boxes = torch.tensor([0.0, 0.0, 1.0, 1.0]).repeat(len(full), 1)
+        # [N, points], [N]
+        target, best = _unit(_sample(full, boxes)), torch.full((len(full),), -1.0)
+        for margin in _MARGINS:
+            for x, y in product(sorted({0.0, margin / 2, margin}), repeat=2):
+                # left, top, right, bottom
+                box = torch.tensor([x, y, x + 1 - margin, y + 1 - margin]).expand(len(full), 4)
+                best, boxes = _keep_better(target, image, best, boxes, box)
+        # Few pairs get close enough to be worth the search of edges.
+        promising = best >= min_coarse
+        target, image, refined, boxes = (
+            values[promising] for values in (target, image, best, boxes)
+        )
+        for step, edge, sign in product(_STEPS, range(4), (-1, 1)):
+            moved = boxes.clone()
+            moved[:, edge] = (moved[:, edge] + sign * step).clamp(0, 1)
+            refined, boxes = _keep_better(target, image, refined, boxes, moved)
+        best[promising] = refined
+        results.append(best)
+    return torch.cat(results)
+
+
+def _keep_better(
+    target: Tensor, image: Tensor, best: Tensor, boxes: Tensor, candidates: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the better correlation of the current and the candidate boxes for each pair, and its
+    box.
+    """
+    scores = (_unit(_sample(image, candidates)) * target).sum(1)
+    return torch.maximum(best, scores), torch.where((scores > best)[:, None], candidates, boxes)
+
+
+def _sample(images: Tensor, boxes: Tensor) -> Tensor:
+    """Sample a grid in boxes ``[N, 4]`` (left, top, right, bottom, as shares of the sides): points
+    ``[N, 3 * grid * grid]``.
+    """
+    steps = (torch.arange(_GRID_SIZE) + 0.5) / _GRID_SIZE  # centers of cells, in (0, 1)
+    x, y = (
+        boxes[:, low, None] + steps * (boxes[:, high] - boxes[:, low])[:, None]
+        for low, high in ((0, 2), (1, 3))
+    )
+    # grid_sample expects coordinates from -1 to 1.
+    grid = (
+        torch.stack(
+            [x[:, None, :].expand(-1, _GRID_SIZE, -1), y[:, :, None].expand(-1, -1, _GRID_SIZE)], -1
+        )
+        * 2
+        - 1
+    )
+    return grid_sample(images, grid, align_corners=False, padding_mode="border").flatten(1)
+
+
+def _unit(points: Tensor) -> Tensor:
+    """Center and scale to length 1. A flat image stays short, so that it correlates with nothing."""
+    centered = points - points.mean(1, keepdim=True)
+    return centered / centered.norm(dim=1, keepdim=True).clamp(
+        min=_MIN_STANDARD_DEVIATION * points.shape[1] ** 0.5
+    )

@@ -15,6 +15,7 @@ Source: J. Hestness et al., "Deep Learning Scaling is Predictable, Empirically" 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -24,8 +25,15 @@ import numpy as np
 from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
 from visavis.models import Matcher
-from visavis.research.audit.audit_part import CachedModel, Issue, cache_path, cached_value
-from visavis.research.audit.model_fit import count_steps, fit_model, max_epoch_factor
+from visavis.research.audit.audit_part import (
+    CachedModel,
+    Issue,
+    cache_path,
+    cached_value,
+    count_steps,
+    fit_model,
+    max_epoch_factor,
+)
 from visavis.training.recipes.data_module import DataModule
 
 EXPONENTS = np.concatenate([[0.0], np.geomspace(0.05, 2.0, 200)])
@@ -82,18 +90,20 @@ def extrapolate(sizes: np.ndarray, values: np.ndarray, seed: int = 0) -> Extrapo
     """
     from scipy.stats import f, t
 
-    distinct = np.unique(sizes)
+    distinct = np.unique(sizes)  # [S], ascending
     means = np.array([values[sizes == size].mean() for size in distinct])
     counts = np.array([(sizes == size).sum() for size in distinct])
-    dof = int(counts.sum() - len(distinct))
+    dof = int(counts.sum() - len(distinct))  # pooled over the sizes
     residuals = values - means[np.searchsorted(distinct, sizes)]
     std = float(np.sqrt((residuals**2).sum() / dof))
     random = np.random.default_rng(seed)
     noise = (
         t.rvs(dof, size=(NUM_SAMPLES, len(distinct)), random_state=random) * std / np.sqrt(counts)
     )
+    # [1 + samples, E]: the measured curve first.
     errors, gains = _fit_power_laws(distinct, np.concatenate([means[None], means + noise]), counts)
-    best = int(errors[0].argmin())
+    best = int(errors[0].argmin())  # exponent of the measured curve
+    # Exponents that an F test does not distinguish from the best one.
     fits_well = errors[1:] <= errors[1:].min(1, keepdims=True) + std**2 * f.ppf(CONFIDENCE, 1, dof)
     lowest, highest = (
         np.where(fits_well, gains[1:], np.inf).min(1),
@@ -114,12 +124,16 @@ def _fit_power_laws(
     """Return squared errors of the best fit for each curve and exponent ``[M, E]``, and its gain at
     twice the largest size.
     """
+    # Relative to the largest size, where every shape is 0.
     relative = sizes / sizes[-1]
+    # [E, S]
     shapes = np.stack([np.log(relative) if c == 0 else (1 - relative**-c) / c for c in EXPONENTS])
     doubled = np.array([np.log(2) if c == 0 else (1 - 2.0**-c) / c for c in EXPONENTS])
     weights = counts / counts.sum()
+    # Weighted least squares with an intercept: center both sides.
     centered = shapes - (shapes * weights).sum(1, keepdims=True)
     residuals = means - (means * weights).sum(1, keepdims=True)
+    # [M, E], more data never hurts
     slopes = np.maximum((residuals * weights) @ centered.T / (centered**2 * weights).sum(1), 0.0)
     errors = ((residuals[:, None] - slopes[..., None] * centered[None]) ** 2 * counts).sum(-1)
     return errors, slopes * doubled
@@ -220,45 +234,22 @@ def measure_learning_curve(
     Returns:
         The curve.
     """
-    models, points_of, curves = (
-        curve_models(data_module, identity, seeds),
-        dict[str, list[CurvePoint]](),
-        list[CurveAxis](),
-    )
-    for done, model in enumerate(models, 1):
-        points_of.setdefault(model.unit, []).append(
-            CurvePoint(model.size, model.seed, max(model.cached.result(progress)))
-        )
+    models, curves = curve_models(data_module, identity, seeds), list[CurveAxis]()
+    points_of = defaultdict[str, list[CurvePoint]](list)
+    for done, (unit, size, seed, model) in enumerate(models, 1):
+        points_of[unit].append(CurvePoint(size, seed, max(model.result(progress))))
         progress.update("learning curve", done, len(models), 0.0)
     for unit, points in points_of.items():
-        can_extrapolate = len({point.size for point in points}) > 2 and seeds > 1
-        extrapolation = (
-            extrapolate(np.array([p.size for p in points]), np.array([p.rsum for p in points]))
-            if can_extrapolate
-            else None
-        )
+        sizes, rsums = ([getattr(p, name) for p in points] for name in ("size", "rsum"))
+        can_extrapolate = len(set(sizes)) > 2 and seeds > 1
+        extrapolation = extrapolate(np.array(sizes), np.array(rsums)) if can_extrapolate else None
         curves.append(CurveAxis(unit, tuple(points), extrapolation))
     return LearningCurve(tuple(curves), len(data_module.validation.images))
 
 
-@dataclass(frozen=True)
-class CurveModel:
-    """Model of a point of the curve.
-
-    Attributes:
-        unit: "images" or "captions per image".
-        size: Number of images, or of captions per image, that it is trained on.
-        seed: Seed of the training.
-        cached: The model. Its result is its validation RSUM at each evaluation.
-    """
-
-    unit: str
-    size: int
-    seed: int
-    cached: CachedModel[list[float]]
-
-
-def curve_models(data_module: DataModule, identity: Any, seeds: int) -> list[CurveModel]:
+def curve_models(
+    data_module: DataModule, identity: Any, seeds: int
+) -> list[tuple[str, int, int, CachedModel[list[float]]]]:
     """List the models of the curve. Models of both axes that are trained on all data are the same.
 
     Args:
@@ -267,7 +258,8 @@ def curve_models(data_module: DataModule, identity: Any, seeds: int) -> list[Cur
         seeds: Number of models per size.
 
     Returns:
-        The models, in the order of their axes and sizes.
+        Unit ("images" or "captions per image"), size and seed of each model, in the order of their
+        axes and sizes, and the model. Its result is its validation RSUM at each evaluation.
     """
     train = data_module.data.split("train")
     # For each size: the size, its fraction of the data, and the arguments of `Dataset.subsample`.
@@ -284,7 +276,7 @@ def curve_models(data_module: DataModule, identity: Any, seeds: int) -> list[Cur
             (count, count / max_captions, (0, count)) for count in caption_counts
         ]
     return [
-        CurveModel(
+        (
             unit,
             size,
             seed,
@@ -321,16 +313,17 @@ def _point_model(
 
         def on_step(matcher: Matcher, done: int, total: int) -> None:
             progress.update(f"model of {len(part.images):,} images", done, total, 0.0)
+            # After each quarter of the steps.
             if done * NUM_EVALUATIONS // total > (done - 1) * NUM_EVALUATIONS // total:
                 values.append(data_module.evaluate(matcher, validation).metrics["rsum"])
 
         fit_model(data_module, part, validation, seed, on_step, epoch_factor=epoch_factor)
         return values
 
-    def result(progress: Progress) -> list[float]:
-        rsums: list[float] = cached_value(
+    return CachedModel(
+        cache.with_suffix(".json"),
+        count_steps(recipe, part, epoch_factor),
+        lambda progress: cached_value(
             cache, list[float], partial(evaluate_during_training, progress)
-        )
-        return rsums
-
-    return CachedModel(cache.with_suffix(".json"), count_steps(recipe, part, epoch_factor), result)
+        ),
+    )

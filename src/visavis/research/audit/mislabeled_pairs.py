@@ -24,14 +24,22 @@ from visavis.losses.targets import Targets
 from visavis.models import Matcher
 from visavis.models.base import evaluation_mode
 from visavis.models.inference import score_all_pairs
-from visavis.research.audit.audit_part import CachedModel, Issue, cache_path, cached_tensors
+from visavis.research.audit.audit_part import (
+    CachedModel,
+    Issue,
+    cache_path,
+    cached_tensors,
+    count_steps,
+    fit_model,
+    max_epoch_factor,
+)
 from visavis.research.audit.caption_audit import (
+    NoiseEstimate,
+    mismatch_log_odds,
     sample_other_images,
     sibling_agreement,
     sibling_mean,
 )
-from visavis.research.audit.model_fit import count_steps, fit_model, max_epoch_factor
-from visavis.research.audit.noise_estimate import NoiseEstimate, mismatch_log_odds
 from visavis.research.diagnostics import pair_weights
 from visavis.research.diagnostics.contribution_analysis import at_learned_scale
 from visavis.research.diagnostics.pair_gradients import BYTES_PER_PAIR
@@ -156,16 +164,14 @@ def find_mislabeled_pairs(
         for model in fold_models(data_module, text_vectors, copy_groups, identity, folds)
     ]
     joined = {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
-    order = np.argsort(joined["caption"])
+    order = np.argsort(joined["caption"])  # from the order of the folds to that of the captions
     pairs = {name: column[order] for name, column in joined.items()}
     scores, wrong = mismatch_log_odds(pairs["features"], pairs["mismatched_features"])
     estimate = NoiseEstimate.from_scores(scores, wrong)
-    suspects = []
-    for caption in estimate.listed:
-        image = data.images[data.image_of[caption]]
-        suspect = SuspectPair(
-            image=image.name,
-            split=image.split,
+    suspects = [
+        SuspectPair(
+            image=data.images[data.image_of[caption]].name,
+            split=data.images[data.image_of[caption]].split,
             caption=data.captions[caption],
             weight=float(pairs["weight"][caption]),
             rank=int(pairs["rank"][caption]),
@@ -173,7 +179,8 @@ def find_mislabeled_pairs(
             best_image=data.images[pairs["best_image"][caption]].name,
             precision=float(estimate.precision[caption]),
         )
-        suspects.append(suspect)
+        for caption in estimate.listed
+    ]
     recall = float(estimate.recall[estimate.listed[-1]]) if suspects else 0.0
     objective = repr(data_module.recipe.phases[-1].objective)
     ratios = estimate.noise_ratio, estimate.min_noise_ratio, estimate.max_noise_ratio
@@ -202,6 +209,7 @@ def fold_models(
     """
     data, seed = data_module.data, data_module.recipe.seed
     random = np.random.default_rng([seed, len(data.images)])
+    # Copies of one image are in one fold, or a model would have seen them.
     fold_of = random.permutation(copy_groups.max() + 1)[copy_groups] % folds
 
     def make(fold: int) -> CachedModel[dict[str, Tensor]]:
@@ -221,6 +229,7 @@ def fold_models(
             )
             objective = at_learned_scale(data_module.recipe.phases[-1].objective, matcher)
             shuffled = np.random.default_rng([seed, 1]).permutation(held_out)
+            # at most MAX_IMAGES images each
             chunks = map(np.sort, np.array_split(shuffled, -(-len(held_out) // MAX_IMAGES)))
             with evaluation_mode(matcher):
                 rows = [
@@ -290,16 +299,17 @@ def _feature_columns(
     standardized score of the siblings.
     """
     captions = torch.arange(len(assigned))
-    weight = _pulling_weights(
+    weight = _pulling_weights(  # [C]
         objective,
         scores,
         Targets(query_ids=torch.arange(len(scores)), candidate_ids=assigned),
         assigned,
     )
+    # [V, C], over the images of each text
     by_text = (scores - scores.mean(0)) / scores.std(0).clamp(min=1e-6)
     by_image = (scores - scores.mean(1, keepdim=True)) / scores.std(1, keepdim=True).clamp(min=1e-6)
     pair = scores[assigned, captions]
-    image_rank = 1 + (scores > pair).sum(0)
+    image_rank = 1 + (scores > pair).sum(0)  # [C]
     text_rank = torch.cat(
         [
             1 + (scores[assigned[part]] > pair[part, None]).sum(1)
@@ -307,7 +317,7 @@ def _feature_columns(
         ]
     )
     columns = [
-        (1e-3 + weight).log(),
+        (1e-3 + weight).log(),  # a weight of 0 stays finite
         by_image[assigned, captions],
         by_text[assigned, captions],
         (image_rank / len(scores)).log(),
@@ -328,6 +338,7 @@ def _pulling_weights(
     scores, targets = objective.prepare(scores, targets)
     for rows in chunk_slices(len(scores), max_query_rows(scores.shape[1], BYTES_PER_PAIR)):
         block = -pair_weights(objective, scores[rows], targets[rows])
+        # captions whose image is in this block
         inside = (assigned >= rows.start) & (assigned < rows.start + len(block))
         total[inside] += block[assigned[inside] - rows.start, captions[inside]]
     transposed = targets.T

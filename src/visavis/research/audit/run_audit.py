@@ -19,15 +19,22 @@ from visavis.core.errors import VisavisError, suggest_name
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import NoProgress, Progress
 from visavis.core.run_context import RunContext
+from visavis.core.spec import validate_int
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.features.store import FeatureStore
 from visavis.data.parallel import cpu_cores
 from visavis.models.encoders import cnn_backbones
-from visavis.research.audit.audit_part import CachedModel, Issue, cache_path, cached_value
+from visavis.research.audit.audit_part import (
+    CachedModel,
+    Issue,
+    cache_path,
+    cached_value,
+    caption_vectors,
+    image_vectors,
+)
 from visavis.research.audit.caption_audit import CaptionAudit, audit_captions
 from visavis.research.audit.duplicates import Duplicates, find_duplicates, read_thumbnails
-from visavis.research.audit.embeddings import caption_vectors, image_vectors
 from visavis.research.audit.learning_curve import (
     LearningCurve,
     curve_models,
@@ -205,7 +212,7 @@ class _Auditor:
             )
         if "learning_curve" in parts:
             models += [
-                model.cached for model in curve_models(self.data_module, self.identity, self.seeds)
+                model for *_, model in curve_models(self.data_module, self.identity, self.seeds)
             ]
         return models
 
@@ -214,6 +221,7 @@ class _Auditor:
         cached.
         """
         models, recipe = self.models(parts), self.data_module.recipe
+        # Models of both axes on all data share a file, so each is trained once.
         missing = {
             model.file: number
             for number, model in enumerate(models)
@@ -229,6 +237,7 @@ class _Auditor:
         order = sorted(missing.values(), key=lambda number: -models[number].num_steps)
         arguments = json.dumps(recipe.to_dict()), tuple(parts), self.folds, self.seeds
         with process_pool(workers) as pool:
+            # Results reach this process through the cache.
             futures = [pool.submit(_train_in_worker, number, *arguments) for number in order]
             for done, future in enumerate(as_completed(futures), 1):
                 future.result()
@@ -308,8 +317,9 @@ def audit(
             raise VisavisError(
                 f"parts: unknown part {part!r} of an audit: {suggest_name(part, AUDIT_PARTS)}"
             )
-    if folds < 2 or seeds < 2:
-        raise VisavisError(f"folds, seeds: expected integers >= 2, got {folds} and {seeds}.")
+    validate_int(folds, "folds", 2)
+    validate_int(seeds, "seeds", 2)
+    # the data set of the command wins over that of the recipe
     settings = {"data.path": str(path)} | overrides
     is_named = recipe is not None
     reason = f"recipe {recipe}"

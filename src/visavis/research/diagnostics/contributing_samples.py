@@ -52,24 +52,6 @@ def released_targets(objective: Objective, images: int, texts: int) -> Targets |
     return Targets(query_ids=ids, candidate_ids=ids.repeat_interleave(captions_per_image))
 
 
-def _counts_by_rule(
-    objective: Objective, scores: Tensor, targets: Targets, epsilon: float, *, semantics: Semantics
-) -> dict[str, Tensor]:
-    """Counts by direction of objectives with a special counting rule in COCOS or its released code.
-    Empty for others, which count pair weights.
-    """
-    if type(objective) is Triplet and semantics == "reference":
-        return released_triplet_counts(scores, targets, margin=objective.margin)
-    if type(objective) is not SmoothAP:
-        return {}
-    tau = objective.tau
-    if semantics == "reference":
-        t2i = released_smooth_ap_counts(scores.T, tau=tau, epsilon=epsilon)
-    else:
-        t2i = smooth_ap_counts(scores.T, targets.T, tau=tau, epsilon=epsilon)
-    return {"i2t": smooth_ap_counts(scores, targets, tau=tau, epsilon=epsilon), "t2i": t2i}
-
-
 def smooth_ap_counts(
     scores: Tensor,
     targets: Targets,
@@ -99,8 +81,8 @@ def smooth_ap_counts(
     Source:
         COCOS, eq. 13.
     """
-    query, candidate = targets.positive.nonzero(as_tuple=True)
-    is_labeled = targets.positive | targets.negative
+    query, candidate = targets.positive.nonzero(as_tuple=True)  # [P]
+    is_labeled = targets.positive | targets.negative  # ignored pairs are not candidates
     counts = _count_triplets(
         scores[query].masked_fill(~is_labeled[query], NEG_INF),
         candidate,
@@ -130,6 +112,7 @@ def released_smooth_ap_counts(
     """
     texts, images = scores.shape
     captions_per_image = RELEASED_CAPTIONS_PER_IMAGE[SmoothAP]
+    # The released code treats texts as if they were images.
     candidate = torch.arange(min(captions_per_image * texts, images), device=scores.device)
     query = candidate // captions_per_image
     counts = _count_triplets(scores[query], candidate, tau, epsilon)
@@ -171,9 +154,10 @@ def _count_triplets(scores: Tensor, positive: Tensor, tau: float, epsilon: float
     """How many entries j of each row have ``sim(s_j - s_i) / R_i^2`` above epsilon for its positive
     i: ``[N, C], [N] -> [N]``.
     """
+    # The positive itself gets -inf, so its sigmoid is 0.
     gap = (scores - scores.gather(1, positive[:, None])).scatter(1, positive[:, None], NEG_INF)
     step = (gap / tau).sigmoid()
-    rank = 1 + step.sum(1, keepdim=True)
+    rank = 1 + step.sum(1, keepdim=True)  # [N, 1]
     return (step * (1 - step) / rank**2 > epsilon).sum(1)
 
 
@@ -248,6 +232,7 @@ def effective_number(weights: Tensor) -> Tensor:
         tensor([1., 2., 0.])
     """
     total = weights.sum(1)
+    # Shares first: squares of tiny weights would underflow.
     concentration = (weights / total[:, None]).square().sum(1)
     return torch.where(total > 0, 1 / concentration, 0.0)
 
@@ -283,7 +268,7 @@ def count_contributing(
         The counts.
     """
     size = weights.abs()
-    push = size.masked_fill(~targets.negative, 0.0)
+    push = size.masked_fill(~targets.negative, 0.0)  # [Q, C]
     above = push > epsilon
     return ContributingSamples(
         above.sum(1).to(size),
@@ -292,32 +277,6 @@ def count_contributing(
         size.masked_fill(~targets.positive, 0.0).sum(1),
         effective_number(push),
     )
-
-
-def contributing_by_direction(
-    objective: Objective,
-    scores: Tensor,
-    targets: Targets,
-    *,
-    epsilon: float = 0.01,
-    semantics: Semantics = "paper",
-) -> dict[str, ContributingSamples]:
-    """Count the contributing samples of both directions.
-
-    Args:
-        objective: The objective. SmoothAP, and Triplet in the released code, are counted by a rule
-            of their own.
-        scores: Scores, shape ``[V, T]``.
-        targets: Targets of the image-to-text direction.
-        epsilon: Weight from which a sample counts.
-        semantics: "reference" counts as the released code of COCOS, which differs for text queries
-            of Triplet and SmoothAP.
-
-    Returns:
-        The counts "i2t" and "t2i".
-    """
-    (counts,) = contributing_by_epsilon(objective, scores, targets, [epsilon], semantics=semantics)
-    return counts
 
 
 def contributing_by_epsilon(
@@ -336,7 +295,8 @@ def contributing_by_epsilon(
         scores: Scores, shape ``[V, T]``.
         targets: Targets of the image-to-text direction.
         epsilons: Weights from which a sample counts.
-        semantics: See `contributing_by_direction`.
+        semantics: "reference" counts as the released code of COCOS, which differs for text queries
+            of Triplet and SmoothAP. These have rules of their own, for SmoothAP also in the paper.
 
     Returns:
         The counts "i2t" and "t2i" for each epsilon.
@@ -347,15 +307,20 @@ def contributing_by_epsilon(
     }
     results = []
     for epsilon in epsilons:
-        counts = _counts_by_rule(objective, scores, targets, epsilon, semantics=semantics)
         samples = {
             direction: count_contributing(weights[direction], inputs[1], epsilon=epsilon)
             for direction, inputs in directions.items()
         }
-        results.append(
-            {
-                direction: replace(each, count=counts.get(direction, each.count))
-                for direction, each in samples.items()
-            }
-        )
+        # Special counting rules of COCOS or its released code.
+        counts = {direction: each.count for direction, each in samples.items()}
+        if type(objective) is Triplet and semantics == "reference":
+            counts = released_triplet_counts(scores, targets, margin=objective.margin)
+        elif type(objective) is SmoothAP:
+            tau = objective.tau
+            counts["i2t"] = smooth_ap_counts(scores, targets, tau=tau, epsilon=epsilon)
+            if semantics == "reference":
+                counts["t2i"] = released_smooth_ap_counts(scores.T, tau=tau, epsilon=epsilon)
+            else:
+                counts["t2i"] = smooth_ap_counts(scores.T, targets.T, tau=tau, epsilon=epsilon)
+        results.append({way: replace(each, count=counts[way]) for way, each in samples.items()})
     return results

@@ -10,9 +10,13 @@ released code includes, causes most of the standard deviations of table 4 of the
 from __future__ import annotations
 
 import math
+import os
+import shlex
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,12 +24,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from visavis.core.encoded import DIRECTIONS
+from visavis.core.environment import shell_command
 from visavis.core.errors import RunError, VisavisError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
+from visavis.core.spec import validate_int
 from visavis.data.loader import Loader
-from visavis.evaluation.published_row import PublishedRow
+from visavis.evaluation.published_row import MEASURES, PublishedRow
 from visavis.losses import objectives
 from visavis.losses.objectives import Objective
 from visavis.losses.scoring import score_matrix
@@ -37,6 +44,18 @@ from visavis.research.diagnostics.contributing_samples import (
     Semantics,
     contributing_by_epsilon,
     released_targets,
+)
+from visavis.research.reports.html_report import (
+    LIGHT_THEME,
+    PlotTheme,
+    ThemedImage,
+    TrainingCurve,
+    figure_to_png,
+    legend_style,
+    new_figure,
+    plot_training_curves,
+    render_report,
+    style_axes,
 )
 from visavis.training.checkpoint import Checkpoint, complete_checkpoints
 from visavis.training.optimizer import make_optimizer
@@ -107,6 +126,7 @@ def load_checkpoint(
         matcher.load_state_dict(initial_matcher(data_module, load_start_model(recipe)).state_dict())
         RunRecord.read(files.environment).check_initial_weights(matcher, run)
         return RunCheckpoint(recipe.phases[0], 0, {})
+    # Names are step-<number>, with a suffix if the name was in use.
     saved = {
         int(path.name[len("step-") :].partition("-")[0]): path
         for path in complete_checkpoints(files.checkpoints)
@@ -173,6 +193,43 @@ class ContributionCount:
     epsilon: float
     mean: dict[str, float]
     std: dict[str, float]
+
+    @classmethod
+    def from_batches(
+        cls,
+        objective: Objective,
+        semantics: Semantics,
+        epsilon: float,
+        rows: list[dict[str, float]],
+    ) -> ContributionCount:
+        """Average the measures of batches.
+
+        Args:
+            objective: The objective.
+            semantics: "paper" or "reference".
+            epsilon: Weight from which a sample counts.
+            rows: Measures of each batch. Batches whose value is NaN do not count.
+
+        Returns:
+            Means and standard deviations.
+        """
+        mean, std = dict[str, float](), dict[str, float]()
+        for key in rows[0]:
+            values = np.array([row[key] for row in rows if not math.isnan(row[key])])
+            mean[key] = float(values.mean()) if len(values) else math.nan
+            std[key] = float(values.std()) if len(values) else math.nan
+        return cls(repr(objective), semantics, epsilon, mean, std)
+
+    def mean_of_directions(self, measure: str) -> float:
+        """Average the means of both directions.
+
+        Args:
+            measure: Name of the measure.
+
+        Returns:
+            The average.
+        """
+        return (self.mean[f"i2t_{measure}"] + self.mean[f"t2i_{measure}"]) / 2
 
     def to_json(self) -> dict[str, Any]:
         """Return a flat JSON object. NaN becomes null."""
@@ -286,32 +343,58 @@ def diagnose_run(
         SpecError: If an objective is unknown.
         VisavisError: If ``batches`` or an epsilon is out of range.
     """
-    if batches is not None and batches < 1:
-        raise VisavisError(
-            f"batches: expected an integer >= 1, got {batches}. Omit --batches for all batches."
-        )
+    if batches is not None:
+        validate_int(batches, "batches", 1)
     if not epsilons or not all(0 < epsilon < 1 for epsilon in epsilons):
         raise VisavisError(
             "epsilon: expected weights between 0 and 1, got "
             f"{', '.join(map(str, epsilons)) or 'none'}."
         )
+    # each epsilon once, in the given order
     others, epsilons = [objectives.parse(text) for text in specs], list(dict.fromkeys(epsilons))
     recipe = read_run_recipe(run, data, memory)
-    untrained = None if recipe.phases else _untrained_checkpoint(run, checkpoint, others)
+    # A pretrained model has one checkpoint, and no phase of its own.
+    if not recipe.phases and (not others or checkpoint != "best"):
+        raise RunError(
+            f"{run}: a pretrained model has no checkpoint {checkpoint!r}. Omit --checkpoint."
+            if others
+            else f"{run}: expected an objective, because a pretrained model has none. Name one "
+            "with --objective."
+        )
     data_module, matcher = open_run(run, recipe, progress)
-    loaded = untrained or load_checkpoint(run, checkpoint, data_module, matcher, progress)
+    if recipe.phases:
+        loaded = load_checkpoint(run, checkpoint, data_module, matcher, progress)
+    else:
+        loaded = RunCheckpoint(Phase(epochs=1, objective=others[0]), 0, {})
     own_objective = at_learned_scale(loaded.phase.objective, matcher)
     loader = diagnostic_loader(data_module)
-    teacher = _supervision_at(
-        loaded if data is None else replace(loaded, supervision={}), data_module, matcher, loader
+    # The supervision of the checkpoint. Its state is about the images of the run.
+    teacher = copy(loaded.phase.supervision)
+    optimizer = make_optimizer(matcher, loaded.phase)
+    validation = data_module.loader(data_module.validation)
+    teacher.begin_phase(
+        training_context(data_module.recipe, loaded.phase, matcher, optimizer, loader, validation),
+        loaded.supervision if data is None else {},
     )
+    # a smaller last batch is not counted
     number = min(loader.num_batches, batches or loader.num_batches)
-    measures: _Measures = {}
+    measures = defaultdict[tuple[Objective, Semantics, float], list[dict[str, float]]](list)
     for done, (scores, targets) in enumerate(
         scored_batches(loader, matcher, teacher, number, recipe.memory or None), 1
     ):
         for objective in dict.fromkeys([own_objective, *others]):
-            _count_batch(measures, objective, scores, targets, epsilons)
+            targets_by_semantics: dict[Semantics, Targets | None] = {
+                "paper": targets,
+                # None if the released code of COCOS counts in the same way.
+                "reference": released_targets(objective, *scores.shape),
+            }
+            for semantics, batch_targets in targets_by_semantics.items():
+                if batch_targets is not None:
+                    samples = contributing_by_epsilon(
+                        objective, scores, batch_targets, epsilons, semantics=semantics
+                    )
+                    for epsilon, by_direction in zip(epsilons, samples, strict=True):
+                        measures[objective, semantics, epsilon].append(batch_measures(by_direction))
         progress.update("batches", done, number, 0.0)
     return ContributionAnalysis(
         run,
@@ -322,35 +405,9 @@ def diagnose_run(
         number,
         len(scores),
         scores.shape[1],
-        tuple(_summarize(*key, batch_rows) for key, batch_rows in measures.items()),
+        tuple(ContributionCount.from_batches(*key, rows) for key, rows in measures.items()),
         recipe.published,
     )
-
-
-_Measures = dict[tuple[Objective, Semantics, float], list[dict[str, float]]]
-
-
-def _count_batch(
-    measures: _Measures,
-    objective: Objective,
-    scores: Tensor,
-    targets: Targets,
-    epsilons: Sequence[float],
-) -> None:
-    """Add the measures of one batch, also as the released code of COCOS counts it if that differs."""
-    targets_by_semantics: dict[Semantics, Targets | None] = {
-        "paper": targets,
-        "reference": released_targets(objective, *scores.shape),
-    }
-    for semantics, batch_targets in targets_by_semantics.items():
-        if batch_targets is not None:
-            samples = contributing_by_epsilon(
-                objective, scores, batch_targets, epsilons, semantics=semantics
-            )
-            for epsilon, by_direction in zip(epsilons, samples, strict=True):
-                measures.setdefault((objective, semantics, epsilon), []).append(
-                    batch_measures(by_direction)
-                )
 
 
 def at_learned_scale(objective: Objective, matcher: Matcher) -> Objective:
@@ -368,34 +425,6 @@ def at_learned_scale(objective: Objective, matcher: Matcher) -> Objective:
     if matcher.logit_bias is not None:
         objective = objective.with_bias(matcher.logit_bias.item()) or objective
     return objective
-
-
-def _untrained_checkpoint(run: Path, checkpoint: str, others: Sequence[Objective]) -> RunCheckpoint:
-    """The only checkpoint of a pretrained model, in a phase with the first of the objectives."""
-    if not others:
-        raise RunError(
-            f"{run}: expected an objective, because a pretrained model has none. Name one with "
-            "--objective."
-        )
-    if checkpoint != "best":
-        raise RunError(
-            f"{run}: a pretrained model has no checkpoint {checkpoint!r}. Omit --checkpoint."
-        )
-    return RunCheckpoint(Phase(epochs=1, objective=others[0]), 0, {})
-
-
-def _supervision_at(
-    checkpoint: RunCheckpoint, data_module: DataModule, matcher: Matcher, train: Loader
-) -> Supervision:
-    """The supervision of a checkpoint, with its saved state."""
-    phase, recipe = checkpoint.phase, data_module.recipe
-    teacher = copy(phase.supervision)
-    validation = data_module.loader(data_module.validation)
-    context = training_context(
-        recipe, phase, matcher, make_optimizer(matcher, phase), train, validation
-    )
-    teacher.begin_phase(context, checkpoint.supervision)
-    return teacher
 
 
 def diagnostic_loader(data_module: DataModule) -> Loader:
@@ -416,7 +445,7 @@ def diagnostic_loader(data_module: DataModule) -> Loader:
         schedule=replace(
             loader.schedule,
             batch_size=BATCH_SIZE,
-            length_buckets=0,
+            length_buckets=0,  # random batches, as in the paper
             drop_last=len(items) > BATCH_SIZE,
             batches_per_epoch=0,
         ),
@@ -463,25 +492,99 @@ def batch_measures(samples: dict[str, ContributingSamples]) -> dict[str, float]:
     measures: dict[str, float] = {}
     for direction, each in samples.items():
         measures |= {
-            f"{direction}_{name}": float(getattr(each, name))
-            for name in ("per_moved", "per_query", "in_batch", "idle")
-        }
-        measures |= {
+            f"{direction}_per_moved": each.per_moved,
+            f"{direction}_per_query": each.per_query,
+            f"{direction}_in_batch": each.in_batch,
+            f"{direction}_idle": float(each.idle),
             f"{direction}_push": each.push.mean().item(),
             f"{direction}_pull": each.pull.mean().item(),
+            f"{direction}_effective": each.effective_negatives,
         }
-        measures[f"{direction}_effective"] = each.effective_negatives
     return measures
 
 
-def _summarize(
-    objective: Objective, semantics: Semantics, epsilon: float, rows: list[dict[str, float]]
-) -> ContributionCount:
-    """Mean and standard deviation over the batches that have a value."""
-    columns = {key: np.array([row[key] for row in rows]) for key in rows[0]}
-    columns = {key: values[~np.isnan(values)] for key, values in columns.items()}
-    mean = {
-        key: float(values.mean()) if len(values) else math.nan for key, values in columns.items()
-    }
-    std = {key: float(values.std()) if len(values) else math.nan for key, values in columns.items()}
-    return ContributionCount(repr(objective), semantics, epsilon, mean, std)
+def render_diagnosis(diagnosis: ContributionAnalysis) -> str:
+    """Render the report. Training curves are shown if the run has a log.
+
+    Args:
+        diagnosis: Counts and weights of contributing samples.
+
+    Returns:
+        The HTML page.
+    """
+    files = RunFolder(diagnosis.run)
+    curves = None
+    if os.path.exists(files.log):
+        name = diagnosis.counts[0].objective.partition("(")[0]
+        curves = ThemedImage.draw(
+            partial(plot_training_curves, [TrainingCurve(name, files.read_log())])
+        )
+    epsilons = " ".join(f"--epsilon {epsilon:g}" for epsilon in diagnosis.epsilons)
+    rows = []
+    for count in diagnosis.counts:
+        released = ", as in the released code" if count.semantics == "reference" else ""
+        name = f"{count.objective.partition('(')[0]}{released}, epsilon {count.epsilon:g}"
+        for direction, title in DIRECTIONS.items():
+            keys = [f"{direction}_{measure}" for measure in MEASURES]
+            values = [(count.mean[key], count.std[key]) for key in keys]
+            cells = ["-" if math.isnan(mean) else f"{mean:.2f} ± {std:.2f}" for mean, std in values]
+            rows.append([f"{name}, {title}", *cells])
+    return render_report(
+        "diagnosis",
+        diagnosis=diagnosis,
+        objectives=list(dict.fromkeys(count.objective for count in diagnosis.counts)),
+        measures=list(MEASURES.values()),
+        rows=rows,
+        sweep=ThemedImage.draw(partial(plot_epsilon, diagnosis))
+        if len(diagnosis.epsilons) > 1
+        else None,
+        curves=curves,
+        command=f"{shell_command()} diagnose {shlex.quote(str(diagnosis.run))} --checkpoint {diagnosis.checkpoint} {epsilons}",
+    )
+
+
+def plot_epsilon(diagnosis: ContributionAnalysis, theme: PlotTheme = LIGHT_THEME) -> bytes:
+    """Plot C^q over all queries, C^B and C^0 against epsilon, as means of both directions.
+
+    Args:
+        diagnosis: Counts at several epsilons.
+        theme: Colors.
+
+    Returns:
+        A PNG. Each objective has a color, and its effective number of negatives is dotted.
+    """
+    figure = new_figure(8.6, 3.1, theme)
+    counts = [count for count in diagnosis.counts if count.semantics == "paper"]
+    for panel, (measure, title) in enumerate(
+        (("per_query", "C^q, all queries"), ("in_batch", "C^B"), ("idle", "C^0"))
+    ):
+        axes = figure.add_axes((0.07 + 0.325 * panel, 0.17, 0.262, 0.64))
+        for number, objective in enumerate(dict.fromkeys(count.objective for count in counts)):
+            curve = sorted(
+                (count for count in counts if count.objective == objective),
+                key=lambda count: count.epsilon,
+            )
+            color, name = theme.lines[number % len(theme.lines)], objective.partition("(")[0]
+            means = [count.mean_of_directions(measure) for count in curve]
+            axes.plot(
+                [count.epsilon for count in curve],
+                means,
+                "o-",
+                color=color,
+                markersize=4,
+                label=name,
+            )
+            if measure == "per_query":
+                axes.axhline(
+                    curve[0].mean_of_directions("effective"),
+                    color=color,
+                    linestyle=":",
+                    linewidth=1.4,
+                )
+        style_axes(axes, title, theme, "epsilon")
+        axes.set_xscale("log")
+        axes.minorticks_off()
+        axes.set_ylim(bottom=0)
+        if panel == 0:
+            axes.legend(**legend_style(theme, 2.0))
+    return figure_to_png(figure)

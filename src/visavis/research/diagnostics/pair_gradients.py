@@ -42,6 +42,7 @@ def pair_weights(objective: Objective, scores: Tensor, targets: Targets) -> Tens
     """
     scores, targets = objective.prepare(scores, targets)
     with torch.enable_grad():
+        # The scores of the caller get no gradient.
         leaf = scores.detach().requires_grad_()
         (slopes,) = torch.autograd.grad(objective.terms(leaf, targets).sum(), leaf)
     return slopes / objective.gradient_scale
@@ -105,6 +106,7 @@ def tangent_norms_of_slopes(slopes: Tensor, queries: Tensor, candidates: Tensor)
     Returns:
         The norms.
     """
+    # One query at a time: [C, D] instead of [Q, C, D].
     tangent_lengths = torch.stack(
         [_tangent(query.expand_as(candidates), candidates).norm(dim=-1) for query in queries]
     )

@@ -5,11 +5,12 @@ and the sweep of one number.
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from visavis.core.notebook import NotebookTable
 from visavis.core.own_code import CodeNotNamed
@@ -42,8 +43,6 @@ FEEDBACK_METRIC, FEEDBACK_LABEL = "judged_r10", "feedback R@10"
 SPLITS = ("validation", "test")
 MIN_VALUES = 3
 """Minimum number of values of a curve."""
-Column: TypeAlias = tuple[Any, ...]
-"""Value of each setting for one key."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,7 @@ class Comparison(NotebookTable):
     @cached_property
     def selected(self) -> tuple[Setting, ...]:
         """Best grid point of each choice by mean validation RSUM, among those with the most seeds."""
-        choices: dict[str, list[Setting]] = {}
+        choices: dict[str, list[Setting]] = {}  # grid points of each choice
         for setting in self.settings:
             choices.setdefault(setting.choice, []).append(setting)
         return tuple(max(points, key=self._selection_key) for points in choices.values())
@@ -306,17 +305,8 @@ class Comparison(NotebookTable):
         if selected:
             rates = ", ".join(f"{rate.setting} {rate.learning_rate:.3g}" for rate in selected)
             return f"Learning rates tuned on validation, {len(selected[0].tries)} tries for each setting, with other seeds: {rates}"
-        if (
-            len(
-                {
-                    point
-                    for setting in self.settings
-                    for point in setting.grid_point.split(", ")
-                    if "optimizer.lr" in point
-                }
-            )
-            > 1
-        ):
+        points = {point for setting in self.settings for point in setting.grid_point.split(", ")}
+        if sum("optimizer.lr" in point for point in points) > 1:
             return "At the learning rates of the grid, selected on validation"
         return "At the recipe's learning rate, not tuned"
 
@@ -338,21 +328,16 @@ class Comparison(NotebookTable):
             if rate.edge
         ]
         sentences += [test.describe("test RSUM") for test in self.differences_from_best.values()]
-        if self.differences_from_best:
-            nearest = next(iter(self.differences_from_best))
-            pair = f"{best} minus {nearest}."
-            sentences.append(
-                f"{pair} {self.image_bootstrap.difference(best, nearest).describe('test RSUM')}"
-            )
+        for nearest in [*self.differences_from_best][:1]:
+            estimate = self.image_bootstrap.difference(best, nearest)
+            sentences.append(f"{best} minus {nearest}. {estimate.describe('test RSUM')}")
             if self.feedback is not None:
-                sentences.append(
-                    self.feedback_differences_from_best(FEEDBACK_METRIC)[nearest].describe(
-                        FEEDBACK_LABEL
-                    )
-                )
-                sentences.append(
-                    f"{pair} {self.query_bootstrap.difference(best, nearest, FEEDBACK_METRIC).describe(FEEDBACK_LABEL)}"
-                )
+                test = self.feedback_differences_from_best(FEEDBACK_METRIC)[nearest]
+                estimate = self.query_bootstrap.difference(best, nearest, FEEDBACK_METRIC)
+                sentences += [
+                    test.describe(FEEDBACK_LABEL),
+                    f"{best} minus {nearest}. {estimate.describe(FEEDBACK_LABEL)}",
+                ]
         return sentences + [
             f"{run.setting}, seed {run.seed} failed: {run.failure}" for run in self.failures
         ]
@@ -400,10 +385,8 @@ class Comparison(NotebookTable):
 
     def table_rows(self) -> list[dict[str, Any]]:
         """Return a row for each choice: means over seeds, and their standard deviations."""
-        table, validation = (
-            self.table,
-            {setting.name: self.validation(setting) for setting in self.selected},
-        )
+        table = self.table
+        validation = {setting.name: self.validation(setting) for setting in self.selected}
         return [
             {
                 "setting": row.name,
@@ -450,7 +433,24 @@ class Comparison(NotebookTable):
                 for test in self.differences_from_best.values()
             ],
             "rsum_tests": [test.to_json() for test in self.rsum_tests],
-            "feedback": self._feedback_to_json(),
+            "feedback": self.feedback
+            and {
+                "queries": len(self.feedback.labeled_queries),
+                "images": len(self.feedback.images),
+                "skipped": dict(self.feedback.pairs.skipped),
+                "differences_from_best": {
+                    metric: [
+                        test.to_json()
+                        | {
+                            "query_bootstrap": asdict(
+                                self.query_bootstrap.difference(test.a, test.b, metric)
+                            )
+                        }
+                        for test in self.feedback_differences_from_best(metric).values()
+                    ]
+                    for metric in self.feedback.labels
+                },
+            },
             "sweeps": [sweep.to_json() for sweep in self.sweeps],
             "settings": [
                 {
@@ -465,27 +465,6 @@ class Comparison(NotebookTable):
                 for setting in self.settings
             ],
             "runs": [run.to_json() for run in self.outcomes],
-        }
-
-    def _feedback_to_json(self) -> dict[str, Any] | None:
-        if self.feedback is None:
-            return None
-        return {
-            "queries": len(self.feedback.labeled_queries),
-            "images": len(self.feedback.images),
-            "skipped": dict(self.feedback.pairs.skipped),
-            "differences_from_best": {
-                metric: [
-                    test.to_json()
-                    | {
-                        "query_bootstrap": asdict(
-                            self.query_bootstrap.difference(test.a, test.b, metric)
-                        )
-                    }
-                    for test in self.feedback_differences_from_best(metric).values()
-                ]
-                for metric in self.feedback.labels
-            },
         }
 
     def _selection_key(self, setting: Setting) -> tuple[int, float]:
@@ -503,6 +482,7 @@ def find_sweeps(runs: Sequence[tuple[Setting, Sequence[RunOutcome]]]) -> tuple[S
         A sweep for each number with at least three values on a curve. Settings on no curve are
         references of every sweep.
     """
+    # Objectives are parsed, so that their parameters are keys of their own.
     values = [_flatten(setting.recipe_values) for setting, _ in runs]
     columns = {
         key: tuple(row.get(key) for row in values)
@@ -510,20 +490,39 @@ def find_sweeps(runs: Sequence[tuple[Setting, Sequence[RunOutcome]]]) -> tuple[S
     }
     # Keys that always vary together have equal columns and count as one.
     varying = {column: key for key, column in reversed(columns.items()) if len(set(column)) > 1}
-    # A number can be absent from some settings, such as the margin from an objective without one.
-    numeric = sorted(
-        (key, column)
-        for column, key in varying.items()
-        if all(value is None or is_number(value) for value in column)
-    )
-    curves_by_key = {key: curves for key, column in numeric if (curves := _curves(column, varying))}
+    # Values in ascending order with the indices of their settings, by key and by what else differs.
+    indices_by_key: dict[str, dict[str, list[tuple[float, int]]]] = {}
+    for column, key in sorted(varying.items(), key=lambda item: item[1]):
+        # A number can be absent from some settings, such as the margin from an objective without
+        # one.
+        if not all(value is None or is_number(value) for value in column):
+            continue
+        others = [
+            (other_key.rpartition(".")[2], other)
+            for other, other_key in reversed(list(varying.items()))
+            if other != column
+        ]
+        groups = defaultdict[str, list[tuple[float, int]]](list)
+        for index, value in enumerate(column):
+            if value is not None:
+                label = ", ".join(
+                    f"{name}={other[index]}" for name, other in others if other[index] is not None
+                )
+                groups[label].append((value, index))
+        curves = {label: sorted(at) for label, at in groups.items() if len(at) >= MIN_VALUES}
+        if curves:
+            indices_by_key[key] = curves
     on_curve = {
-        index
-        for curves in curves_by_key.values()
-        for points in curves.values()
-        for _, index in points
+        index for curves in indices_by_key.values() for at in curves.values() for _, index in at
     }
-    rsums = [_split_rsums(outcomes) for _, outcomes in runs]
+    # RSUM of each setting on validation and on test.
+    rsums = [
+        (
+            MeanRsum.of([run.validation_rsum for run in outcomes]),
+            MeanRsum.of([run.measured_metrics[RSUM.name] for run in outcomes]),
+        )
+        for _, outcomes in runs
+    ]
     references = {
         setting.name: rsums[index]
         for index, (setting, _) in enumerate(runs)
@@ -532,48 +531,17 @@ def find_sweeps(runs: Sequence[tuple[Setting, Sequence[RunOutcome]]]) -> tuple[S
     return tuple(
         Sweep(
             key.partition(".objective.")[2] or key,
-            {label: _points(points, rsums) for label, points in curves.items()},
+            {
+                label: (
+                    tuple(SweepPoint(value, rsums[index][0]) for value, index in at),
+                    tuple(SweepPoint(value, rsums[index][1]) for value, index in at),
+                )
+                for label, at in curves.items()
+            },
             references,
         )
-        for key, curves in curves_by_key.items()
+        for key, curves in indices_by_key.items()
     )
-
-
-def _curves(column: Column, varying: Mapping[Column, str]) -> dict[str, list[tuple[float, int]]]:
-    """Values in ascending order with the indices of their settings, by what else differs. Groups of
-    too few values are left out.
-    """
-    others = [
-        (key.rpartition(".")[2], other)
-        for other, key in reversed(list(varying.items()))
-        if other != column
-    ]
-    groups: dict[str, list[tuple[float, int]]] = {}
-    for index, value in enumerate(column):
-        if value is not None:
-            label = ", ".join(
-                f"{key}={other[index]}" for key, other in others if other[index] is not None
-            )
-            groups.setdefault(label, []).append((value, index))
-    return {label: sorted(points) for label, points in groups.items() if len(points) >= MIN_VALUES}
-
-
-def _split_rsums(runs: Sequence[RunOutcome]) -> tuple[MeanRsum, MeanRsum]:
-    """RSUM on validation and on test."""
-    return MeanRsum.of([run.validation_rsum for run in runs]), MeanRsum.of(
-        [run.measured_metrics[RSUM.name] for run in runs]
-    )
-
-
-def _points(
-    indexed_values: Sequence[tuple[float, int]], rsums: Sequence[tuple[MeanRsum, MeanRsum]]
-) -> tuple[tuple[SweepPoint, ...], tuple[SweepPoint, ...]]:
-    """The points of a curve on validation and on test."""
-    validation, test = (
-        tuple(SweepPoint(value, rsums[index][split]) for value, index in indexed_values)
-        for split in range(2)
-    )
-    return validation, test
 
 
 def _flatten(content: Any, name: str = "") -> dict[str, Any]:

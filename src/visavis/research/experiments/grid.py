@@ -77,46 +77,40 @@ def build_settings(
     Raises:
         RecipeError: If a grid, or a setting, is invalid or occurs twice.
     """
-    with own_code.named_by_user(*objectives, *models, *grid):
-        return _build_settings(recipe, objectives, models, grid)
-
-
-def _build_settings(
-    recipe: Recipe, objectives: Sequence[str], models: Sequence[str], grid: Sequence[str]
-) -> tuple[Setting, ...]:
     base = recipe.to_dict()
+    axes: list[list[tuple[str, Any]]] = []
+    for text in grid:
+        key, values = parse_override(text)
+        if not isinstance(values, list | tuple) or not values:
+            raise RecipeError(
+                f"grid: expected a key with a list of values, got {text!r}. Write it as "
+                "phases.0.optimizer.lr=[3e-4, 1e-3]."
+            )
+        axes.append([(key, value) for value in values])
     specs = [
         spec
         for text in objectives
         for spec in OBJECTIVE_FAMILIES.get(text.replace(" ", ""), (text,))
     ]
-    choices = itertools.product(
-        [(spec, {"objective": spec}) for spec in specs if parse(spec)] or [("", {})],
-        [(spec, {"model": spec}) for spec in models if parse_call(spec)] or [("", {})],
-    )
-    settings = [
-        Setting(
-            ", ".join(filter(None, (objective, model))) or UNCHANGED_RECIPE,
-            ", ".join(f"{key}={value}" for key, value in point),
-            build_recipe(base, {**of_objective, **of_model, **dict(point)}, recipe.name).to_dict(),
+    settings: list[Setting] = []
+    # The code of these texts may run, but not that of texts in the recipe.
+    with own_code.named_by_user(*objectives, *models, *grid):
+        choices = itertools.product(
+            [(spec, {"objective": spec}) for spec in specs if parse(spec)] or [("", {})],
+            [(spec, {"model": spec}) for spec in models if parse_call(spec)] or [("", {})],
         )
-        for (objective, of_objective), (model, of_model) in choices
-        for point in itertools.product(*map(_values, grid))
-    ]
-    for number, setting in enumerate(settings):
-        if any(setting.recipe_values == other.recipe_values for other in settings[:number]):
-            raise RecipeError(
-                f"{setting.name}: expected different settings, got this one twice. Pass it once."
-            )
+        for (objective, of_objective), (model, of_model) in choices:
+            for point in itertools.product(*axes):
+                changes = {**of_objective, **of_model, **dict(point)}
+                setting = Setting(
+                    ", ".join(filter(None, (objective, model))) or UNCHANGED_RECIPE,
+                    ", ".join(f"{key}={value}" for key, value in point),
+                    build_recipe(base, changes, recipe.name).to_dict(),
+                )
+                if any(setting.recipe_values == other.recipe_values for other in settings):
+                    raise RecipeError(
+                        f"{setting.name}: expected different settings, got this one twice. Pass it "
+                        "once."
+                    )
+                settings.append(setting)
     return tuple(settings)
-
-
-def _values(text: str) -> list[tuple[str, Any]]:
-    """The values of one key of the grid."""
-    key, values = parse_override(text)
-    if not isinstance(values, list | tuple) or not values:
-        raise RecipeError(
-            f"grid: expected a key with a list of values, got {text!r}. Write it as "
-            "phases.0.optimizer.lr=[3e-4, 1e-3]."
-        )
-    return [(key, value) for value in values]

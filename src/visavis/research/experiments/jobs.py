@@ -50,6 +50,12 @@ MAX_RUNS = 1000
 """Maximum number of seeds of a setting, and of runs at the same time."""
 OUTCOME_FILE = "outcome.json"
 """File of a finished run in its folder."""
+LOST_WORKER = (
+    "workers: a process was killed, perhaps because memory ran out. Resume with fewer workers."
+)
+
+
+_stopping = Event()  # set in a worker that was asked to end
 
 
 @dataclass(frozen=True)
@@ -200,15 +206,24 @@ def run_job(job: Job, progress: Progress) -> RunOutcome:
     """
     if (outcome := read_outcome(job)) is not None:
         return outcome
+    folder = RunFolder(job.folder)
     try:
+        # after a full disk, the experiment is resumed, not the run
         with storage.resumable(job.folder.parents[1]):
-            result = _train(job, progress)
+            if os.path.exists(folder.recipe) or os.path.exists(folder.ensemble):
+                result = resume_training(job.folder, RunContext(progress))
+            else:
+                # A killed process may have left files of a folder that is not a run yet.
+                folder.remove()
+                storage.remove_partial_files(job.folder)
+                recipe = build_recipe(job.recipe_values, {}, job.setting)
+                result = start_training(resolve(recipe), job.folder, RunContext(progress))
     except VisavisError as error:
         return RunOutcome(job.setting, job.seed, job.folder, failure=str(error))
     outcome = RunOutcome.from_result(job, result)
     storage.write_checksummed_json(job.folder / OUTCOME_FILE, outcome.to_json())
     if not job.keeps_model:
-        RunFolder(job.folder).remove()
+        folder.remove()
     return outcome
 
 
@@ -233,43 +248,6 @@ def check_models_exist(outcomes: Iterable[RunOutcome]) -> None:
 
 
 @torch.inference_mode()
-def evaluate_run_on_feedback(folder: Path, test: FeedbackTest) -> list[JudgedQueryResult]:
-    """Evaluate the best model of a run on judged text queries, or both networks if its recipe
-    averages them.
-
-    Args:
-        folder: Folder of the run.
-        test: Judged text queries.
-
-    Returns:
-        The result of each query.
-
-    Raises:
-        RunError: If the test split of the run has other images.
-    """
-    recipe = read_run_recipe(folder)
-    data_module, matcher = open_run(folder, recipe, NoProgress())
-    split = data_module.data.split(recipe.evaluation.test).first_captions(1)
-    if tuple(image.name for image in split.images) != test.images:
-        raise RunError(
-            f"{folder}: expected the {len(test.images):,} test images of the feedback, got others. "
-            "Compare on one data set."
-        )
-    if recipe.evaluation.average_networks:
-        matcher = ScoreEnsemble([matcher, open_peer_network(folder, matcher)]).to(
-            device_of(matcher)
-        )
-    text = Retriever(matcher, data_module.processor).encode_text([*test.labeled_queries])
-    scores = score_all_pairs(
-        matcher.eval(), data_module.encode(matcher, split)[0], text, recipe.memory or None
-    ).T
-    labels = test.labeled_queries.values()
-    return [
-        JudgedQueryResult.from_scores(row.numpy(), *judgments)
-        for row, judgments in zip(scores, labels, strict=True)
-    ]
-
-
 def with_feedback_answers(outcome: RunOutcome, test: FeedbackTest) -> RunOutcome:
     """Evaluate a run on judged text queries, and save the results with its outcome.
 
@@ -281,15 +259,31 @@ def with_feedback_answers(outcome: RunOutcome, test: FeedbackTest) -> RunOutcome
         The outcome with the results. A failure is returned unchanged.
 
     Raises:
-        RunError: If the model was removed.
+        RunError: If the model was removed, or the test split of the run has other images.
     """
     if outcome.failure or outcome.has_answers_for(test):
         return outcome
     check_models_exist([outcome])
-    answers = FeedbackAnswers(
-        test.pairs.fingerprint, tuple(evaluate_run_on_feedback(outcome.folder, test))
+    folder = outcome.folder
+    recipe = read_run_recipe(folder)
+    data_module, matcher = open_run(folder, recipe, NoProgress())
+    split = data_module.data.split(recipe.evaluation.test).first_captions(1)
+    if tuple(image.name for image in split.images) != test.images:
+        raise RunError(
+            f"{folder}: expected the {len(test.images):,} test images of the feedback, got others. "
+            "Compare on one data set."
+        )
+    if recipe.evaluation.average_networks:
+        peers = [matcher, open_peer_network(folder, matcher)]
+        matcher = ScoreEnsemble(peers).to(device_of(matcher))
+    text = Retriever(matcher, data_module.processor).encode_text([*test.labeled_queries])
+    visual, _ = data_module.encode(matcher, split)
+    scores = score_all_pairs(matcher.eval(), visual, text, recipe.memory or None)
+    answers = tuple(
+        JudgedQueryResult.from_scores(row.numpy(), *judgments)
+        for row, judgments in zip(scores.T, test.labeled_queries.values(), strict=True)
     )
-    outcome = replace(outcome, feedback=answers)
+    outcome = replace(outcome, feedback=FeedbackAnswers(test.pairs.fingerprint, answers))
     storage.write_checksummed_json(outcome.folder / OUTCOME_FILE, outcome.to_json())
     return outcome
 
@@ -376,13 +370,13 @@ def process_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
     context = get_context("spawn")
     # A worker waits for the other end of a pipe to close, which also happens if this process is
     # killed.
-    receiver, sender = context.Pipe(duplex=False)
+    receiver, sender = context.Pipe(duplex=False)  # the workers get the receiver only
     with receiver, sender:
         pool = _WorkerPool(num_processes, context, _start_worker, (receiver,))
         try:
             yield pool
         except BaseException:
-            sender.close()
+            sender.close()  # the workers end when the pipe is closed
             raise
         finally:
             pool.shutdown(cancel_futures=True)
@@ -394,48 +388,32 @@ def exit_if_stopping() -> None:
         os._exit(128 + signal.SIGTERM)
 
 
-_stopping = Event()  # set in a worker that was asked to end
-
-
-def _train(job: Job, progress: Progress) -> TrainingResult:
-    folder = RunFolder(job.folder)
-    if os.path.exists(folder.recipe) or os.path.exists(folder.ensemble):
-        return resume_training(job.folder, RunContext(progress))
-    # A killed process may have left files of a folder that is not a run yet.
-    folder.remove()
-    storage.remove_partial_files(job.folder)
-    recipe = build_recipe(job.recipe_values, {}, job.setting)
-    return start_training(resolve(recipe), job.folder, RunContext(progress))
+def _raise_if_stopped(stop: StopRequest) -> None:
+    if stop.signal is not None:
+        raise Stopped("", stop.signal)
 
 
 def _run_in_this_process(
     stop: StopRequest, progress: Progress, jobs: Sequence[Job]
 ) -> Iterator[RunOutcome]:
     for job in jobs:
-        if stop.signal is not None:
-            raise Stopped("", stop.signal)
+        _raise_if_stopped(stop)
         yield run_job(job, progress)
 
 
 def _run_in_processes(
     pool: ProcessPoolExecutor, stop: StopRequest, jobs: Sequence[Job]
 ) -> Iterator[RunOutcome]:
+    # All jobs are submitted. The pool runs as many as it has processes.
     running: set[Future[RunOutcome]] = {pool.submit(_run_in_worker, job) for job in jobs}
     while running:
         finished, running = wait(running, POLL_SECONDS, FIRST_COMPLETED)
-        if stop.signal is not None:
-            raise Stopped("", stop.signal)
+        _raise_if_stopped(stop)
         for future in finished:
             try:
                 yield future.result()
             except BrokenProcessPool:
-                raise _lost_worker() from None
-
-
-def _lost_worker() -> RunError:
-    return RunError(
-        "workers: a process was killed, perhaps because memory ran out. Resume with fewer workers."
-    )
+                raise RunError(LOST_WORKER) from None
 
 
 def _start_worker(receiver: connection.Connection) -> None:
@@ -469,6 +447,7 @@ def _run_on_ray(count: int, stop: StopRequest, jobs: Sequence[Job]) -> Iterator[
     """Run each job as a Ray task. All machines of the cluster must share the folders."""
     ray = connect_to_ray("comparing")
     task = ray.remote(num_cpus=1, max_retries=2)(_run_unless_stopped)
+    # Ray gets only as many as may run, so that a stop leaves few to cancel.
     waiting, running = list(reversed(jobs)), list[Any]()
     while waiting or running:
         while waiting and len(running) < count:
@@ -478,7 +457,7 @@ def _run_on_ray(count: int, stop: StopRequest, jobs: Sequence[Job]) -> Iterator[
             for reference in running:
                 ray.cancel(reference)
             ray.wait(running, num_returns=len(running), timeout=60) if running else None
-            raise Stopped("", stop.signal)
+            _raise_if_stopped(stop)
         try:
             outcomes = ray.get(finished)
         except (
@@ -486,7 +465,7 @@ def _run_on_ray(count: int, stop: StopRequest, jobs: Sequence[Job]) -> Iterator[
             ray.exceptions.OutOfMemoryError,
             ray.exceptions.NodeDiedError,
         ):
-            raise _lost_worker() from None
+            raise RunError(LOST_WORKER) from None
         yield from (outcome for outcome in outcomes if outcome is not None)
 
 

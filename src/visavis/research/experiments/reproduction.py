@@ -8,7 +8,6 @@ The folder is that of a comparison, with ``table.json`` (the setting of each row
 from __future__ import annotations
 
 import math
-import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from visavis.core import storage
-from visavis.core.errors import RecipeError, RunError, suggest_name
+from visavis.core.errors import RecipeError, suggest_name
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
 from visavis.core.spec import validate_int
@@ -30,13 +29,13 @@ from visavis.research.experiments.run_comparison import (
     cache_setting_features,
     experiment_workers,
     new_experiment_folder,
+    read_experiment_file,
     read_plan,
     train_runs,
 )
 from visavis.training.recipes.files import paper_tables, read_recipe
 from visavis.training.recipes.published_tables import published_results
 from visavis.training.recipes.recipe import Recipe, build_recipe
-from visavis.training.recipes.settings import Phase
 from visavis.training.runs.open_run import with_absolute_paths
 
 MIN_ROWS = 4  # rows whose order is compared
@@ -137,25 +136,16 @@ class Reproduction(NotebookTable):
     @property
     def values(self) -> list[ReproducedValue]:
         """All values, row by row."""
-        return [
-            ReproducedValue(row, key, mean, std, *self._reached(row_id, row, key))
-            for row_id, row in self.published.items()
-            for key, (mean, std) in row.values.items()
-        ]
-
-    def _reached(
-        self, row_id: str, row: PublishedRow, key: str
-    ) -> tuple[float | None, float | None]:
-        """Mean and standard deviation of a metric over the runs of a row."""
-        values = [
-            run.measured_metrics[key]
-            for run in self.outcomes[row_id]
-            if key in run.measured_metrics
-        ]
-        if not values:
-            return None, None
-        std = statistics.pstdev if row.paper in POPULATION_STD_PAPERS else statistics.stdev
-        return statistics.fmean(values), std(values) if len(values) > 1 else None
+        values = []
+        for row_id, row in self.published.items():
+            std_of = statistics.pstdev if row.paper in POPULATION_STD_PAPERS else statistics.stdev
+            for key, (mean, std) in row.values.items():
+                metrics = [run.measured_metrics for run in self.outcomes[row_id]]
+                of_runs = [measured[key] for measured in metrics if key in measured]
+                reached = statistics.fmean(of_runs) if of_runs else None
+                reached_std = std_of(of_runs) if len(of_runs) > 1 else None
+                values.append(ReproducedValue(row, key, mean, std, reached, reached_std))
+        return values
 
     @property
     def rank_agreements(self) -> list[RankAgreement]:
@@ -178,6 +168,7 @@ class Reproduction(NotebookTable):
             ]
             if len(pairs) < MIN_ROWS:
                 continue
+            # The statistic is the sum of products of ranks, which orders permutations like rho.
             published, reached = rankdata(list(zip(*pairs, strict=True)), axis=1)
             rho = float(spearmanr(published, reached).statistic)
             if not math.isnan(rho):
@@ -205,11 +196,9 @@ class Reproduction(NotebookTable):
             if self.seeds == 1
             else f"mean ± {kind} standard deviation of {self.seeds} runs"
         )
-        rows, rates = (
-            self.published.values(),
-            f"learning rate of {self.base.split(' ')[0]}"
-            if self.base
-            else "paper's learning rates",
+        rows = self.published.values()
+        rates = (
+            f"learning rate of {self.base.split(' ')[0]}" if self.base else "paper's learning rates"
         )
         return [
             (
@@ -378,7 +367,12 @@ def start_reproduction(
     unique = {setting.name: setting for setting in settings.values()}
     plan = ExperimentPlan(table, tuple(unique.values()), num_seeds)
     with new_experiment_folder(plan, out, table.replace("/", "-"), progress) as (folder, _):
-        description = _describe_base(base_recipe, overrides) if base_recipe else ""
+        description = ""
+        if base_recipe:
+            about = f" ({base_recipe.about.rstrip('.')})" if base_recipe.about else ""
+            changed = "".join(f", {key}={value}" for key, value in overrides.items())
+            protocols = " and ".join(base_recipe.evaluation.protocols)
+            description = f"{base_recipe.name}{about}{changed}, protocol {protocols}"
         reproduction = ReproductionPlan(
             table, description, {row_id: setting.name for row_id, setting in settings.items()}
         )
@@ -404,11 +398,7 @@ def resume_reproduction(
         RunError: If the folder is not a reproduction.
         Stopped: After a signal, when everything is saved.
     """
-    if not os.path.exists(folder / "table.json"):
-        raise RunError(
-            f"{folder}: expected table.json in it, found none. Pass a folder of visavis reproduce."
-        )
-    reproduction = storage.read_json(folder / "table.json", ReproductionPlan, error=RunError)
+    reproduction = read_experiment_file(folder, "table.json", ReproductionPlan, "reproduce")
     plan = read_plan(folder, seeds, successive_halving=False, command="reproduce")
     cache_setting_features(plan, progress)
     return _run(folder, plan, reproduction, workers, progress)
@@ -427,33 +417,29 @@ def select_rows(table: str, patterns: Sequence[str] = ()) -> list[PublishedRow]:
     Raises:
         RecipeError: If the table does not exist or measures no models, or a pattern matches no row.
     """
-    if table not in paper_tables():
-        raise RecipeError(
-            f"{table} is not a table of a paper: {suggest_name(table, paper_tables())}"
-        )
     rows = [row for row in published_results().values() if f"{row.paper}/{row.table}" == table]
-    if not rows[0].protocol:
-        raise RecipeError(
+    problem = ""
+    if table not in paper_tables():
+        problem = f"{table} is not a table of a paper: {suggest_name(table, paper_tables())}"
+    elif not rows[0].protocol:
+        problem = (
             f"{table}: expected a table that measures models, got counts of trainings. Compare a "
             "run with it by visavis diagnose."
         )
-    for pattern in patterns:
-        if not any(fnmatch(row.row, pattern) for row in rows):
-            raise RecipeError(
-                f"{table}: no row matches {pattern}: "
-                f"{suggest_name(pattern, [row.row for row in rows], f'visavis catalog recipes --paper {rows[0].paper}')}"
-            )
+    else:
+        names = [row.row for row in rows]
+        for pattern in patterns:
+            if not any(fnmatch(name, pattern) for name in names):
+                source = f"visavis catalog recipes --paper {rows[0].paper}"
+                suggestion = suggest_name(pattern, names, source)
+                problem = problem or f"{table}: no row matches {pattern}: {suggestion}"
+    if problem:
+        raise RecipeError(problem)
     return [
         row
         for row in rows
         if not patterns or any(fnmatch(row.row, pattern) for pattern in patterns)
     ]
-
-
-def _describe_base(base: Recipe, overrides: dict[str, Any]) -> str:
-    about = f" ({base.about.rstrip('.')})" if base.about else ""
-    changed = "".join(f", {key}={value}" for key, value in overrides.items())
-    return f"{base.name}{about}{changed}, protocol {' and '.join(base.evaluation.protocols)}"
 
 
 def _on_base(rows: Iterable[PublishedRow], base: Recipe) -> dict[str, Setting]:
@@ -478,32 +464,28 @@ def _on_base(rows: Iterable[PublishedRow], base: Recipe) -> dict[str, Setting]:
         if (captions := recipe.training.captions_per_image) is not None:
             changes["training.captions_per_image"] = captions
             for number, phase in enumerate(base.phases):
+                # k times the epochs have the same number of steps.
+                schedule, key = phase.schedule, f"phases.{number}"
                 changes |= {
-                    f"phases.{number}.{key}": value
-                    for key, value in _with_longer_epochs(phase, captions).items()
+                    f"{key}.epochs": captions * phase.epochs,
+                    f"{key}.loss_warmup_epochs": captions * phase.loss_warmup_epochs,
+                    f"{key}.schedule.milestones": [
+                        captions * epoch for epoch in schedule.milestones
+                    ],
+                    f"{key}.schedule.factor": schedule.factor ** (1 / captions)
+                    if schedule.kind == "exponential"
+                    else schedule.factor,
                 }
         recipe_values = build_recipe(
             with_absolute_paths(base).to_dict(), changes, f"{base.name} with {row.id}"
         ).to_dict()
+        # Rows that differ only in what the base recipe replaces are trained once.
         equal_setting = next(
             (setting for setting in settings.values() if setting.recipe_values == recipe_values),
             None,
         )
         settings[row.id] = equal_setting or Setting(row.row, recipe_values=recipe_values)
     return settings
-
-
-def _with_longer_epochs(phase: Phase, factor: int) -> dict[str, Any]:
-    """Overrides of a phase that has ``factor`` times the epochs in the same number of steps."""
-    schedule = phase.schedule
-    return {
-        "epochs": factor * phase.epochs,
-        "loss_warmup_epochs": factor * phase.loss_warmup_epochs,
-        "schedule.milestones": [factor * epoch for epoch in schedule.milestones],
-        "schedule.factor": schedule.factor ** (1 / factor)
-        if schedule.kind == "exponential"
-        else schedule.factor,
-    }
 
 
 def _run(

@@ -19,8 +19,24 @@ from visavis.evaluation import Evaluation
 from visavis.evaluation.bootstrap import BOOTSTRAP_METRICS, BootstrapSamples
 from visavis.evaluation.feedback.evaluate_feedback import FeedbackTest
 from visavis.evaluation.metrics.catalog import RECALLS, RSUM
-from visavis.evaluation.metrics.recall import random_recall
+from visavis.evaluation.metrics.ranking import random_recall
 from visavis.evaluation.statistics import Interval, PairedTest, t_interval
+
+# low, high: the 95 % interval of the mean over seeds. images_low, images_high: the interval of the
+# difference over test images, or over judged text queries for feedback metrics.
+CSV_COLUMNS = (
+    "row", "metric", "runs", "mean", "std", "low", "high",
+    "reference", "difference", "difference_low", "difference_high", "p", "adjusted_p", "tests", "verdict", "more_seeds",
+    "images_low", "images_high",
+)  # fmt: skip
+_TEST_COLUMNS = ("difference", "p", "adjusted_p", "tests", "verdict", "more_seeds")
+_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+}
 
 
 @dataclass(frozen=True)
@@ -141,31 +157,21 @@ class ResultRow:
             statistics.stdev(run[metric] for run in self.metrics) if len(self.metrics) > 1 else None
         )
 
-    def cell(self, metric: str) -> str:
+    def cell(self, metric: str, *, short: bool = False) -> str:
         """Format mean and standard deviation.
 
         Args:
             metric: Key of a metric.
+            short: Without blanks, and without decimals for a standard deviation of 10 or more, as a
+                terminal needs it.
 
         Returns:
             The cell.
         """
-        std = self.std(metric)
-        return f"{self.mean(metric):.1f}" + ("" if std is None else f" ± {std:.1f}")
-
-    def short_cell(self, metric: str) -> str:
-        """Format mean and standard deviation for a terminal.
-
-        Args:
-            metric: Key of a metric.
-
-        Returns:
-            The cell, without decimals for a standard deviation of 10 or more.
-        """
-        std = self.std(metric)
-        return f"{self.mean(metric):.1f}" + (
-            "" if std is None else f"±{std:.{1 if std < 9.95 else 0}f}"
-        )
+        mean, std = f"{self.mean(metric):.1f}", self.std(metric)
+        if std is None:
+            return mean
+        return f"{mean}±{std:.{1 if std < 9.95 else 0}f}" if short else f"{mean} ± {std:.1f}"
 
 
 @dataclass(frozen=True)
@@ -293,10 +299,16 @@ class ResultTable:
         Returns:
             Lines of text.
         """
-        lines = [["", *(label for group in self.columns for label in group.labels.values())]]
-        lines += [[row.name, *map(row.short_cell, self.metrics)] for row in self.rows]
-        lines += [["chance", *(f"{self.chance(metric):.1f}" for metric in self.metrics)]]
+        lines = [
+            ["", *(label for group in self.columns for label in group.labels.values())],
+            *(
+                [row.name, *(row.cell(metric, short=True) for metric in self.metrics)]
+                for row in self.rows
+            ),
+            ["chance", *(f"{self.chance(metric):.1f}" for metric in self.metrics)],
+        ]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        # Three spaces before a group, one between its columns.
         gaps = [
             "",
             *(gap for group in self.columns for gap in ["   ", *[" "] * (len(group.labels) - 1)]),
@@ -364,24 +376,6 @@ class ResultTable:
         }
 
 
-# low, high: the 95 % interval of the mean over seeds. images_low, images_high: the interval of the
-# difference over test images, or over judged text queries for feedback metrics.
-CSV_COLUMNS = (
-    "row", "metric", "runs", "mean", "std", "low", "high",
-    "reference", "difference", "difference_low", "difference_high", "p", "adjusted_p", "tests", "verdict", "more_seeds",
-    "images_low", "images_high",
-)  # fmt: skip
-_TEST_COLUMNS = ("difference", "p", "adjusted_p", "tests", "verdict", "more_seeds")
-
-_SPECIAL = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-}
-
-
 def indistinguishable_rows(against_best: Mapping[str, PairedTest]) -> list[str]:
     """Select the rows that are not distinguishable from a reference row.
 
@@ -415,6 +409,7 @@ def latex_table(
         rf"\multicolumn{{{len(group.labels)}}}{{c}}{{{group.title}}}" if group.title else ""
         for group in table.columns
     )
+    # Columns of LaTeX count from 1, and the first one holds the names.
     ends = [*accumulate(len(group.labels) for group in table.columns)]
     rules = " ".join(
         rf"\cmidrule(lr){{{end - len(group.labels) + 2}-{end + 1}}}"
@@ -422,6 +417,18 @@ def latex_table(
         if group.title
     )
     names = " & ".join(label for group in table.columns for label in group.labels.values())
+    rows = []
+    for row in table.rows:
+        cells = [escape_latex(row.name)]
+        for metric in table.metrics:
+            mean, std = f"{row.mean(metric):.1f}", row.std(metric)
+            spread = "" if std is None else rf" \pm {std:.1f}"
+            if table.is_best(row, metric):
+                mean = rf"\mathbf{{{mean}}}"
+            elif row.name in indistinguishable.get(metric, ()):
+                mean += r"^{\dagger}"
+            cells.append(f"${mean}{spread}$")
+        rows.append(cells)
     legend = ""
     if any(indistinguishable.values()):
         legend = r" $\dagger$: not distinguishable from the best of its column over these seeds (paired $t$-tests with Holm's correction)."
@@ -436,11 +443,7 @@ def latex_table(
         f"    {rules}",
         rf"    & {names} \\",
         r"    \midrule",
-        *(
-            rf"    {escape_latex(row.name)} & "
-            rf"{' & '.join(_cell(table, row, metric, indistinguishable) for metric in table.metrics)} \\"
-            for row in table.rows
-        ),
+        *(rf"    {' & '.join(cells)} \\" for cells in rows),
         r"    \midrule",
         rf"    chance & {' & '.join(f'{table.chance(metric):.1f}' for metric in table.metrics)} \\",
         r"    \bottomrule",
@@ -486,6 +489,7 @@ def csv_table(
                     **{name: getattr(pair, name) for name in _TEST_COLUMNS},
                     **_bounds("difference_", pair.interval),
                 }
+                # Captions and judged queries are resampled apart.
                 if resampled := next(
                     (samples for samples in bootstraps if metric in samples.metrics), None
                 ):
@@ -526,18 +530,3 @@ def escape_latex(text: str) -> str:
         .replace("γ", r"$\gamma$")
         .replace("τ", r"$\tau$")
     )
-
-
-def _cell(
-    table: ResultTable,
-    row: ResultRow,
-    metric: str,
-    indistinguishable: Mapping[str, Collection[str]],
-) -> str:
-    """One LaTeX cell: mean, dagger and standard deviation."""
-    mean, std = f"{row.mean(metric):.1f}", row.std(metric)
-    best = table.is_best(row, metric)
-    dagger = r"^{\dagger}" if row.name in indistinguishable.get(metric, ()) and not best else ""
-    bold = rf"\mathbf{{{mean}}}" if best else mean
-    spread = "" if std is None else rf" \pm {std:.1f}"
-    return f"${bold}{dagger}{spread}$"

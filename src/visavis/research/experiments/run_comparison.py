@@ -5,19 +5,28 @@ Files of a comparison: ``plan.json`` (recipe, settings and their learning rates)
 (a copy of the feedback, if any), ``tuning/`` with a folder for each try of a learning rate,
 ``runs/`` with a folder for each run, and the results ``comparison.json``, ``table.md``,
 ``table.csv`` and ``table.tex``.
+
+With successive halving (Karnin et al. 2013, Jamieson and Talwalkar 2016) all settings start with
+one seed. After each round the better half by mean validation RSUM continues with twice as many
+seeds, until two settings are left or the time is over. All remaining settings have the same seeds,
+so that they are compared in pairs. The test split decides nothing.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import re
+import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from visavis.core import storage
-from visavis.core.errors import RecipeError, RunError
+from visavis.core.errors import RecipeError, RunError, VisavisError
 from visavis.core.progress import Progress
 from visavis.core.run_context import RunContext
 from visavis.core.spec import validate_int
@@ -34,7 +43,6 @@ from visavis.research.experiments.jobs import (
     read_outcome,
     with_feedback_answers,
 )
-from visavis.research.experiments.schedule import Round, TimeBudget, all_runs, halving_rounds
 from visavis.research.experiments.tuning import TunedRate, tune_learning_rates, with_rate
 from visavis.training.recipes.data_module import prepare_training
 from visavis.training.recipes.features import open_data
@@ -44,7 +52,13 @@ from visavis.training.runs.record import RunRecord
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.stop_signals import Stopped
 
+T = TypeVar("T")
 PLAN_FILE, FEEDBACK_FILE = "plan.json", "feedback.jsonl"
+
+
+Round = list[tuple[Setting, int]]
+"""Settings and seeds to train."""
+_UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 @dataclass(frozen=True)
@@ -199,7 +213,11 @@ def resume_comparison(
             for outcome in finished
             if outcome is not None and not outcome.has_answers_for(test)
         )
-        _copy_feedback(folder, storage.read_bytes(file), progress)
+        given, copy = storage.read_bytes(file), folder / FEEDBACK_FILE
+        if os.path.exists(copy) and (before := storage.read_bytes(copy)) != given:
+            lines = f"{len(before.splitlines()):,} lines before, {len(given.splitlines()):,} now"
+            progress.message(f"{copy}: replaced by the given feedback ({lines}).")
+        storage.write_bytes(copy, given)
     return _run(folder, plan, batches, workers, progress, test, budget_s)
 
 
@@ -224,6 +242,28 @@ def new_experiment_folder(
         yield folder, batches
 
 
+def read_experiment_file(folder: Path, name: str, schema: type[T], command: str) -> T:
+    """Read a file that every experiment of a command has.
+
+    Args:
+        folder: Folder of the experiment.
+        name: Name of the file.
+        schema: Type of its content.
+        command: Command that writes such folders, for messages.
+
+    Returns:
+        The content.
+
+    Raises:
+        RunError: If there is no such file, or its content is invalid.
+    """
+    if not os.path.exists(folder / name):
+        raise RunError(
+            f"{folder}: expected {name} in it, found none. Pass a folder of visavis {command}."
+        )
+    return storage.read_json(folder / name, schema, error=RunError)
+
+
 def read_plan(
     folder: Path, seeds: int | None, *, successive_halving: bool, command: str
 ) -> ExperimentPlan:
@@ -241,11 +281,7 @@ def read_plan(
     Raises:
         RunError: If there is no plan, or if it has more seeds.
     """
-    if not os.path.exists(folder / PLAN_FILE):
-        raise RunError(
-            f"{folder}: expected {PLAN_FILE} in it, found none. Pass a folder of visavis {command}."
-        )
-    plan: ExperimentPlan = storage.read_json(folder / PLAN_FILE, ExperimentPlan, error=RunError)
+    plan = read_experiment_file(folder, PLAN_FILE, ExperimentPlan, command)
     if seeds is not None and seeds < plan.seeds:
         raise RunError(
             f"seeds: expected at least {plan.seeds}, the seeds of {folder}, got {seeds}. Pass "
@@ -324,16 +360,16 @@ def train_runs(
             (setting, seed) for setting, seed in runs if (setting.name, seed) not in finished
         ]
         affordable = budget.runs_within_budget(missing)
-        _run_jobs(
-            run_jobs,
-            [jobs[setting.name, seed] for setting, seed in affordable],
-            finished,
-            budget,
-            len(jobs),
-            progress,
-        )
-        if len(affordable) < len(missing):
-            skipped = len(missing) - len(affordable)
+        for outcome in run_jobs([jobs[setting.name, seed] for setting, seed in affordable]):
+            finished[outcome.setting, outcome.seed] = outcome
+            budget.runs += 1
+            result = (
+                outcome.failure
+                or f"validation RSUM {outcome.validation_rsum:.1f}  ({outcome.seconds:.0f} s)"
+            )
+            progress.message(f"{outcome.setting}, seed {outcome.seed}: {result}")
+            progress.update("runs", len(finished), len(jobs), budget.runs / budget.elapsed)
+        if skipped := len(missing) - len(affordable):
             progress.message(
                 f"The time budget is used up after {budget.elapsed:.0f} s. Skipping {skipped} runs "
                 "of this round."
@@ -364,6 +400,7 @@ def cache_setting_features(plan: ExperimentPlan, progress: Progress) -> dict[str
         RecipeError: If a recipe does not fit the data, or the data set has no test split.
         DataError: If the data cannot be read.
     """
+    # Settings that differ only in objectives share data and features.
     batches_of_inputs, batches = dict[str, int](), dict[str, int]()
     for setting in plan.settings:
         recipe = plan.recipe(setting, 1)
@@ -406,16 +443,15 @@ def _run(
             # More seeds later keep the rates of the first ones, also if these had too few steps.
             plan = replace(plan, tune=bool(rates), rates=rates)
             storage.write_json(folder / PLAN_FILE, asdict(plan))
+        # tuning is part of the budget
         left_s = None if budget_s is None else max(0.0, budget_s - (time.monotonic() - started))
         outcomes = train_runs(folder, plan, run_jobs, progress, left_s)
     if test is not None:
         for number, outcome in enumerate(outcomes):
             progress.update("judged text queries", number, len(outcomes), 0)
             outcomes[number] = with_feedback_answers(outcome, test)
-    succeeded, order = (
-        {run.setting for run in outcomes if not run.failure},
-        [setting.name for setting in plan.settings],
-    )
+    succeeded = {run.setting for run in outcomes if not run.failure}
+    order = [setting.name for setting in plan.settings]
     comparison = Comparison(
         folder,
         plan.name,
@@ -425,33 +461,10 @@ def _run(
         plan.rates,
     )
     storage.write_json(folder / "comparison.json", comparison.to_json())
-    for name, text in (
-        ("table.md", comparison.markdown()),
-        ("table.csv", comparison.csv()),
-        ("table.tex", comparison.latex()),
-    ):
-        storage.write_text(folder / name, text)
+    storage.write_text(folder / "table.md", comparison.markdown())
+    storage.write_text(folder / "table.csv", comparison.csv())
+    storage.write_text(folder / "table.tex", comparison.latex())
     return comparison
-
-
-def _run_jobs(
-    run_jobs: JobRunner,
-    jobs: Sequence[Job],
-    finished: dict[tuple[str, int], RunOutcome],
-    budget: TimeBudget,
-    total: int,
-    progress: Progress,
-) -> None:
-    """Run jobs, and add each outcome to ``finished``."""
-    for outcome in run_jobs(jobs):
-        finished[outcome.setting, outcome.seed] = outcome
-        budget.runs += 1
-        result = (
-            outcome.failure
-            or f"validation RSUM {outcome.validation_rsum:.1f}  ({outcome.seconds:.0f} s)"
-        )
-        progress.message(f"{outcome.setting}, seed {outcome.seed}: {result}")
-        progress.update("runs", len(finished), total, budget.runs / budget.elapsed)
 
 
 def _jobs(folder: Path, plan: ExperimentPlan) -> dict[tuple[str, int], Job]:
@@ -483,10 +496,132 @@ def _read_feedback_test(plan: ExperimentPlan, file: Path, progress: Progress) ->
     return test
 
 
-def _copy_feedback(folder: Path, feedback: bytes, progress: Progress) -> None:
-    """Copy a feedback file into the folder, and report if it replaces another one."""
-    file = folder / FEEDBACK_FILE
-    if os.path.exists(file) and (before := storage.read_bytes(file)) != feedback:
-        lines = f"{len(before.splitlines()):,} lines before, {len(feedback.splitlines()):,} now"
-        progress.message(f"{file}: replaced by the given feedback ({lines}).")
-    storage.write_bytes(file, feedback)
+def parse_budget(text: str) -> float:
+    """Parse a time.
+
+    Args:
+        text: Time such as "90s", "30m" or "1.5h".
+
+    Returns:
+        Seconds.
+
+    Raises:
+        VisavisError: If the text is not a time.
+
+    Example:
+        >>> parse_budget("30m")
+        1800.0
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh])\s*", text)
+    if match is None or float(match[1]) == 0:
+        raise VisavisError(
+            f"budget: expected a time such as 90s, 30m or 1.5h, got {text!r}. Pass a number with a "
+            "unit."
+        )
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def all_runs(settings: Sequence[Setting], seeds: int) -> Round:
+    """List every setting with every seed.
+
+    Args:
+        settings: Settings.
+        seeds: Number of seeds, from 1.
+
+    Returns:
+        The runs. The first seed of all settings comes first, so that an interrupted comparison is
+        still a comparison.
+    """
+    return [(setting, seed) for seed in range(1, seeds + 1) for setting in settings]
+
+
+def halving_rounds(
+    settings: Sequence[Setting], seeds: int, outcomes: Callable[[], Sequence[RunOutcome]]
+) -> Iterator[Round]:
+    """Generate the rounds of successive halving.
+
+    Args:
+        settings: Settings.
+        seeds: Number of seeds of the last round.
+        outcomes: Returns all outcomes so far.
+
+    Yields:
+        Runs of the next round.
+    """
+    trained_seeds, remaining = 0, list(settings)  # seeds of the remaining settings
+    while trained_seeds < seeds:
+        next_seeds = min(max(2 * trained_seeds, 1), seeds) if len(remaining) > 2 else seeds
+        yield [
+            (setting, seed)
+            for seed in range(trained_seeds + 1, next_seeds + 1)
+            for setting in remaining
+        ]
+        trained_seeds = next_seeds
+        remaining = better_half(remaining, outcomes())
+
+
+def better_half(settings: Sequence[Setting], outcomes: Sequence[RunOutcome]) -> list[Setting]:
+    """Select the better half of the settings by mean validation RSUM over their common seeds.
+
+    Args:
+        settings: Settings.
+        outcomes: Outcomes of runs.
+
+    Returns:
+        At least two settings. Settings without a successful run come last.
+    """
+    rsum_by_seed: dict[str, dict[int, float]] = {setting.name: {} for setting in settings}
+    for run in outcomes:
+        if run.setting in rsum_by_seed and not run.failure:
+            rsum_by_seed[run.setting][run.seed] = run.validation_rsum
+    seeds_of_settings = [set(by_seed) for by_seed in rsum_by_seed.values() if by_seed]
+    # Settings with failed runs would otherwise be compared on other seeds.
+    common_seeds = set.intersection(*seeds_of_settings) if seeds_of_settings else set()
+
+    def mean_rsum(setting: Setting) -> float:
+        values = [rsum for seed, rsum in rsum_by_seed[setting.name].items() if seed in common_seeds]
+        return statistics.fmean(values) if values else float("-inf")
+
+    best_first = sorted(settings, key=mean_rsum, reverse=True)
+    selected = {setting.name for setting in best_first[: max(2, math.ceil(len(settings) / 2))]}
+    return [setting for setting in settings if setting.name in selected]
+
+
+class TimeBudget:
+    """Time budget, with the duration of a run estimated from the runs so far.
+
+    Attributes:
+        seconds: Budget. None: no limit.
+        started: Start time, of ``time.monotonic``.
+        runs: Finished runs.
+    """
+
+    def __init__(self, seconds: float | None):
+        self.seconds, self.started, self.runs = seconds, time.monotonic(), 0
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.started
+
+    def runs_within_budget(self, runs: Round) -> Round:
+        """Select the seeds of a round that end within the budget.
+
+        Args:
+            runs: Runs of the round.
+
+        Returns:
+            Runs of the first seeds of the round, with all settings. Before the first run, all of
+            them.
+        """
+        if self.seconds is None or not self.runs:
+            return runs
+        seconds_per_run = self.elapsed / self.runs  # of wall time, so parallel runs take less
+        affordable = (self.seconds - self.elapsed) / seconds_per_run
+        seeds = sorted({seed for _, seed in runs})
+        runs_per_seed = len(runs) / len(seeds)
+        return [
+            (setting, seed)
+            for setting, seed in runs
+            if runs_per_seed * (1 + seeds.index(seed)) <= affordable
+        ]

@@ -139,7 +139,8 @@ def tune_learning_rates(
         _RateSearch(number, setting, batches[setting.name], seeds, folder, threads)
         for number, setting in enumerate(settings)
     ]
-    if not all(search.has_enough_steps for search in searches):
+    # The coarse tries may take at most a quarter of the steps of the runs.
+    if any(4 * MIN_STEPS * len(COARSE_FACTORS) > search.run_steps for search in searches):
         progress.message(
             "Learning rates are not tuned: the runs have too few steps. Add epochs or seeds, or "
             "compare rates with --grid."
@@ -180,25 +181,16 @@ class _RateSearch:
     def __init__(
         self, number: int, setting: Setting, batches: int, seeds: int, folder: Path, threads: int
     ):
-        self.number, self.setting, self.batches, self.folder, self.threads = (
-            number,
-            setting,
-            batches,
-            folder,
-            threads,
-        )
+        self.setting, self.batches, self.threads = setting, batches, threads
+        self.stem = folder.absolute() / f"{number + 1:02d}-{setting.slug}-rate"
         self.steps = batches * sum(phase["epochs"] for phase in setting.recipe_values["phases"])
         self.run_steps = seeds * self.steps
         self.tries = dict[Path, Try]()
         self.results = dict[Path, float | None]()
 
-    @property
-    def has_enough_steps(self) -> bool:
-        """Whether the coarse tries take at most a quarter of the steps of the runs."""
-        return 4 * MIN_STEPS * len(COARSE_FACTORS) <= self.run_steps
-
     def rounds(self) -> Iterator[list[Job]]:
         """Yield the jobs of each round. The results of a round are set before the next one."""
+        # Seeds that no run of the comparison uses, another one for each stage.
         seed = MAX_RUNS + 1
         yield self._jobs(COARSE_FACTORS, COARSE_SHARE, seed)
         best = self._best_factors()[0]
@@ -223,7 +215,7 @@ class _RateSearch:
         """Factors of the last seed from best to worst. Failed ones come last, and of equal ones
         those closer to the recipe first.
         """
-        last_seed = max(one.seed for one in self.tries.values())
+        last_seed = max(one.seed for one in self.tries.values())  # the newest stage decides
         rsum = {
             one.factor: self.results[path]
             for path, one in self.tries.items()
@@ -244,24 +236,17 @@ class _RateSearch:
             self.batches,
             min(1.0, max(share * self.run_steps, MIN_STEPS) / self.steps),
         )
-        jobs, num_steps = list[Job](), _num_steps(values, self.batches)
+        epochs = sum(phase["epochs"] for phase in values["phases"])
+        num_steps = epochs * min(self.batches, values["training"]["batches_per_epoch"])
+        jobs = list[Job]()
         for factor in factors:
             # With more seeds, tries have more steps. A resumed tuning must not mix them.
-            path = (
-                self.folder
-                / f"{self.number + 1:02d}-{self.setting.slug}-rate-{factor:g}-steps-{num_steps}-seed-{seed}"
-            )
-            recipe_values = with_rate(
-                replace(self.setting, recipe_values=values), factor
-            ).recipe_values
-            recipe_values |= {"seed": seed}
-            recipe_values["training"] |= {
-                "threads": recipe_values["training"]["threads"] or self.threads
-            }
-            jobs.append(
-                Job(self.setting.name, seed, recipe_values, path.absolute(), keeps_model=False)
-            )
-            self.tries[path.absolute()] = Try(factor, num_steps, seed, None)
+            path = Path(f"{self.stem}-{factor:g}-steps-{num_steps}-seed-{seed}")
+            short = with_rate(replace(self.setting, recipe_values=values), factor).recipe_values
+            short["seed"] = seed
+            short["training"]["threads"] = short["training"]["threads"] or self.threads
+            jobs.append(Job(self.setting.name, seed, short, path, keeps_model=False))
+            self.tries[path] = Try(factor, num_steps, seed, None)
         return jobs
 
 
@@ -282,6 +267,7 @@ def next_factor(best_first: Sequence[float]) -> float:
         0.5
     """
     smallest, largest = min(best_first), max(best_first)
+    # Negative below the middle of the tried range, positive above it.
     position = 2 * math.log2(best_first[0]) - math.log2(smallest) - math.log2(largest)
     upward = (
         best_first.index(2 * best_first[0]) < best_first.index(best_first[0] / 2)
@@ -307,6 +293,7 @@ def shortened(recipe_values: Mapping[str, Any], batches: int, share: float) -> d
     steps = share * batches * sum(phase["epochs"] for phase in values["phases"])
     for phase in values["phases"]:
         epochs = max(1, round(phase["epochs"] * share))
+        # milestones and warmup keep their place in the schedule
         ratio, phase["epochs"] = epochs / phase["epochs"], epochs
         phase["schedule"]["milestones"] = [
             max(1, round(epoch * ratio)) for epoch in phase["schedule"]["milestones"]
@@ -321,8 +308,3 @@ def shortened(recipe_values: Mapping[str, Any], batches: int, share: float) -> d
     }
     values["evaluation"] |= {"test": "", "forgetting": "", "relevance": ""}
     return values
-
-
-def _num_steps(recipe_values: Mapping[str, Any], batches: int) -> int:
-    epochs = sum(phase["epochs"] for phase in recipe_values["phases"])
-    return epochs * min(batches, recipe_values["training"]["batches_per_epoch"] or batches)

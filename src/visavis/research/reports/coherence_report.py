@@ -11,26 +11,25 @@ from typing import TYPE_CHECKING
 from visavis.core import storage
 from visavis.core.encoded import DIRECTIONS, Direction
 from visavis.data.dataset import Dataset
-from visavis.evaluation.graded.list_statistics import (
+from visavis.evaluation.graded.ranked_lists import (
     DIRECTION_ORDER,
     ClusteredMean,
-    ListStatistics,
-    Ranker,
-)
-from visavis.evaluation.graded.ranked_lists import (
     ListItem,
+    ListStatistics,
     QueryLists,
     RankedListComparison,
-    TopList,
+    Ranker,
 )
-from visavis.research.reports.html_report import ThemedImage, Thumbnails, render_report
-from visavis.research.reports.plotting import (
+from visavis.research.reports.html_report import (
     LIGHT_THEME,
     PlotTheme,
+    ThemedImage,
+    Thumbnails,
     figure_to_png,
     legend_style,
     new_figure,
     quote_shortened,
+    render_report,
     style_axes,
 )
 
@@ -93,11 +92,25 @@ def render_coherence(
     """
     statistics, top = comparison.statistics, comparison.top
     shares = [f"{100 * share:.4g}" for share in comparison.bands.quantiles]
+    # The largest K of each data set is the whole list.
     cutoffs = [
         k
         for k in statistics["t2i"][0].coherence_by_k
         if k in TABLE_CUTOFFS or k == len(comparison.data.images)
     ]
+    undefined = max(
+        score.undefined
+        for results in statistics.values()
+        for result in results
+        for score in result.coherence_by_k.values()
+    )
+    charts = []
+    for direction in DIRECTION_ORDER:
+        results = zip(comparison.rankers, statistics[direction], strict=True)
+        means = [
+            f"{ranker.name} {result.full_list_coherence.mean:.2f}" for ranker, result in results
+        ]
+        charts.append(f"{DIRECTIONS[direction]}: {', '.join(means)}")
     return render_report(
         "coherence",
         comparison=comparison,
@@ -128,10 +141,12 @@ def render_coherence(
         },
         expanded_captions=EXPANDED_CAPTIONS,
         scores=scores,
-        scores_alt=_scores_alt(comparison),
+        scores_alt=f"Two charts of CS@K against K. Over the whole list, {'; '.join(charts)}.",
         score_columns=[f"CS@{k:,}" for k in cutoffs],
         score_rows=_rows(comparison, lambda result: [result.coherence_by_k[k] for k in cutoffs], 3),
-        undefined_note=_undefined_note(comparison),
+        undefined_note=f"Up to {undefined:,} queries per mean have no CS@K, because the relevance of their top K items is constant."
+        if undefined
+        else "CS@K is defined for all queries.",
     )
 
 
@@ -153,37 +168,14 @@ def _rows(
                 cells.append(
                     ("–", "")
                     if is_first
-                    else (_format(mean.mean, digits), f"{mean.half_width:.{digits}f}")
+                    else (
+                        # Adding 0 turns a rounded -0.0 into 0.0.
+                        f"{round(mean.mean, digits) + 0.0:.{digits}f}".replace("-", "−"),
+                        f"{mean.half_width:.{digits}f}",
+                    )
                 )
         rows.append((ranker, cells))
     return rows
-
-
-def _format(value: float, digits: int) -> str:
-    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")
-
-
-def _undefined_note(comparison: RankedListComparison) -> str:
-    undefined = max(
-        score.undefined
-        for results in comparison.statistics.values()
-        for result in results
-        for score in result.coherence_by_k.values()
-    )
-    if not undefined:
-        return "CS@K is defined for all queries."
-    return f"Up to {undefined:,} queries per mean have no CS@K, because the relevance of their top K items is constant."
-
-
-def _scores_alt(comparison: RankedListComparison) -> str:
-    charts = []
-    for direction in DIRECTION_ORDER:
-        results = zip(comparison.rankers, comparison.statistics[direction], strict=True)
-        scores = (
-            f"{ranker.name} {result.full_list_coherence.mean:.2f}" for ranker, result in results
-        )
-        charts.append(f"{DIRECTIONS[direction]}: {', '.join(scores)}")
-    return f"Two charts of CS@K against K. Over the whole list, {'; '.join(charts)}."
 
 
 def plot_coherence_scores(
@@ -255,7 +247,7 @@ def plot_ranked_lists(
     rows = -(
         -max(len(top_list.items) for query in queries for top_list in query.lists) // TILES_PER_ROW
     )
-    list_height = 0.3 + rows * (side + 0.1)
+    list_height = 0.3 + rows * (side + 0.1)  # inches: a heading and rows of images with bars
     heights = [
         0.5 + max(len(query.lists) * list_height, QUERY_IMAGE_SIDE + 0.1) for query in queries
     ]
@@ -274,32 +266,22 @@ def plot_ranked_lists(
             thumbnails,
         )
         for index, top_list in enumerate(query.lists):
-            _draw_list(
-                axes,
-                top_list,
-                (QUERY_IMAGE_SIDE + 0.3, top - 0.5 - index * list_height),
-                side,
-                thumbnails,
-            )
+            left, list_top = QUERY_IMAGE_SIDE + 0.3, top - 0.5 - index * list_height
+            rank = f"image at rank {top_list.best_positive_rank:,}"
+            heading = f"{top_list.run}: {top_list.num_irrelevant} of {len(top_list.items)} totally irrelevant, {rank}"
+            color = LIGHT_THEME.foreground
+            axes.text(left, list_top - 0.17, heading.replace("$", r"\$"), size=10, color=color)
+            for number, item in enumerate(top_list.items):
+                row, column = divmod(number, TILES_PER_ROW)
+                bottom = list_top - 0.25 - (row + 1) * side - row * 0.1
+                tile = left + column * side, bottom, side - 0.06
+                _draw_tile(axes, item.index, tile, thumbnails)
+                _draw_marks(axes, item, tile)
         top -= query_height
     key = "bar: relevance      green frame: the caption's image      red and hatched: totally irrelevant"
     axes.text(0.15, 0.14, key, size=10, color=LIGHT_THEME.foreground, alpha=0.75)
     axes.set(xlim=(0, FIGURE_WIDTH), ylim=(0, height))
     return figure_to_png(figure)
-
-
-def _draw_list(
-    axes: Axes, top_list: TopList, corner: tuple[float, float], side: float, thumbnails: Thumbnails
-) -> None:
-    left, top = corner
-    rank = f"image at rank {top_list.best_positive_rank:,}"
-    heading = f"{top_list.run}: {top_list.num_irrelevant} of {len(top_list.items)} totally irrelevant, {rank}"
-    axes.text(left, top - 0.17, heading.replace("$", r"\$"), size=10, color=LIGHT_THEME.foreground)
-    for index, item in enumerate(top_list.items):
-        row, column = divmod(index, TILES_PER_ROW)
-        tile = (left + column * side, top - 0.25 - (row + 1) * side - row * 0.1, side - 0.06)
-        _draw_tile(axes, item.index, tile, thumbnails)
-        _draw_marks(axes, item, tile)
 
 
 def _draw_tile(
@@ -324,49 +306,17 @@ def _draw_tile(
 
 
 def _draw_marks(axes: Axes, item: ListItem, tile: tuple[float, float, float]) -> None:
+    """The relevance as a bar below an image, or a red frame with hatching, and a green frame."""
     from matplotlib.patches import Rectangle
 
     left, bottom, side = tile
     color = RELEVANCE_COLORS["light"][item.band]
+    frame = partial(Rectangle, (left, bottom), side, side, fill=False)
     if item.irrelevant:
-        axes.add_patch(
-            Rectangle(
-                (left, bottom),
-                side,
-                side,
-                fill=False,
-                edgecolor=color,
-                linewidth=0,
-                hatch="////",
-                alpha=0.6,
-                zorder=2,
-            )
-        )
-        axes.add_patch(
-            Rectangle(
-                (left, bottom), side, side, fill=False, edgecolor=color, linewidth=2, zorder=3
-            )
-        )
+        axes.add_patch(frame(edgecolor=color, linewidth=0, hatch="////", alpha=0.6, zorder=2))
+        axes.add_patch(frame(edgecolor=color, linewidth=2, zorder=3))
     else:
-        axes.add_patch(
-            Rectangle(
-                (left, bottom - 0.075),
-                side * item.band / 4,
-                0.055,
-                facecolor=color,
-                linewidth=0,
-                zorder=3,
-            )
-        )
+        corner, width = (left, bottom - 0.075), side * item.band / 4
+        axes.add_patch(Rectangle(corner, width, 0.055, facecolor=color, linewidth=0, zorder=3))
     if item.is_positive:
-        axes.add_patch(
-            Rectangle(
-                (left, bottom),
-                side,
-                side,
-                fill=False,
-                edgecolor=LIGHT_THEME.positive,
-                linewidth=3.5,
-                zorder=4,
-            )
-        )
+        axes.add_patch(frame(edgecolor=LIGHT_THEME.positive, linewidth=3.5, zorder=4))

@@ -1,27 +1,41 @@
-"""HTML reports from Jinja2 templates: single files without network access, with light and dark
-mode.
+"""HTML reports from Jinja2 templates, and their plots as PNG: single files without network access,
+with light and dark mode.
 """
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable
+import math
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from PIL import Image as Pillow
 from PIL import ImageOps
+from PIL.Image import Image
 
 from visavis.core import storage
 from visavis.core.environment import package_versions, shell_command
 from visavis.data.dataset import Dataset
-from visavis.research.reports.plotting import DARK_THEME, LIGHT_THEME, PlotTheme
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-    from PIL.Image import Image
+    from matplotlib.figure import Figure
+
+    from visavis.evaluation.graded.estimator_quality import RelevanceDistribution
+
+
+THUMBNAIL_SIDE = 128
+"""Side length of thumbnails in pixels."""
+DASH_PATTERN = (0, (2, 1.4))
+"""Style of dashed lines."""
+LEGEND_CHARS = 120
+"""Characters that fit into one line of a legend."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +126,6 @@ def jpeg_uri(image: Image, quality: int = 80) -> str:
     return data_uri(raw.getvalue(), "jpeg")
 
 
-THUMBNAIL_SIDE = 128
-"""Side length of thumbnails in pixels."""
-
-
 class Thumbnails:
     """Square thumbnails of a data set, cropped at the center. Each image is read once.
 
@@ -150,3 +160,274 @@ class Thumbnails:
         """
         image = self.image(index)
         return None if image is None else jpeg_uri(image)
+
+
+@dataclass(frozen=True)
+class PlotTheme:
+    """Colors of a page.
+
+    Attributes:
+        background: Color of the page.
+        foreground: Color of text.
+        grid: Color of grid lines.
+        positive: Color of positives.
+        lines: Colors of curves, distinguishable with color blindness.
+    """
+
+    background: str
+    foreground: str
+    grid: str
+    positive: str
+    lines: tuple[str, ...]
+
+
+LIGHT_THEME = PlotTheme(
+    "#ffffff",
+    "#1d2330",
+    "#c9cfd9",
+    "#158a4e",
+    ("#d1662b", "#2b6cd1", "#0f8f7f", "#9a4fc4", "#8a6d1a"),
+)
+DARK_THEME = PlotTheme(
+    "#171b24",
+    "#e4e8f0",
+    "#475062",
+    "#3fc380",
+    ("#f0955f", "#77aaff", "#4fd0be", "#cf9bf2", "#d9bd6a"),
+)
+
+
+@dataclass(frozen=True)
+class TrainingCurve:
+    """Log of one run. Runs of the same name have the same color.
+
+    Attributes:
+        name: Name in the legend.
+        records: Rows of ``metrics.jsonl``.
+    """
+
+    name: str
+    records: Sequence[Mapping[str, Any]]
+
+
+def plot_training_curves(curves: Sequence[TrainingCurve], theme: PlotTheme = LIGHT_THEME) -> bytes:
+    """Plot loss, RSUM and similarities of the validation split over steps.
+
+    Args:
+        curves: Logs of the runs.
+        theme: Colors.
+
+    Returns:
+        A PNG. Thin lines are single runs, thick lines the mean of runs with the same name.
+
+    Source:
+        Unified loss, figures 3 and 4.
+    """
+    names = list(dict.fromkeys(curve.name for curve in curves))
+    # eight characters for the line and the gap
+    columns = max(1, LEGEND_CHARS // (max(map(len, names)) + 8))
+    legend_height = 0.53 + 0.2 * math.ceil(len(names) / columns)
+    figure = new_figure(8.6, legend_height + 2.37, theme)
+    bottom, height = legend_height / figure.get_figheight(), 1.98 / figure.get_figheight()
+    loss, rsum, similarity = panels = [
+        figure.add_axes((left, bottom, 0.262, height)) for left in (0.06, 0.392, 0.724)
+    ]
+    for panel, title in zip(panels, ("loss, untrained = 1", "RSUM", "similarity"), strict=True):
+        style_axes(panel, title, theme)
+    for name, color in zip(names, cycle(theme.lines), strict=False):
+        runs = [curve.records for curve in curves if curve.name == name]
+        _lines(
+            loss,
+            runs,
+            lambda row, first: row["val"]["loss"] / first["val"]["loss"],
+            color,
+            "-",
+            name,
+        )
+        _lines(rsum, runs, lambda row, _: row["rsum"], color, "-", name)
+        _lines(similarity, runs, lambda row, _: row["similarity"]["positive_mean"], color, "-")
+        _lines(
+            similarity,
+            runs,
+            lambda row, _: (
+                (row["similarity"]["hardest_i2t_mean"] + row["similarity"]["hardest_t2i_mean"]) / 2
+            ),
+            color,
+            DASH_PATTERN,
+        )
+    loss.set_ylim(bottom=0)
+    similarity.plot([], [], color=theme.foreground, label="positive pairs")
+    similarity.plot(
+        [], [], color=theme.foreground, linestyle=DASH_PATTERN, label="hardest negatives"
+    )
+    lowest, highest = similarity.get_ylim()
+    similarity.set_ylim(lowest, highest + 0.28 * (highest - lowest))
+    similarity.legend(loc="upper left", **legend_style(theme))
+    figure.legend(
+        *rsum.get_legend_handles_labels(),
+        loc="lower left",
+        bbox_to_anchor=(0.05, 0),
+        ncols=columns,
+        **legend_style(theme),
+    )
+    return figure_to_png(figure)
+
+
+def plot_relevance_distributions(
+    rows: Sequence[RelevanceDistribution], theme: PlotTheme = LIGHT_THEME
+) -> bytes:
+    """Plot the distribution of relevance for each estimator.
+
+    Args:
+        rows: One distribution per estimator.
+        theme: Colors.
+
+    Returns:
+        A PNG. Suggested thresholds are lines, the Ladder paper's 0.63 is dashed.
+    """
+    figure = new_figure(8.6, 0.35 + 1.25 * len(rows), theme)
+    for number, (row, axes) in enumerate(
+        zip(rows, figure.subplots(len(rows), sharex=True, squeeze=False)[:, 0], strict=True)
+    ):
+        bins, first_share = len(row.histogram), row.histogram[0] / row.pairs
+        axes.bar(
+            [(i + 0.5) / bins for i in range(bins)],
+            row.histogram,
+            1 / bins,
+            color=theme.lines[number % len(theme.lines)],
+        )
+        for value in row.quantiles:
+            axes.axvline(value, color=theme.foreground, linewidth=0.9)
+        axes.axvline(0.63, color=theme.foreground, linewidth=0.9, linestyle=DASH_PATTERN)
+        style_axes(
+            axes,
+            row.estimator
+            if first_share < 0.1
+            else f"{row.estimator}   (axis cut: {first_share:.0%} are below 0.01)",
+            theme,
+        )
+        # a peak at 0 would flatten everything else
+        top = 1.1 * max(row.histogram if first_share < 0.1 else row.histogram[1:])
+        axes.set(
+            xlim=(0, 1),
+            ylim=(0, top or 1),
+            yticks=[],
+            xlabel="relevance of a random pair" if number == len(rows) - 1 else "",
+        )
+    figure.tight_layout()
+    return figure_to_png(figure)
+
+
+def _lines(
+    axes: Any,
+    runs: Sequence[Sequence[Mapping[str, Any]]],
+    value: Any,
+    color: str,
+    style: Any,
+    label: str | None = None,
+) -> None:
+    """Draw a thin line for each run, and the mean over the steps that all runs have."""
+    series = [{row["step"]: value(row, rows[0]) for row in rows} for rows in runs]
+    for curve in series:
+        axes.plot(
+            list(curve),
+            list(curve.values()),
+            color=color,
+            linestyle=style,
+            linewidth=0.8,
+            alpha=0.45,
+        )
+    # runs may have stopped at different steps
+    common = [step for step in series[0] if all(step in curve for curve in series)]
+    mean = [sum(curve[step] for curve in series) / len(series) for step in common]
+    axes.plot(common, mean, color=color, linestyle=style, linewidth=2.0, label=label)
+
+
+def legend_style(
+    theme: PlotTheme, handle_length: float = 1.8, font_size: float = 8.5
+) -> dict[str, Any]:
+    """Return the style of legends.
+
+    Args:
+        theme: Colors.
+        handle_length: Length of the line next to a label, in units of the font size.
+        font_size: Size in points.
+    """
+    return {
+        "fontsize": font_size,
+        "frameon": False,
+        "labelcolor": theme.foreground,
+        "handlelength": handle_length,
+    }
+
+
+def style_axes(axes: Any, title: str, theme: PlotTheme, x_label: str = "step") -> None:
+    """Apply the style of all reports.
+
+    Args:
+        axes: Axes of matplotlib.
+        title: Title of the plot.
+        theme: Colors.
+        x_label: Label of the horizontal axis.
+    """
+    axes.set_title(title, loc="left", size=11, color=theme.foreground, weight="bold")
+    axes.set_xlabel(x_label, size=9, color=theme.foreground)
+    axes.tick_params(colors=theme.foreground, labelsize=8.5, length=0)
+    axes.set_facecolor(theme.background)
+    axes.grid(color=theme.grid, linewidth=0.5, alpha=0.6)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side == "bottom")
+        spine.set_color(theme.grid)
+
+
+def quote_shortened(query: str, max_chars: int = 84) -> str:
+    """Quote a text, shortened between words. Dollar signs are escaped, because matplotlib would
+    read them as math.
+
+    Args:
+        query: Text.
+        max_chars: Maximum length.
+
+    Returns:
+        The quoted text.
+    """
+    return f"“{textwrap.shorten(query, max_chars, placeholder=' …')}”".replace("$", r"\$")
+
+
+def new_figure(width: float, height: float, theme: PlotTheme) -> Figure:
+    """Create an empty figure without global state of matplotlib.
+
+    Args:
+        width: Width in inches.
+        height: Height in inches.
+        theme: Colors.
+
+    Returns:
+        The figure.
+    """
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=150, facecolor=theme.background)
+
+
+def figure_to_png(figure: Figure, colors: int | None = None) -> bytes:
+    """Render a figure as PNG.
+
+    Args:
+        figure: Figure of matplotlib.
+        colors: Size of the palette. It reduces plots of many colors to a third of the bytes.
+            Default: no palette.
+
+    Returns:
+        Bytes of the file.
+    """
+    raw = io.BytesIO()
+    # Without the version of matplotlib, equal plots are equal files.
+    figure.savefig(raw, format="png", metadata={"Software": None})
+    if colors is None:
+        return raw.getvalue()
+    small = io.BytesIO()
+    Pillow.open(raw).convert("RGB").quantize(colors, dither=Pillow.Dither.FLOYDSTEINBERG).save(
+        small, "png", optimize=True
+    )
+    return small.getvalue()

@@ -37,6 +37,7 @@ from visavis.data.shard_stream import (
 from visavis.data.vocabulary import TokenizedCaptions
 from visavis.data.workers import choose_workers
 from visavis.evaluation import Evaluation
+from visavis.evaluation.evaluate_items import evaluate_dataset
 from visavis.evaluation.feedback.training_pairs import (
     FeedbackPairs,
     FeedbackSplit,
@@ -44,7 +45,6 @@ from visavis.evaluation.feedback.training_pairs import (
 )
 from visavis.evaluation.graded import RelevanceEstimator
 from visavis.evaluation.protocols import Protocol, first_images, get_protocols, select_captions
-from visavis.evaluation.results import evaluate_dataset
 from visavis.models import CATALOG, Matcher, find_model
 from visavis.models.base import evaluation_mode, get_vectors
 from visavis.models.encoders.frozen_encoders import VisualEncoder, open_encoder

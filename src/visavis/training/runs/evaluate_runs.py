@@ -19,6 +19,7 @@ from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
 from visavis.evaluation import Evaluation
+from visavis.evaluation.evaluate_items import evaluate_dataset
 from visavis.evaluation.graded import RelevanceEstimator
 from visavis.evaluation.protocols import (
     first_images,
@@ -26,7 +27,6 @@ from visavis.evaluation.protocols import (
     select_captions,
     select_for_protocol,
 )
-from visavis.evaluation.results import evaluate_dataset
 from visavis.evaluation.trec import trec_rankings, write_trec
 from visavis.models.base import Matcher, evaluation_mode
 from visavis.models.inference import ScoreEnsemble, device_of, device_score, join_member_encodings

@@ -14,8 +14,8 @@ from visavis.core.encoded import Encoded
 from visavis.core.spec import validate_fields
 from visavis.data.dataset import Dataset
 from visavis.data.loader import Batch
-from visavis.evaluation.graded.estimators.base import CaptionAggregation
-from visavis.evaluation.graded.estimators.catalog import parse_estimator
+from visavis.evaluation.graded.base import CaptionAggregation
+from visavis.evaluation.graded.catalog import parse_estimator
 from visavis.losses.targets import Targets
 from visavis.training.supervision.base import PairSupervision, Supervision, TrainingContext
 

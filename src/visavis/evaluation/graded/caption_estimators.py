@@ -1,15 +1,20 @@
-"""Relevance from sentence embeddings and from cross-encoders, which read two captions together."""
+"""Relevance of captions from word vectors (CBoW), sentence embeddings, and cross-encoders, which
+read two captions together.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import sqlite3
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -18,11 +23,13 @@ import torch
 from torch import Tensor
 
 from visavis.core import storage
+from visavis.core.encoded import unit_rows
 from visavis.core.errors import DataError
 from visavis.core.spec import require_field
 from visavis.data.dataset import Dataset
+from visavis.data.dataset_reader import resolve_path
 from visavis.data.vocabulary import tokenize
-from visavis.evaluation.graded.estimators.base import (
+from visavis.evaluation.graded.base import (
     CaptionRelevance,
     CosineRelevance,
     RelevanceEstimator,
@@ -33,14 +40,161 @@ from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.encoders.pretrained_files import model_files, weights_fingerprint
 from visavis.models.encoders.sentence_encoders import TextPairEncoder, open_text_pair_encoder
 
+MAX_LINE_LENGTH = 2**20
+"""Maximum number of characters per line of a file of word vectors. The rest of a longer line is
+read as another line and refused.
+"""
+
+
 Pair = tuple[str, str]
 """Two captions."""
 ResultT = TypeVar("ResultT")
-
 # New values are on the disk after this many pairs.
 _PAIRS_PER_CHUNK = 1_024
 # Every build of SQLite takes 999 parameters per query.
 _KEYS_PER_QUERY = 900
+
+
+@dataclass(frozen=True, kw_only=True)
+class CBoW(RelevanceEstimator):
+    """Cosine similarity of two captions' mean word vectors, at least 0. Unknown words are ignored.
+
+    Weights and principal components are computed over the given captions, so pass those of a whole
+    data set. A caption without a known word, or with words of weight 0 only, has relevance 0 to
+    every caption.
+
+    Attributes:
+        vectors: Text file of words and vectors, as GloVe's, or its name under ``VISAVIS_DATA``.
+        weighting: "plain" weights all words equally. "idf" weights a word by log(captions /
+            captions with the word).
+        removed_components: Number of principal directions to remove from the captions' vectors,
+            because all captions share them.
+
+    Source:
+        Zhou et al., Ladder loss (2020), section 4. ``removed_components=1``: Arora et al., A simple
+        but tough-to-beat baseline (2017). Differs from the released code, which counts nouns twice,
+        as found by the tagger of spaCy.
+    """
+
+    vectors: str = "glove/glove.6B.50d.captions.txt"
+    weighting: Literal["plain", "idf"] = "plain"
+    removed_components: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_field(
+            self.removed_components >= 0, self, "removed_components", "a number of at least 0"
+        )
+
+    def files(self, data: Dataset) -> list[Path]:
+        """List the file of word vectors. See `RelevanceEstimator.files`."""
+        return [resolve_path(self.vectors)]
+
+    def for_captions(self, captions: Sequence[str]) -> CosineRelevance:
+        """Compute the mean vectors of the captions. See `RelevanceEstimator.for_captions`."""
+        # Words outside of these captions need not be read.
+        texts = [tokenize(caption) for caption in captions]
+        words = read_word_vectors(resolve_path(self.vectors), set(chain.from_iterable(texts)))
+        weights = word_weights(texts, self.weighting)
+        word_dim = len(next(iter(words.values()), (0.0,)))
+        means = torch.zeros(len(texts), word_dim)
+        for row, text in enumerate(texts):
+            if known := [word for word in text if word in words]:
+                weighted = np.stack([words[word] for word in known]) * np.array(  # [words, D]
+                    [[weights[word]] for word in known], np.float32
+                )
+                means[row] = torch.from_numpy(weighted.mean(0))
+        notes = treatment_note(
+            captions, ~means.any(-1), "without a known word: relevance 0 to every caption"
+        )
+        unit = unit_rows(means)
+        if self.removed_components:
+            # [D, number]. The matrix D x D is small, the one of the captions is not.
+            principal = torch.linalg.svd(unit.T @ unit).U[:, : self.removed_components]
+            unit = unit - unit @ principal @ principal.T
+            # A vector along the removed directions leaves rounding errors, which must not be
+            # normalized to a random direction.
+            unit = unit.masked_fill(unit.norm(dim=-1, keepdim=True) < 1e-5, 0.0)
+        return CosineRelevance.from_vectors(unit, notes)
+
+
+def word_weights(
+    texts: Sequence[Sequence[str]], weighting: Literal["plain", "idf"]
+) -> dict[str, float]:
+    """Compute the weight of each word in the mean of a text.
+
+    Args:
+        texts: Words of each text.
+        weighting: "plain" or "idf". See `CBoW`.
+
+    Returns:
+        Weight of each word.
+
+    Example:
+        >>> word_weights([["a", "dog"], ["a", "cat"]], "idf")
+        {'a': 0.0, 'dog': 0.6931471805599453, 'cat': 0.6931471805599453}
+    """
+    if weighting == "idf":
+        containing = Counter(chain.from_iterable(dict.fromkeys(text) for text in texts))
+        return {word: math.log(len(texts) / count) for word, count in containing.items()}
+    return dict.fromkeys(chain.from_iterable(texts), 1.0)
+
+
+def read_word_vectors(path: Path, vocabulary: Collection[str]) -> dict[str, np.ndarray]:
+    """Read the vectors of some words from a text file with one word and its vector per line.
+
+    A first line with the number of words and dimensions, as word2vec writes it, is skipped.
+
+    Args:
+        path: Path of the file.
+        vocabulary: Words to read.
+
+    Returns:
+        Vector of each word that the file contains.
+
+    Raises:
+        DataError: If the file is not UTF-8, or has a line with another number of dimensions or an
+            invalid number.
+    """
+    words: dict[str, np.ndarray] = {}
+    word_dim = 0
+    try:
+        with storage.reading_regular_file(path), open(path, encoding="utf-8") as file:
+            lines = iter(partial(file.readline, MAX_LINE_LENGTH), "")
+            for number, line in enumerate(lines, start=1):
+                word, *values = line.rstrip(" \n").split(" ")
+                # The header of word2vec: numbers of words and dimensions.
+                if number == 1 and len(values) == 1 and word.isdigit() and values[0].isdigit():
+                    continue
+                expected = (
+                    f"{word_dim} numbers, as on the first line"
+                    if word_dim
+                    else "a word and its numbers"
+                )
+                word_dim = word_dim or len(values)
+                problem = ""
+                if len(values) != word_dim or not word_dim:
+                    problem = f"expected {expected}, got {len(values)}. Fix this line."
+                elif word in vocabulary:
+                    try:
+                        words[word] = np.array(values, np.float32)
+                        finite = np.isfinite(words[word])
+                        if not finite.all():
+                            problem = (
+                                f"expected finite numbers, got {values[int(finite.argmin())]}."
+                            )
+                    except ValueError as error:
+                        problem = f"expected a word and its numbers, separated by blanks: {error}."
+                if problem:
+                    raise DataError(f"{path}, line {number}: {problem}")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: expected UTF-8, got the byte {error.object[error.start]:#04x}. Save the file "
+            "as UTF-8."
+        ) from None
+    if not word_dim:
+        raise DataError(f"{path}: expected word vectors, got an empty file.")
+    return words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +221,7 @@ class SentenceModel(RelevanceEstimator):
     def for_captions(self, captions: Sequence[str]) -> CosineRelevance:
         """Embed the captions. See `RelevanceEstimator.for_captions`."""
         unique = tuple(sorted(set(captions)))
+        # Sorted distinct captions give one cache for any order and repetition.
         store = cache_features(
             Dataset("captions", (), unique, np.zeros(len(unique), np.int64)),
             EncoderSpec("text", self.model),
@@ -154,6 +309,7 @@ class _CrossEncoderRelevance(CaptionRelevance):
             tuple(sorted((self.captions[i], self.captions[j])))
             for i, j in zip(first, second, strict=True)
         ]
+        # the relevance of equal captions is known
         unequal = {(left, right) for left, right in pairs if left != right}
         relevance = self._cache.read(unequal) if unequal else {}
         if new := sorted(
@@ -190,17 +346,11 @@ class _CrossEncoderRelevance(CaptionRelevance):
     def _cache(self) -> PairCache:
         """The cache of this model: its name holds a hash of weights, output and precision."""
         model = self.config.model
-        name = (
-            os.path.basename(os.path.realpath(model))
-            if os.path.exists(model)
-            else model.replace("/", "--")
-        )
+        is_folder = os.path.exists(model)
+        name = os.path.basename(os.path.realpath(model)) if is_folder else model.replace("/", "--")
         settings = f"{self.config.output} {self.config.bfloat16} {weights_fingerprint(model)}"
-        return PairCache(
-            storage.cache_folder()
-            / "relevance"
-            / f"{name}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}.sqlite"
-        )
+        digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
+        return PairCache(storage.cache_folder() / "relevance" / f"{name}-{digest}.sqlite")
 
 
 @dataclass(frozen=True)
@@ -236,7 +386,11 @@ class PairCache:
                 rows = database.execute(
                     f"SELECT * FROM checked WHERE pair IN ({', '.join('?' * len(chunk))})", chunk
                 )
-                relevance.update({by_key[key]: _unpack(key, value) for key, value in rows})
+                for key, value in rows:
+                    (number,) = struct.unpack("<d", value[:8]) if len(value) == 12 else (math.nan,)
+                    if _pack(key, number) != value:
+                        raise sqlite3.DatabaseError("checksum mismatch of a relevance value")
+                    relevance[by_key[key]] = number
             return relevance
 
         return self._run(select)
@@ -284,12 +438,3 @@ def _pack(key: bytes, relevance: float) -> bytes:
     """A value as 8 bytes, and the checksum of key and value as 4 bytes."""
     number = struct.pack("<d", relevance)
     return number + struct.pack("<I", zlib.crc32(key + number))
-
-
-def _unpack(key: bytes, value: object) -> float:
-    """The value that was packed. Raises sqlite3.DatabaseError if it is damaged."""
-    if isinstance(value, bytes) and len(value) == 12:
-        relevance = float(struct.unpack("<d", value[:8])[0])
-        if _pack(key, relevance) == value:
-            return relevance
-    raise sqlite3.DatabaseError("checksum mismatch of a relevance value")

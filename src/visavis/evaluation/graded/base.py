@@ -28,6 +28,10 @@ their maximum, or their mean.
 """
 
 
+# The vectors of this many pairs take tens of megabytes.
+_PAIRS_PER_CHUNK = 16_384
+
+
 class CaptionRelevance(ABC):
     """Relevance between the captions of one list, by index (base class).
 
@@ -259,7 +263,3 @@ class CosineRelevance(CaptionRelevance):
         return torch.cat(
             [(self.vectors[left] * self.vectors[right]).sum(-1) for left, right in chunks]
         ).clamp(0, 1)
-
-
-# The vectors of this many pairs take tens of megabytes.
-_PAIRS_PER_CHUNK = 16_384

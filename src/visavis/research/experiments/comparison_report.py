@@ -5,37 +5,55 @@ queries.
 from __future__ import annotations
 
 import math
+import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+import torch
+
 from visavis.core import storage
+from visavis.core.encoded import Encoded
 from visavis.core.environment import shell_command
 from visavis.core.errors import VisavisError
 from visavis.core.progress import NoProgress, Progress
+from visavis.data.dataset import Dataset
 from visavis.evaluation.bootstrap import BootstrapEstimate
 from visavis.evaluation.metrics.catalog import RSUM
+from visavis.evaluation.protocols import get_protocols, select_captions
+from visavis.evaluation.query_ranks import read_query_ranks
 from visavis.evaluation.statistics import PairedTest, format_number
-from visavis.research.diagnostics.contribution_analysis import ContributionCount, diagnose_run
-from visavis.research.experiments.comparison_result import Comparison, MeanRsum, Sweep
-from visavis.research.experiments.example_queries import example_queries
-from visavis.research.reports.html_report import ThemedImage, Thumbnails, render_report
-from visavis.research.reports.plotting import (
+from visavis.evaluation.trec import trec_rankings, write_trec
+from visavis.losses.scoring import select_items
+from visavis.models.base import Matcher, evaluation_mode
+from visavis.models.inference import device_score, score_all_pairs
+from visavis.research.diagnostics.contribution_analysis import diagnose_run
+from visavis.research.experiments.comparison_result import Comparison, Sweep
+from visavis.research.experiments.grid import Setting
+from visavis.research.experiments.jobs import RunOutcome
+from visavis.research.probes import probe_run
+from visavis.research.reports.html_report import (
     DASH_PATTERN,
     LIGHT_THEME,
     PlotTheme,
+    ThemedImage,
+    Thumbnails,
     TrainingCurve,
     figure_to_png,
     legend_style,
     new_figure,
     plot_training_curves,
+    render_report,
     style_axes,
 )
-from visavis.research.robustness import ProbeReport, probe_run
+from visavis.training.recipes.recipe import Recipe
+from visavis.training.runs.open_run import open_run, read_run_recipe
 from visavis.training.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -43,6 +61,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from visavis.evaluation.statistics import Interval
+
 
 Result = TypeVar("Result")
 
@@ -61,6 +80,10 @@ REPORTED_MEASURES = {
     "pull": "summed weight of a query's positives",
 }
 """Measures of contributing samples in the report, as means of both directions."""
+
+
+NUM_IMAGES = 5
+"""Number of images shown per query."""
 
 
 def write_comparison_report(comparison: Comparison, progress: Progress) -> None:
@@ -102,6 +125,17 @@ def write_comparison_report(comparison: Comparison, progress: Progress) -> None:
         progress,
         lambda run: probe_run(run, PROBED_IMAGES, NoProgress(), with_edits=False),
     )
+    feedback_pairs = []
+    for metric, label in comparison.feedback.labels.items() if comparison.feedback else ():
+        for test in comparison.feedback_differences_from_best(metric).values():
+            estimate = comparison.query_bootstrap.difference(test.a, test.b, metric)
+            feedback_pairs.append(_pair_row(f"{test.b}: {label}", test, estimate))
+    # A row for each kind of edit, with the accuracy of each setting.
+    accuracies = defaultdict[str, dict[str, str]](dict)
+    for name, report in probes.items():
+        for result in report.results:
+            cell = f"{result.percent:.0f} % ({result.low:.0f} to {result.high:.0f})"
+            accuracies[f"{result.title}, {result.num_pairs} cases"][name] = cell
     page = render_report(
         "comparison",
         comparison=comparison,
@@ -117,16 +151,25 @@ def write_comparison_report(comparison: Comparison, progress: Progress) -> None:
             for test in tests
         ),
         pairs=[_pair_row(test.b, test, estimate) for test, estimate in differences],
-        feedback_pairs=_feedback_rows(comparison),
+        feedback_pairs=feedback_pairs,
         sweep_image=sweep_image,
         sweep_alt=_sweeps_alt(sweeps) if sweeps else "",
         diagnoses=diagnoses,
         count_rows=[
-            [name, *_count_cells(diagnosis.counts[0])] for name, diagnosis in diagnoses.items()
+            [
+                name,
+                *(
+                    f"{diagnosis.counts[0].mean_of_directions(measure):.2f}"
+                    for measure in REPORTED_MEASURES
+                ),
+            ]
+            for name, diagnosis in diagnoses.items()
         ],
         measures=list(REPORTED_MEASURES.values()),
         probes=probes,
-        probe_rows=_probe_rows(probes),
+        probe_rows=[
+            [kind, *(cells.get(name, "-") for name in probes)] for kind, cells in accuracies.items()
+        ],
         examples=examples,
         thumbnails=Thumbnails(examples.data) if examples else None,
         commands=_commands(comparison),
@@ -174,20 +217,6 @@ def _facts(comparison: Comparison) -> list[tuple[str, str]]:
     return facts
 
 
-def _feedback_rows(comparison: Comparison) -> list[list[str]]:
-    if comparison.feedback is None:
-        return []
-    return [
-        _pair_row(
-            f"{test.b}: {label}",
-            test,
-            comparison.query_bootstrap.difference(test.a, test.b, metric),
-        )
-        for metric, label in comparison.feedback.labels.items()
-        for test in comparison.feedback_differences_from_best(metric).values()
-    ]
-
-
 def _pair_row(name: str, test: PairedTest, estimate: BootstrapEstimate) -> list[str]:
     more_seeds = (
         ""
@@ -204,26 +233,6 @@ def _pair_row(name: str, test: PairedTest, estimate: BootstrapEstimate) -> list[
         "-" if test.adjusted_p is None else f"{test.adjusted_p:.3f}",
         test.verdict,
         more_seeds,
-    ]
-
-
-def _count_cells(count: ContributionCount) -> list[str]:
-    return [
-        f"{(count.mean[f'i2t_{name}'] + count.mean[f't2i_{name}']) / 2:.2f}"
-        for name in REPORTED_MEASURES
-    ]
-
-
-def _probe_rows(probes: Mapping[str, ProbeReport]) -> list[list[str]]:
-    """A row for each kind of edit, with the accuracy of each setting."""
-    cells: dict[str, dict[str, str]] = {}
-    for name, report in probes.items():
-        for accuracy in report.results:
-            cell = f"{accuracy.percent:.0f} % ({accuracy.low:.0f} to {accuracy.high:.0f})"
-            cells.setdefault(f"{accuracy.title}, {accuracy.num_pairs} cases", {})[name] = cell
-    return [
-        [kind, *(by_setting.get(name, "-") for name in probes)]
-        for kind, by_setting in cells.items()
     ]
 
 
@@ -245,15 +254,9 @@ def _sweeps_alt(sweeps: Sequence[Sweep]) -> str:
 
 
 def _commands(comparison: Comparison) -> list[tuple[str, str]]:
-    folder, best = (
-        shlex.quote(str(comparison.folder)),
-        max(comparison.runs(comparison.best), key=lambda run: run.validation_rsum),
-    )
-    run, seeds, visavis = (
-        shlex.quote(str(best.folder)),
-        max(run.seed for run in comparison.outcomes),
-        shell_command(),
-    )
+    folder, best = shlex.quote(str(comparison.folder)), _best_run(comparison, comparison.best)
+    run, visavis = shlex.quote(str(best.folder)), shell_command()
+    seeds = max(run.seed for run in comparison.outcomes)
     return [
         (
             "Add seeds. Finished runs are not trained again.",
@@ -328,10 +331,8 @@ def plot_sweeps(sweeps: Sequence[Sweep], theme: PlotTheme = LIGHT_THEME) -> byte
         Unified loss, figure 5.
     """
     references, columns = sweeps[0].references, min(2, len(sweeps))
-    rows, legend = (
-        math.ceil(len(sweeps) / columns),
-        0.1 + 0.2 * math.ceil((len(references) + 2) / 2),
-    )
+    rows = math.ceil(len(sweeps) / columns)
+    legend = 0.1 + 0.2 * math.ceil((len(references) + 2) / 2)
     panel = 3.0 + 0.2 * max(len(sweep.curves) for sweep in sweeps)
     figure = new_figure(8.6, legend + rows * panel, theme)
     from matplotlib.lines import Line2D
@@ -361,7 +362,7 @@ def _plot_sweep(axes: Axes, figure: Figure, sweep: Sweep, theme: PlotTheme) -> N
     """
     from matplotlib.transforms import offset_copy
 
-    step = 5 * min(1, 3 / len(sweep.curves))
+    step = 5 * min(1, 3 / len(sweep.curves))  # points between neighboring curves
     for number, (name, curve) in enumerate(sweep.curves.items()):
         for second, (points, (_, style)) in enumerate(zip(curve, SPLIT_STYLES, strict=True)):
             color = theme.lines[number % len(theme.lines)]
@@ -382,12 +383,19 @@ def _plot_sweep(axes: Axes, figure: Figure, sweep: Sweep, theme: PlotTheme) -> N
             for line in lines:
                 line.set_transform(shifted)
     for number, splits in enumerate(sweep.references.values()):
+        color = _reference_color(number, theme)
         for rsum, (_, style) in zip(splits, SPLIT_STYLES, strict=True):
-            _plot_reference(axes, rsum, _reference_color(number, theme), style)
-    _set_value_axis(
-        axes,
-        sorted({point.value for validation, _ in sweep.curves.values() for point in validation}),
+            axes.axhline(rsum.mean, color=color, linestyle=style, linewidth=1.4)
+            if rsum.interval is not None:
+                ends = rsum.interval.low, rsum.interval.high
+                axes.axhspan(*ends, color=color, alpha=0.08, linewidth=0)
+    values = sorted(
+        {point.value for validation, _ in sweep.curves.values() for point in validation}
     )
+    if values[0] > 0 and values[-1] >= MIN_LOG_RATIO * values[0]:
+        axes.set_xscale("log")
+    axes.set_xticks(values, [f"{value:g}" for value in values])
+    axes.minorticks_off()
     style_axes(axes, "RSUM", theme, sweep.name)
     axes.tick_params(labelleft=True)
     if any(sweep.curves):
@@ -399,14 +407,120 @@ def _reference_color(number: int, theme: PlotTheme) -> str:
     return theme.lines[-1 - number % len(theme.lines)]
 
 
-def _plot_reference(axes: Axes, rsum: MeanRsum, color: str, style: Any) -> None:
-    axes.axhline(rsum.mean, color=color, linestyle=style, linewidth=1.4)
-    if rsum.interval is not None:
-        axes.axhspan(rsum.interval.low, rsum.interval.high, color=color, alpha=0.08, linewidth=0)
+@dataclass(frozen=True)
+class ExampleQuery:
+    """A caption and the first images for it.
+
+    Attributes:
+        text: The caption.
+        target_image: Index of the image that the caption describes.
+        target_rank: Rank of that image, as the mean over seeds.
+        images: Index and score of the first images.
+    """
+
+    text: str
+    target_image: int
+    target_rank: float
+    images: tuple[tuple[int, float], ...]
 
 
-def _set_value_axis(axes: Axes, values: Sequence[float]) -> None:
-    if values[0] > 0 and values[-1] >= MIN_LOG_RATIO * values[0]:
-        axes.set_xscale("log")
-    axes.set_xticks(values, [f"{value:g}" for value in values])
-    axes.minorticks_off()
+@dataclass(frozen=True)
+class ExampleQueries:
+    """Example queries of one run.
+
+    Attributes:
+        run: Name of the run.
+        data: The split that was searched.
+        random: Captions sampled at random.
+        hardest: Captions of different images whose image has the highest mean rank over the seeds
+            of the setting.
+    """
+
+    run: str
+    data: Dataset
+    random: tuple[ExampleQuery, ...]
+    hardest: tuple[ExampleQuery, ...]
+
+
+def example_queries(comparison: Comparison, num_queries: int = 4) -> ExampleQueries | None:
+    """Collect example queries of the best run of the best setting, chosen on validation.
+
+    Args:
+        comparison: The comparison.
+        num_queries: Number of random and of hardest queries.
+
+    Returns:
+        The queries, or None if the protocol does not rank the image of every caption.
+    """
+    best = _best_run(comparison, comparison.best)
+    recipe, test, (visual, text), matcher = _encode_test_split(best.folder)
+    protocol = comparison.table.conditions.protocol
+    ranks_of_runs = [
+        read_query_ranks(RunFolder(run.folder).ranks)[protocol].text_ranks
+        for run in comparison.runs(comparison.best)
+    ]
+    if any(len(ranks) != len(test.captions) for ranks in ranks_of_runs):
+        return None
+    mean_ranks = np.mean(ranks_of_runs, axis=0)  # [T], over the seeds
+    # the same captions in every report of a data set
+    sampled = np.random.default_rng(0).permutation(len(test.captions))[:num_queries]
+    worst_first = np.argsort(-mean_ranks, kind="stable")  # [T]
+    # The position of the worst caption of each image.
+    _, positions = np.unique(test.image_of[worst_first], return_index=True)
+    hardest = worst_first[np.sort(positions)[:num_queries]]
+    captions = torch.from_numpy(np.concatenate([sampled, hardest]))
+    scores = score_all_pairs(matcher, visual, select_items(text, captions), recipe.memory or None)
+    queries = []
+    for caption, column in zip(captions.tolist(), scores.T, strict=True):
+        top_images = column.argsort(descending=True, stable=True)[:NUM_IMAGES].tolist()
+        queries.append(
+            ExampleQuery(
+                test.captions[caption],
+                int(test.image_of[caption]),
+                float(mean_ranks[caption]),
+                tuple((image, column[image].item()) for image in top_images),
+            )
+        )
+    return ExampleQueries(
+        best.folder.name, test, tuple(queries[: len(sampled)]), tuple(queries[len(sampled) :])
+    )
+
+
+def write_trec_files(comparison: Comparison, progress: Progress) -> None:
+    """Write TREC files of the best run of each choice into ``trec/`` of the comparison, unless they
+    exist.
+
+    Args:
+        comparison: The comparison.
+        progress: Receives the progress.
+    """
+    for number, setting in enumerate(comparison.selected):
+        progress.update("lists", number, len(comparison.selected), 0)
+        run = _best_run(comparison, setting)
+        if os.path.exists(comparison.folder / "trec" / f"{run.folder.name}.i2t.run"):
+            continue
+        recipe, test, (visual, text), matcher = _encode_test_split(run.folder)
+        [protocol] = [
+            rules
+            for rules in get_protocols(recipe.evaluation.protocols)
+            if rules.name == comparison.table.conditions.protocol
+        ]
+        with evaluation_mode(matcher):
+            lists = trec_rankings(
+                visual, text, device_score(matcher), test, protocol, memory=recipe.memory or None
+            )
+        write_trec(comparison.folder / "trec", run.folder.name, lists)
+
+
+def _best_run(comparison: Comparison, setting: Setting) -> RunOutcome:
+    return max(comparison.runs(setting), key=lambda run: run.validation_rsum)
+
+
+def _encode_test_split(run: Path) -> tuple[Recipe, Dataset, tuple[Encoded, Encoded], Matcher]:
+    """The recipe of a run, its test split, the encoded split, and the model."""
+    recipe = read_run_recipe(run)
+    data_module, matcher = open_run(run, recipe, NoProgress())
+    test = select_captions(
+        data_module.data.split(recipe.evaluation.test), get_protocols(recipe.evaluation.protocols)
+    )
+    return recipe, test, data_module.encode(matcher, test), matcher

@@ -1,11 +1,18 @@
 """Robustness probes of a run: minimal pairs scored by its best model, and recall on edited captions
 and images.
+
+A minimal pair is a true caption, and the same caption with one edit that makes it false. Pairs of
+synthetic scenes are written from the ground truth (``synthetic.captions``). Captions of the
+user are edited with short word lists, only where the words leave little doubt, and never into
+another caption of the image. It is not guaranteed that the edited caption is false, because nobody
+checks the image.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,7 +42,6 @@ from visavis.evaluation.protocols import first_images
 from visavis.models.base import evaluation_mode
 from visavis.models.inference import device_score, score_indexed_pairs
 from visavis.models.retriever import Retriever
-from visavis.research.robustness.caption_edits import MinimalPair, add_typo, make_minimal_pairs
 from visavis.training.runs.open_run import open_run, read_run_recipe
 
 CHANCE_PERCENT = 50.0
@@ -55,14 +61,89 @@ IMAGE_BATCH_SIZE = 64
 """Number of images that are edited and encoded together."""
 
 
-def _blur(image: Image) -> Image:
-    return image.filter(GaussianBlur(BLUR_RADIUS * min(image.size)))
+COLORS = (
+    "red",
+    "blue",
+    "green",
+    "yellow",
+    "black",
+    "white",
+    "brown",
+    "orange",
+    "purple",
+    "pink",
+    "gray",
+)
+"""Color words."""
+NUMBERS = ("two", "three", "four", "five", "six")
+"""Number words."""
+OPPOSITES = {
+    "above": "below",
+    "below": "above",
+    "behind": "in front of",
+    "in front of": "behind",
+    "inside": "outside",
+    "outside": "inside",
+    "on top of": "underneath",
+    "over a": "under a",
+    "over the": "under the",
+    "under": "over",
+    "underneath": "on top of",
+}
+"""Each relation with its opposite."""
+ACTORS = (
+    "man",
+    "woman",
+    "boy",
+    "girl",
+    "dog",
+    "cat",
+    "horse",
+    "child",
+    "baby",
+    "person",
+    "lady",
+    "bird",
+    "bike",
+    "ball",
+)
+"""People, animals and things that can exchange roles."""
+ASYMMETRIC_WORDS = (
+    "behind",
+    "in front of",
+    "on top of",
+    "under",
+    "above",
+    "below",
+    "chases",
+    "chasing",
+    "carries",
+    "carrying",
+    "holds",
+    "holding",
+    "rides",
+    "riding",
+    "follows",
+    "following",
+    "throws",
+    "throwing",
+    "pulls",
+    "pulling",
+    "pushes",
+    "pushing",
+    "feeds",
+    "feeding",
+)
+"""Relations that hold between two actors in one direction only."""
+SYMMETRIC_WORDS = frozenset(
+    {"and", "with", "while", "other", "together", "near", "beside", "as"}
+)  # language: quoted
+"""Words that suggest a symmetric relation, in which an exchange of roles changes nothing."""
 
 
 def _crop(image: Image) -> Image:
-    width, height = image.size
-    left, top = round((1 - CROPPED_SIDE) / 2 * width), round((1 - CROPPED_SIDE) / 2 * height)
-    return image.crop((left, top, width - left, height - top))
+    left, top = (round((1 - CROPPED_SIDE) / 2 * length) for length in image.size)
+    return image.crop((left, top, image.width - left, image.height - top))
 
 
 def _compress(image: Image) -> Image:
@@ -72,7 +153,7 @@ def _compress(image: Image) -> Image:
 
 
 IMAGE_EDITS: dict[str, Callable[[Image], Image]] = {
-    "blurred": _blur,
+    "blurred": lambda image: image.filter(GaussianBlur(BLUR_RADIUS * min(image.size))),
     "cropped": _crop,
     "JPEG": _compress,
     "gray": lambda image: image.convert("L").convert("RGB"),
@@ -130,7 +211,7 @@ class ProbeResult:
         """
         from scipy.stats import binomtest
 
-        tie = np.abs(true - edited) <= TIE_TOLERANCE * np.maximum(
+        tie = np.abs(true - edited) <= TIE_TOLERANCE * np.maximum(  # [N]
             1, np.maximum(np.abs(true), np.abs(edited))
         )
         num_correct = int(((true > edited) & ~tie).sum())
@@ -204,19 +285,20 @@ class RecallChange:
         from scipy.stats import t
 
         hits_before, hits_after = before <= k, after <= k
-        number = np.bincount(images)
+        number = np.bincount(images)  # [V], queries of each image
+        # [V], one value per image, because its queries are not independent
         change = 100 * np.bincount(images, hits_after.astype(float) - hits_before) / number
-        mean, error = (
-            float(change @ number / number.sum()),
-            float(change.std(ddof=1) / np.sqrt(len(change))) if len(change) > 1 else np.inf,
-        )
+        mean = float(change @ number / number.sum())
+        error = float(change.std(ddof=1) / np.sqrt(len(change))) if len(change) > 1 else np.inf
         half_width = float(t.ppf(0.975, max(len(change) - 1, 1))) * error
-        recall_before, recall_after = (
-            float(100 * hits_before.mean()),
-            float(100 * hits_after.mean()),
-        )
         return cls(
-            edit, direction, k, recall_before, recall_after, mean - half_width, mean + half_width
+            edit,
+            direction,
+            k,
+            before=float(100 * hits_before.mean()),
+            after=float(100 * hits_after.mean()),
+            low=mean - half_width,
+            high=mean + half_width,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -345,7 +427,29 @@ def probe_run(
     )
     model = Retriever(matcher, data_module.processor, memory=recipe.memory or None)
     inputs = _ProbeInputs(model, probed, *data_module.encode(matcher, probed), progress)
-    source, results = _probe_captions(inputs, resolve_path(recipe.data.path))
+    folder = resolve_path(recipe.data.path)
+    if os.path.isfile(folder / "clips.jsonl"):
+        source = "the ground truth of the synthetic clips"
+        results = _probe_clip_partners(inputs, ClipAnnotations.open(folder))
+    elif os.path.isfile(folder / "scenes.jsonl"):
+        source = "the ground truth of the synthetic scenes"
+        graphs, captions = SceneGraphs.open(folder), " ".join(probed.captions).lower()
+        # The style whose shape names are the most frequent in the captions of the data set.
+        style = max(
+            STYLES.values(),
+            key=lambda style: sum(
+                captions.count(name) for names in style.shapes.values() for name in set(names)
+            ),
+        )
+        pairs = [
+            MinimalPair(pair.kind, image, pair.true.text, pair.edited.text)
+            for image, row in enumerate(probed.image_rows)
+            for pair in make_scene_pairs(graphs.scenes[row], np.random.default_rng(int(row)), style)
+        ]
+        results = _probe_pairs(inputs, pairs)
+    else:
+        source = "word lists, not checked by people"
+        results = _probe_pairs(inputs, make_minimal_pairs(probed))
     if not results:
         raise RunError(
             f"{probed.name}: expected a caption that can be edited, got none in "
@@ -377,7 +481,7 @@ class _ProbeInputs:
         the texts of a probe are.
         """
         row_of = {caption: row for row, caption in enumerate(self.data.captions)}
-        encoded = [self.text]
+        encoded = [self.text]  # captions of the data set come first
         if new := [text for text in dict.fromkeys(texts) if text not in row_of]:
             row_of |= {text: row for row, text in enumerate(new, len(self.text))}
             encoded.append(
@@ -387,8 +491,9 @@ class _ProbeInputs:
             )
         return collect_batches(encoded)[torch.tensor([row_of[text] for text in texts])]
 
-    def encode_images(self, edit: Callable[[Image], Image], name: str) -> Encoded:
-        parts = []
+    def encode_images(self, name: str) -> Encoded:
+        """Encode all images with an edit of `IMAGE_EDITS`, or "unchanged"."""
+        parts, edit = [], IMAGE_EDITS.get(name, lambda image: image)
         for start in range(0, len(self.data.images), IMAGE_BATCH_SIZE):
             batch = self.data.images[start : start + IMAGE_BATCH_SIZE]
             parts.append(self.model.encode_visual([edit(image.open()) for image in batch]))
@@ -410,23 +515,10 @@ class _ProbeInputs:
             )
 
 
-def _probe_captions(inputs: _ProbeInputs, folder: Path) -> tuple[str, tuple[ProbeResult, ...]]:
-    """By what edited captions are false, and the accuracies."""
-    if os.path.isfile(folder / "clips.jsonl"):
-        return "the ground truth of the synthetic clips", _probe_clip_partners(
-            inputs, ClipAnnotations.open(folder)
-        )
-    if os.path.isfile(folder / "scenes.jsonl"):
-        return "the ground truth of the synthetic scenes", _probe_pairs(
-            inputs, _scene_pairs(SceneGraphs.open(folder), inputs.data)
-        )
-    return "word lists, not checked by people", _probe_pairs(
-        inputs, make_minimal_pairs(inputs.data)
-    )
-
-
 def _probe_pairs(inputs: _ProbeInputs, pairs: list[MinimalPair]) -> tuple[ProbeResult, ...]:
-    """Score both captions of each minimal pair against its image. Every text is encoded once."""
+    """Score both captions of each minimal pair against its image, and compute the accuracy for each
+    kind of edit. Every text is encoded once.
+    """
     if not pairs:
         return ()
     texts = list(dict.fromkeys(text for pair in pairs for text in (pair.true, pair.edited)))
@@ -446,6 +538,7 @@ def _probe_clip_partners(inputs: _ProbeInputs, truth: ClipAnnotations) -> tuple[
     data = inputs.data
     probed = {image.name: i for i, image in enumerate(data.images)}
     annotated = {name: i for i, name in enumerate(truth.names)}
+    # [V], -1 if the partner is not probed.
     partner = np.array(
         [
             probed.get(truth.names[truth.partner_of[annotated[image.name]]], -1)
@@ -488,28 +581,230 @@ def _probe_edits(
             f"Images were not edited: {inputs.data.name} has no image files, or clips.",
         )
     # Both evaluations encode pixels: stored features can differ from those of the encoder.
-    before = inputs.evaluate(
-        inputs.encode_images(lambda image: image, "unchanged"), inputs.text, inputs.data
-    )
-    for name, edit in IMAGE_EDITS.items():
-        after = inputs.evaluate(inputs.encode_images(edit, name), inputs.text, inputs.data)
-        changes += recall_changes(f"{name} images", before, after)
+    before = inputs.evaluate(inputs.encode_images("unchanged"), inputs.text, inputs.data)
+    for edit in IMAGE_EDITS:
+        after = inputs.evaluate(inputs.encode_images(edit), inputs.text, inputs.data)
+        changes += recall_changes(f"{edit} images", before, after)
     return changes, ()
 
 
-def _scene_pairs(graphs: SceneGraphs, data: Dataset) -> list[MinimalPair]:
-    """Minimal pairs of each scene, in the style whose shape names are the most frequent in the
-    captions of the data set.
+@dataclass(frozen=True)
+class MinimalPair:
+    """A true and a false caption of an image.
+
+    Attributes:
+        kind: Kind of edit.
+        image: Index of the image.
+        true: The true caption.
+        edited: The edited caption, which is false.
     """
-    captions = " ".join(data.captions).lower()
-    style = max(
-        STYLES.values(),
-        key=lambda style: sum(
-            captions.count(name) for names in style.shapes.values() for name in set(names)
-        ),
-    )
-    return [
-        MinimalPair(pair.kind, image, pair.true.text, pair.edited.text)
-        for image, row in enumerate(data.image_rows)
-        for pair in make_scene_pairs(graphs.scenes[row], np.random.default_rng(int(row)), style)
+
+    kind: str
+    image: int
+    true: str
+    edited: str
+
+
+def make_minimal_pairs(data: Dataset, seed: int = 0) -> list[MinimalPair]:
+    """Edit captions of a data set.
+
+    Args:
+        data: The data set.
+        seed: Random seed.
+
+    Returns:
+        At most one pair for each image and kind of edit, from the first caption that can be edited.
+    """
+    pairs = []
+    for image, indices in enumerate(data.captions_of):
+        captions = [data.captions[index] for index in indices]
+        existing = {" ".join(tokenize(caption)) for caption in captions}
+        # Words of any caption of the image may be true of it.
+        words = {word for caption in existing for word in caption.split()}
+        for number, (kind, edit) in enumerate(EDITS.items()):
+            # Independent of which other captions could be edited.
+            rng = np.random.default_rng([seed, number, image])
+            for caption in captions:
+                edited = edit(caption[:1].lower() + caption[1:], words, rng)
+                if edited and " ".join(tokenize(edited)) not in existing:
+                    pairs.append(
+                        MinimalPair(
+                            kind,
+                            image,
+                            caption,
+                            edited if caption[0].islower() else edited[0].upper() + edited[1:],
+                        )
+                    )
+                    break
+    return pairs
+
+
+def replace_word(
+    caption: str, words: tuple[str, ...], excluded: set[str], rng: np.random.Generator
+) -> str:
+    """Replace the only listed word of a caption by another one.
+
+    Args:
+        caption: The caption.
+        words: Listed words, such as colors.
+        excluded: Words of all captions of the image, which are not used.
+        rng: Samples the new word.
+
+    Returns:
+        The edited caption. Empty if it cannot be edited.
+
+    Example:
+        >>> replace_word("a red ball", ("red", "blue"), {"a", "red", "ball"}, np.random.default_rng(0))
+        'a blue ball'
+    """
+    match = _find_single(caption, words)
+    candidates = [
+        word
+        for word in words
+        if match and word not in excluded and _article(word) == _article(match[0])
     ]
+    return (
+        _replace(match, candidates[int(rng.integers(len(candidates)))])
+        if match and candidates
+        else ""
+    )
+
+
+def swap_colors(caption: str) -> str:
+    """Exchange two colors, if a different word follows each: not in "a black and white dog".
+
+    Args:
+        caption: The caption.
+
+    Returns:
+        The edited caption. Empty if it cannot be edited.
+
+    Example:
+        >>> swap_colors("a red ball on a blue box")
+        'a blue ball on a red box'
+    """
+    matches = _find_words(caption, COLORS)
+    # In "a black and white dog" both colors describe one thing.
+    followers = {
+        word[1] for color in matches if (word := re.match(r" ([a-z]+)", caption[color.end() :]))
+    }
+    if len(matches) != 2 or len(followers) != 2 or followers & {*COLORS, "and", "or"}:
+        return ""
+    first, second = (match[0] for match in matches)
+    return (
+        _swap(caption, *matches) if first != second and _article(first) == _article(second) else ""
+    )
+
+
+def swap_roles(caption: str) -> str:
+    """Exchange the two actors of an asymmetric relation.
+
+    Args:
+        caption: The caption.
+
+    Returns:
+        The edited caption. Empty if it cannot be edited.
+
+    Example:
+        >>> swap_roles("a dog behind a man")
+        'a man behind a dog'
+    """
+    matches = _find_words(caption, ACTORS)
+    if len(matches) != 2 or matches[0][0] == matches[1][0]:
+        return ""
+    # the relation must stand between the actors
+    between = caption[matches[0].end() : matches[1].start()]
+    if not _find_words(between, ASYMMETRIC_WORDS) or SYMMETRIC_WORDS & set(tokenize(caption)):
+        return ""
+    return _swap(caption, *matches)
+
+
+def replace_relation(caption: str) -> str:
+    """Replace the only relation of a caption by its opposite.
+
+    Args:
+        caption: The caption.
+
+    Returns:
+        The edited caption. Empty if it cannot be edited.
+
+    Example:
+        >>> replace_relation("a dog under the table")
+        'a dog over the table'
+    """
+    match = _find_single(caption, sorted(OPPOSITES, key=len, reverse=True))
+    return _replace(match, OPPOSITES[match[0]]) if match else ""
+
+
+def negate(caption: str) -> str:
+    """Negate the only "is" or "are" of a caption.
+
+    Args:
+        caption: The caption.
+
+    Returns:
+        The edited caption. Empty if it cannot be edited.
+
+    Example:
+        >>> negate("a dog is running")
+        'a dog is not running'
+    """
+    match = _find_single(caption, ("is", "are"))
+    return (
+        _replace(match, f"{match[0]} not")
+        if match and {"not", "no"}.isdisjoint(tokenize(caption))
+        else ""
+    )
+
+
+def add_typo(caption: str, rng: np.random.Generator) -> str:
+    """Exchange two neighboring letters inside the longest word. The caption remains true and
+    readable.
+
+    Args:
+        caption: The caption.
+        rng: Samples the letters.
+
+    Returns:
+        The caption with the typo. Unchanged without a word of at least four letters.
+    """
+    words = [match for match in re.finditer(r"[A-Za-z]{4,}", caption) if len(set(match[0][1:])) > 1]
+    if not words:
+        return caption
+    word = max(words, key=lambda match: len(match[0]))
+    positions = [i for i in range(word.start() + 1, word.end() - 1) if caption[i] != caption[i + 1]]
+    position = positions[int(rng.integers(len(positions)))] if positions else word.start()
+    return caption[:position] + caption[position + 1] + caption[position] + caption[position + 2 :]
+
+
+EDITS: dict[str, Callable[[str, set[str], np.random.Generator], str]] = {
+    "color replaced": lambda caption, excluded, rng: replace_word(caption, COLORS, excluded, rng),
+    "colors swapped": lambda caption, *_: swap_colors(caption),
+    "relation replaced": lambda caption, *_: replace_relation(caption),
+    "roles swapped": lambda caption, *_: swap_roles(caption),
+    "number replaced": lambda caption, excluded, rng: replace_word(caption, NUMBERS, excluded, rng),
+    "negated": lambda caption, *_: negate(caption),
+}
+"""Edits that make a caption false, by name. An edit returns an empty text if it is not possible."""
+
+
+def _find_words(text: str, words: Sequence[str]) -> list[re.Match[str]]:
+    return list(re.finditer(rf"(?<![\w-])(?:{'|'.join(words)})(?![\w-])", text))
+
+
+def _find_single(text: str, words: Sequence[str]) -> re.Match[str] | None:
+    matches = _find_words(text, words)
+    return matches[0] if len(matches) == 1 else None
+
+
+def _replace(match: re.Match[str], text: str) -> str:
+    return match.string[: match.start()] + text + match.string[match.end() :]
+
+
+def _article(word: str) -> str:
+    return "an" if word[0] in "aeiou" else "a"
+
+
+def _swap(caption: str, first: re.Match[str], second: re.Match[str]) -> str:
+    between = caption[first.end() : second.start()]
+    return caption[: first.start()] + second[0] + between + first[0] + caption[second.end() :]

@@ -1,0 +1,358 @@
+"""Evaluation of encoded items, or of a score matrix, under a protocol: ranks, then metrics.
+
+`evaluate` pairs images and texts by ids, `evaluate_listed` reads the positives that a protocol lists,
+and `evaluate_dataset` chooses between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visavis.core.blocking import Score
+from visavis.core.encoded import Encoded, EncodedBatches
+from visavis.core.errors import ShapeError, SpecError
+from visavis.core.memory_budget import MemoryLimit
+from visavis.core.process_group import ONE_PROCESS, ProcessGroup
+from visavis.data.dataset import Dataset
+from visavis.evaluation.graded import RelevanceEstimator
+from visavis.evaluation.graded.ranking_coherence import ranking_coherence
+from visavis.evaluation.metrics import ranking_metrics
+from visavis.evaluation.metrics.ranking import Ties, best_rank_column
+from visavis.evaluation.protocols import (
+    Protocol,
+    get_protocol,
+    read_listed_positives,
+    select_for_protocol,
+)
+from visavis.evaluation.results import Evaluation
+from visavis.evaluation.tiled_ranking import RankedQueries, rank_by_rows, rank_by_tiles
+from visavis.losses.scoring import select_items
+from visavis.losses.targets import Ids, to_id_tensor
+
+
+def evaluate(
+    visual: Encoded,
+    text: Encoded,
+    score: Score,
+    image_ids: Ids,
+    text_ids: Ids,
+    *,
+    protocol: str | Protocol = "plain",
+    ties: Ties | None = None,
+    memory: MemoryLimit = None,
+    group: ProcessGroup = ONE_PROCESS,
+) -> Evaluation:
+    """Rank all texts for each image and all images for each text, by tiles of the score matrix.
+
+    Args:
+        visual: Encoded images.
+        text: Encoded texts.
+        score: ``score(visual[rows], text[columns]) -> [rows, columns]``, such as the method
+            ``score`` of a model.
+        image_ids: One id per image, shape ``[V]``. Equal ids belong together.
+        text_ids: One id per text, shape ``[T]``.
+        protocol: Name of a protocol, or a protocol.
+        ties: Tie rule. None: the protocol's.
+        memory: Memory of a tile, bytes or "2GiB". None: a share of the free memory. The result does
+            not depend on it.
+        group: Processes that share out the scores. Each holds all items and receives the result.
+
+    Returns:
+        The result.
+
+    Raises:
+        SpecError: If the data do not match the protocol.
+        ShapeError: If lengths differ, or an image or text belongs to nothing.
+        DataError: If a score is NaN.
+    """
+    protocol = get_protocol(protocol)
+    ties = ties or protocol.ties
+    image_ids = to_id_tensor(image_ids, "image_ids").cpu()
+    text_ids = to_id_tensor(text_ids, "text_ids").cpu()
+    if protocol.positives_file:
+        raise SpecError(
+            f"protocol {protocol.name}: expected listed positives, got ids. Use evaluate_listed, "
+            "or visavis evaluate RUN."
+        )
+    protocol.validate(image_ids, text_ids)
+    _check_ids(visual, text, image_ids, text_ids)
+    folds = protocol.split_folds(image_ids, text_ids)
+    rankings = [
+        rank_by_tiles(
+            select_items(visual, images),
+            select_items(text, texts),
+            score,
+            image_ids[images],
+            text_ids[texts],
+            ties=ties,
+            memory=memory,
+            group=group,
+        )
+        for images, texts in folds
+    ]
+    # Each metric is the mean over folds, as published.
+    fold_metrics = [
+        ranking_metrics(images.positive_ranks, texts.positive_ranks) for images, texts in rankings
+    ]
+    # The rankings of the image queries of all folds, and of the text queries.
+    by_images, by_texts = zip(*rankings, strict=True)
+    image_folds, text_folds = zip(*folds, strict=True)
+    image_ranks, top_texts = _merge_folds(len(image_ids), image_folds, text_folds, by_images, ties)
+    text_ranks, top_images = _merge_folds(len(text_ids), text_folds, image_folds, by_texts, ties)
+    scores = {
+        "positive": [ranked.positive_scores.flatten() for ranked in by_images],
+        "hardest_i2t": [ranked.hardest_negative_scores for ranked in by_images],
+        "hardest_t2i": [ranked.hardest_negative_scores for ranked in by_texts],
+    }
+    return Evaluation(
+        protocol=protocol.name,
+        # All folds have the same size.
+        num_images=len(image_folds[-1]),
+        num_texts=len(text_folds[-1]),
+        captions_per_image=len(text_ids) / len(image_ids),
+        ties=ties,
+        metrics={
+            name: float(np.mean([metrics[name] for metrics in fold_metrics]))
+            for name in fold_metrics[0]
+        },
+        image_ranks=image_ranks.numpy(),
+        text_ranks=text_ranks.numpy(),
+        image_ids=image_ids.numpy(),
+        text_ids=text_ids.numpy(),
+        top_texts=top_texts.numpy(),
+        top_images=top_images.numpy(),
+        # Rows without a negative, and the padding of shorter rows, hold -inf.
+        score_samples={
+            name: (values := torch.cat(parts))[values > -torch.inf]
+            for name, parts in scores.items()
+        },
+    )
+
+
+def _merge_folds(
+    num_queries: int,
+    queries: Sequence[Tensor],
+    candidates: Sequence[Tensor],
+    rankings: Sequence[RankedQueries],
+    ties: Ties,
+) -> tuple[Tensor, Tensor]:
+    """Rank of the best positive, and the best-scored candidate, of each query: ``[Q]`` each.
+    Queries and candidates are given by fold.
+    """
+    # half ranks for mean ties
+    ranks = torch.empty(num_queries, dtype=torch.double if ties == "mean" else torch.long)
+    top_candidates = torch.empty(num_queries, dtype=torch.long)
+    for fold_queries, fold_candidates, ranked in zip(queries, candidates, rankings, strict=True):
+        ranks[fold_queries] = best_rank_column(ranked.positive_ranks, ties)
+        # From positions in the fold to positions among all candidates.
+        top_candidates[fold_queries] = fold_candidates[ranked.top_candidates]
+    return ranks, top_candidates
+
+
+def _check_ids(visual: Encoded, text: Encoded, image_ids: Tensor, text_ids: Tensor) -> None:
+    """Check that there is one id per item, and that each image has a text and each text an image."""
+    for encoded, ids in ((visual, image_ids), (text, text_ids)):
+        # A part with more rows than items would be read in part. The blocks of a batch are joined
+        # from parts of equal length.
+        is_batch = isinstance(encoded, EncodedBatches)
+        lengths = [len(encoded)] if is_batch else [len(part) for part in encoded.tensors]
+        if set(lengths) != {len(ids)}:
+            raise ShapeError(
+                f"ids: expected one per row of the encoded items, got {len(ids)} for "
+                f"{' and '.join(str(length) for length in sorted(set(lengths)))}."
+            )
+        if not len(ids):
+            raise ShapeError(
+                "images, texts: expected at least one of each, got none. There is nothing to rank."
+            )
+    for kind, other, ids, other_ids in (
+        ("image", "text", image_ids, text_ids),
+        ("text", "image", text_ids, image_ids),
+    ):
+        for item in (~torch.isin(ids, other_ids)).nonzero()[:1, 0].tolist():
+            raise ShapeError(
+                f"{kind} {item}: expected at least one {other} with its id, got none. Leave it "
+                "out, it cannot be ranked."
+            )
+
+
+def evaluate_listed(
+    visual: Encoded,
+    text: Encoded,
+    score: Score,
+    data: Dataset,
+    *,
+    protocol: str | Protocol,
+    ties: Ties | None = None,
+    memory: MemoryLimit = None,
+) -> Evaluation:
+    """Evaluate under a protocol that lists its positives. Only listed items are queries, all items
+    are candidates.
+
+    Args:
+        visual: Encoded images of the data set, in its order.
+        text: Encoded captions of the data set, in its order.
+        score: Score function.
+        data: The data set.
+        protocol: Name of a protocol, or a protocol.
+        ties: Tie rule. None: the protocol's.
+        memory: Memory of a block.
+
+    Returns:
+        The result.
+
+    Raises:
+        SpecError: If the protocol lists no positives.
+        ShapeError: If there is not one encoded item per image and caption.
+    """
+    protocol = get_protocol(protocol)
+    ties = ties or protocol.ties
+    if not protocol.positives_file:
+        raise SpecError(
+            f"protocol {protocol.name}: expected a protocol with listed positives. Use evaluate "
+            "with the ids of images and texts."
+        )
+    for name, encoded, items in (("visual", visual, data.images), ("text", text, data.captions)):
+        if len(encoded) != len(items):
+            raise ShapeError(
+                f"{name}: expected {len(items)} items, one per image or caption of {data.name}, "
+                f"got {len(encoded)}."
+            )
+    protocol.validate(torch.arange(len(visual)), torch.from_numpy(data.image_of))
+    listed_images, listed_texts = read_listed_positives(protocol, data)
+    images = rank_by_rows(
+        select_items(visual, listed_images.queries),
+        text,
+        score,
+        listed_images.targets,
+        "i2t",
+        ties=ties,
+        memory=memory,
+    )
+    texts = rank_by_rows(
+        visual,
+        select_items(text, listed_texts.queries),
+        score,
+        listed_texts.targets,
+        "t2i",
+        ties=ties,
+        memory=memory,
+    )
+    return Evaluation(
+        protocol=protocol.name,
+        num_images=len(visual),
+        num_texts=len(text),
+        captions_per_image=len(text) / len(visual),
+        ties=ties,
+        metrics=ranking_metrics(images.positive_ranks, texts.positive_ranks),
+        image_ranks=best_rank_column(images.positive_ranks, ties).numpy(),
+        text_ranks=best_rank_column(texts.positive_ranks, ties).numpy(),
+        image_ids=listed_images.queries.numpy(),
+        text_ids=data.image_of[listed_texts.queries.numpy()],
+        top_texts=images.top_candidates.numpy(),
+        top_images=texts.top_candidates.numpy(),
+    )
+
+
+def rank_scores(
+    scores: Tensor,
+    image_ids: Ids,
+    text_ids: Ids,
+    *,
+    protocol: str | Protocol = "plain",
+    ties: Ties | None = None,
+) -> Evaluation:
+    """Evaluate a full score matrix, such as the mean of the matrices of two models. See `evaluate`.
+
+    Args:
+        scores: Scores of shape ``[V, T]``.
+        image_ids: One id per image.
+        text_ids: One id per text.
+        protocol: Name of a protocol, or a protocol.
+        ties: Tie rule. None: the protocol's.
+
+    Returns:
+        The result.
+
+    Raises:
+        ShapeError: If the scores do not match the ids.
+    """
+    scores = scores.detach()
+    image_ids, text_ids = to_id_tensor(image_ids, "image_ids"), to_id_tensor(text_ids, "text_ids")
+    if scores.shape != (len(image_ids), len(text_ids)):
+        raise ShapeError(
+            f"scores: expected shape {[len(image_ids), len(text_ids)]}, as many images and texts "
+            f"as ids, got {list(scores.shape)}."
+        )
+
+    def score(visual: Encoded, text: Encoded) -> Tensor:
+        return scores[visual.vectors][:, text.vectors]  # type: ignore[index]
+
+    # Items are positions in the matrix, so tiles are cut out of it.
+    visual, text = (Encoded(torch.arange(length)) for length in scores.shape)
+    return evaluate(visual, text, score, image_ids, text_ids, protocol=protocol, ties=ties)
+
+
+def evaluate_dataset(
+    visual: Encoded,
+    text: Encoded,
+    score: Score,
+    data: Dataset,
+    protocols: Sequence[Protocol],
+    *,
+    relevance: RelevanceEstimator | None = None,
+    semantics: str = "reference",
+    memory: MemoryLimit = None,
+    group: ProcessGroup = ONE_PROCESS,
+) -> Evaluation:
+    """Evaluate encoded images and captions with `evaluate` or `evaluate_listed`, as each protocol
+    requires.
+
+    Args:
+        visual: Encoded images of the data set, in its order.
+        text: Encoded captions of the data set, in its order.
+        score: Score function.
+        data: The data set.
+        protocols: The first is the result, the others are its ``other_protocols``.
+        relevance: Relevance estimator, for the coherence of the ranking with graded relevance.
+            Empty: none.
+        semantics: Semantics of CS@K.
+        memory: Memory of a tile.
+        group: Processes that share out the scores. Each holds all items and receives the result.
+
+    Returns:
+        The result.
+    """
+    results = []
+    for protocol in protocols:
+        selected, captions = select_for_protocol(data, text, protocol)
+        if protocol.positives_file:
+            result = evaluate_listed(
+                visual, captions, score, selected, protocol=protocol, memory=memory
+            )
+        else:
+            ids = torch.arange(len(selected.images)), torch.from_numpy(selected.image_of)
+            result = evaluate(
+                visual, captions, score, *ids, protocol=protocol, memory=memory, group=group
+            )
+        if relevance:
+            result = replace(
+                result,
+                coherence=ranking_coherence(
+                    visual,
+                    captions,
+                    score,
+                    selected,
+                    relevance,
+                    semantics=semantics,
+                    folds=protocol.folds,
+                    memory=memory,
+                ),
+            )
+        results.append(result)
+    return replace(results[0], other_protocols=tuple(results[1:]))
