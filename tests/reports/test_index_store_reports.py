@@ -14,7 +14,8 @@ from visavis.core import storage
 from visavis.retrieval.items import IndexItem
 
 pytest.importorskip("lancedb")
-from visavis.retrieval.stores import lancedb_store, open_store, table_snapshot
+from visavis.retrieval.stores import lancedb_store, table_snapshot
+from visavis.retrieval.stores.catalog import open_store
 
 DIM, ID, COUNT = 4, "ab", 30
 

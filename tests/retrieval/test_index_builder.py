@@ -21,8 +21,7 @@ from visavis.core.errors import DataError, RefusedOverwrite, RunError, VisavisEr
 from visavis.core.progress import NoProgress
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.retrieval import encoding
-from visavis.retrieval.default_index import index_if_images
-from visavis.retrieval.index_builder import build_index
+from visavis.retrieval.index_builder import build_index, index_if_images
 from visavis.retrieval.index_folder import Index, read_manifest, write_manifest
 from visavis.retrieval.items import ItemFilter
 from visavis.retrieval.search import SearchQuery, search_collection

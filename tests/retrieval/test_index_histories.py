@@ -31,7 +31,7 @@ import visavis
 from visavis.models.retriever import Retriever
 from visavis.retrieval import index_builder
 from visavis.retrieval.index_folder import read_manifest
-from visavis.retrieval.stores import open_store
+from visavis.retrieval.stores.catalog import open_store
 
 pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'visavis[search]'")
 FOLDERS = ("", "a", "a/b", "a/c", "d", "d/e", "d/e/f", "g")

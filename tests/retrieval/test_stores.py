@@ -24,7 +24,7 @@ from visavis.retrieval.stores.base import Neighbor, VectorStore
 
 pytest.importorskip("lancedb")
 pytest.importorskip("pymilvus")
-from visavis.retrieval.stores import open_store
+from visavis.retrieval.stores.catalog import open_store
 from visavis.retrieval.stores.lancedb_store import LanceStore
 from visavis.retrieval.stores.milvus_store import MilvusStore
 
@@ -296,7 +296,7 @@ import sys
 from threading import Thread
 import numpy as np
 from visavis.retrieval.items import IndexItem
-from visavis.retrieval.stores import open_store
+from visavis.retrieval.stores.catalog import open_store
 
 def write(name):
     store = open_store(f"{sys.argv[1]}/{name}", 4)

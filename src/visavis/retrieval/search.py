@@ -139,12 +139,11 @@ class SearchResult:
             A JSON object.
         """
         moment = {} if self.item.start is None else {"start": self.item.start, "end": self.item.end}
+        location = None if self.image is None else self.image.location
         return {
             "key": self.key,
             "name": self.name,
-            "path": None
-            if self.image is None or self.image.location is None
-            else str(self.image.location.path),
+            "path": None if location is None else str(location.path),
             "kind": self.item.kind,
             **moment,
             "score": self.score,
@@ -183,13 +182,9 @@ class SearchResults(Sequence[SearchResult], NotebookTable):
 
     def table_notes(self) -> list[str]:
         """Return why nothing was found."""
-        return (
-            ["Probably no match. These are the nearest results."]
-            if self.no_match
-            else [self.message]
-            if self.message
-            else []
-        )
+        if self.no_match:
+            return ["Probably no match. These are the nearest results."]
+        return [self.message] if self.message else []
 
     def table_images(self) -> list[PILImage | None]:
         """Return the image of each result, or nothing without images."""
@@ -456,9 +451,19 @@ def _rerank(
             "rerank: expected a query of texts, got images or items. Remove them, or remove "
             "--rerank."
         )
-    decoded = [(result, _decode(collection, result.item)) for result in results]
-    readable = [(result, image) for result, image in decoded if image is not None]
-    unreadable = [result for result, image in decoded if image is None]
+    readable: list[tuple[SearchResult, PILImage]] = []
+    unreadable = list[SearchResult]()
+    for result in results:
+        item = result.item
+        image = collection.image(item) if item.kind == "image" else None
+        try:
+            if image is None or image.location is None:
+                unreadable.append(result)
+            else:
+                content = image.location.read()
+                readable.append((result, decode_image(content, item.path, allow_animated=True)))
+        except DataError:
+            unreadable.append(result)
     if not readable:
         return unreadable
     texts = known_texts(model, query)
@@ -467,16 +472,6 @@ def _rerank(
     # Stable: images with equal scores keep the order of the first search.
     order = scores.argsort(descending=True, stable=True).tolist()
     return [replace(readable[i][0], score=scores[i].item()) for i in order] + unreadable
-
-
-def _decode(collection: Collection, item: IndexItem) -> PILImage | None:
-    """The image of an item. None for a clip and for an image that cannot be read any more."""
-    if item.kind != "image" or (image := collection.image(item)) is None or not image.location:
-        return None
-    try:
-        return decode_image(image.location.read(), item.path, allow_animated=True)
-    except DataError:
-        return None
 
 
 def attach_images(collection: Collection, results: SearchResults) -> SearchResults:
