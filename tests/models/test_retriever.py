@@ -27,7 +27,7 @@ from visavis.models import Matcher
 from visavis.models.base import get_vectors
 from visavis.models.device import choose_device
 from visavis.models.encoders.encoder_spec import EncoderSpec
-from visavis.models.image_text.vse_plus_plus import VSEPlusPlus
+from visavis.models.image_text.global_matchers import VSEPlusPlus
 from visavis.models.inference import encode_items, equal_batches, score_all_pairs
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever, read_image

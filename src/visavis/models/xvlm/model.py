@@ -435,5 +435,6 @@ def _sample_negatives(scores: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]
     """Return the rows of scores that have a negative candidate, and a sampled negative of each row."""
     # A row without negatives has nothing to sample from, which multinomial refuses.
     rows = negative.any(1).nonzero()[:, 0]
+    # The constant keeps weights above 0 where the softmax underflows.
     weights = (scores[rows].softmax(1) + MIN_SAMPLING_PROBABILITY) * negative[rows]
     return rows, torch.multinomial(weights, 1)[:, 0]
