@@ -71,7 +71,7 @@ def everything(store: VectorStore, late: str | None) -> list[object]:
         ItemFilter(metadata={"n": "1"}),
         ItemFilter(path="none"),
     ]
-    items, keys = store.items(), store.table()["key"].to_pylist()
+    items, keys = items_from_table(store.table()), store.table()["key"].to_pylist()
     assert [item.key for item in items] == keys == sorted(keys)
     assert store.get([*keys, "none"]) == {item.key: item for item in items}
     mixed, vectors = (

@@ -85,6 +85,7 @@ def fit_calibration(scores: Tensor, relevant: Tensor) -> Calibration:
     """
     from scipy.optimize import isotonic_regression
 
+    # Shape [queries, 10].
     top_scores, top_results = scores.topk(min(CALIBRATED_RESULTS, scores.shape[1]), dim=1)
     top_relevant = relevant.gather(1, top_results)
     if not top_relevant.any() or top_relevant.all():

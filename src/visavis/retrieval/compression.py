@@ -118,6 +118,7 @@ def measure_compression(index: Index, memory: MemoryLimit = None) -> Compression
             0, 0, "none", (), "Nothing was measured, because the index has no items."
         )
     count = min(MEASURED_SETS if isinstance(vectors, VectorSets) else MEASURED_QUERIES, len(table))
+    # A fixed seed, so that two reports compare the same queries.
     rows = np.sort(np.random.default_rng(0).choice(len(table), count, replace=False))
     captions = [item.metadata.get("caption", "") for item in items_from_table(table.take(rows))]
     options: dict[str, Any] = {

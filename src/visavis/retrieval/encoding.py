@@ -266,6 +266,7 @@ def _encode_clip(
             ]
             vectors = _encode_section(model, islice(frames, len(section)), len(section), offsets)
             for span, piece, vector in zip(spans, pieces, vectors, strict=True):
+                # A moment that a section cuts has several parts, which are averaged at the end.
                 parts[span].append((vector, len(piece)))
     rows = list[tuple[IndexItem, Tensor]]()
     for span in (whole, *moments):

@@ -185,6 +185,7 @@ def build_index(
     Raises:
         RefusedOverwrite: If ``out`` contains something else.
         RunError: If the index was made with another model, source or setting.
+        VisavisError: If the length of a moment or the number of workers is invalid.
         DataError: If there are no files to index.
     """
     folder, started = Path(out), time.perf_counter()
@@ -448,6 +449,7 @@ def _compare_files(
                 metadata=file.metadata,
             )
             reused.append((moved, item.key))
+        # The content was not at this path before, so that it came from another one.
         if items[0].content not in old_contents.get(file.path, ()):
             moved_contents.add(items[0].content)
     not_absent = {file.path for file in candidates}
@@ -489,6 +491,7 @@ def _unchanged_files(table: pa.Table, files: Sequence[SourceFile]) -> tuple[np.n
         table["metadata"].combine_chunks().take(rows), tags.take(file_of[rows])
     )
     is_unchanged = np.bincount(file_of[file_of >= 0], minlength=len(files)) > 0
+    # One changed item of a clip makes the whole file changed.
     is_unchanged[file_of[(file_of >= 0) & ~is_equal]] = False
     return is_unchanged, file_of
 
@@ -526,8 +529,12 @@ def _kept_paths(
     absent = {path for path in absent if not source.exclusion.covers(path)}
     kept = dict[str, str]()
     for path in sorted(absent):
-        if (place := source.unreadable_place(path)) is not None:
-            kept[path] = place
+        # The file or a folder above it. Without one, the folder of the file was read, so that the
+        # file is gone.
+        unreadable = [place for place in path_and_parents(path) if place in source.unreadable]
+        if unreadable:
+            kept[path] = unreadable[0]
+    # A moved file is not missing: its content is elsewhere.
     missing = [] if remove_missing else sorted(absent - kept.keys() - moved)
     are_most_missing = 2 * len(missing) > num_stored
     for path in missing:

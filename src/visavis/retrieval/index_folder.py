@@ -25,7 +25,7 @@ from visavis.models.retriever import Retriever
 from visavis.retrieval.calibration import Calibration
 from visavis.retrieval.items import IndexItem, ItemFilter
 from visavis.retrieval.search import EncodeTexts, SearchQuery, SearchResult, known_texts
-from visavis.retrieval.stores.arrow_tables import metadata_names
+from visavis.retrieval.stores.arrow_tables import items_from_table, metadata_names
 from visavis.retrieval.stores.base import (
     REMEDY,
     MaxSimQuery,
@@ -310,7 +310,7 @@ class Index:
         """All items by key, as of the first access. Read the items of results from ``store``
         instead, with ``get``.
         """
-        return {item.key: item for item in self.store.items()}
+        return {item.key: item for item in items_from_table(self.store.table())}
 
     @cached_property
     def calibration(self) -> Calibration | None:

@@ -328,6 +328,7 @@ def search_collection(
         if len(results) >= count or not has_more:
             break
         depth *= 4
+    # Grouping may leave more results than were asked for.
     results = results[:count]
     if not results:
         return SearchResults((), message=collection.explain_no_results(item_filter))

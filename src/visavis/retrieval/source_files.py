@@ -94,18 +94,6 @@ class FileCollection:
     is_dataset: bool = False
     other_files: str | None = None
 
-    def unreadable_place(self, path: str) -> str | None:
-        """Find the place because of which it is unknown whether a file exists.
-
-        Args:
-            path: Path of a file that is not among ``files``.
-
-        Returns:
-            A key of ``unreadable``: the file or a folder above it. None: the folder of the file was
-            read, so that the file is gone.
-        """
-        return next((place for place in path_and_parents(path) if place in self.unreadable), None)
-
     def problem_of(self, place: str) -> str:
         """Describe an unreadable place.
 
@@ -302,6 +290,7 @@ def _list_source(path: str | Path, exclusion: Exclusion) -> FileCollection:
     )
     if takes_all:
         listed.add_folder(scan)
+        # Unsupported photos are listed as skipped, and not among the other files.
         others = (
             name
             for name in scan.files

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs
 
 from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
+from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
@@ -20,7 +21,7 @@ from visavis.core.environment import installed_version
 from visavis.core.errors import StorageError, VisavisError
 from visavis.evaluation.feedback.records import FeedbackFile
 from visavis.retrieval.server.image_cache import ImageSize
-from visavis.retrieval.server.limits import CONTENT_TYPE, RateLimits, ServerLimits, ServerMetrics
+from visavis.retrieval.server.limits import RateLimits, ServerLimits, ServerMetrics
 from visavis.retrieval.server.schemas import (
     ErrorResponse,
     FacetsResponse,
@@ -59,6 +60,7 @@ WEB_UI_TYPES = {
     ".svg": "image/svg+xml",
 }
 COOKIE_SECONDS = 30 * 86400
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 VERSION = installed_version("visavis") or "0"
 IMAGE_BODY = {
     "requestBody": {
@@ -421,7 +423,8 @@ def service_routes(
     )
     async def metrics() -> Response:
         """Metrics for Prometheus."""
-        return Response(service.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+        content = generate_latest(service.metrics.registry)
+        return Response(content, headers={"Content-Type": METRICS_TYPE})
 
     if auth is None:
         return router

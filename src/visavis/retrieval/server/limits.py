@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.process_collector import ProcessCollector
 
 T = TypeVar("T")
@@ -132,7 +132,6 @@ class LRUCache(Generic[T]):
             self.size -= self._size_of(self._entries.popitem(last=False)[1])
 
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -182,11 +181,3 @@ class ServerMetrics:
             "visavis_rejected_requests", "Rejected requests.", ["reason"], registry=registry
         )
         self.items = Gauge("visavis_items", "Items of an index.", ["index"], registry=registry)
-
-    def text(self) -> bytes:
-        """Export all metrics.
-
-        Returns:
-            Content of ``/metrics``.
-        """
-        return generate_latest(self.registry)

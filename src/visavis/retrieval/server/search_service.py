@@ -466,6 +466,7 @@ class SearchService:
         finally:
             self._num_waiting -= 1
             self.metrics.searches_waiting.dec()
+        # After the search, because a failed one must not be cached.
         self._results.put(result_key, (time.monotonic() + CACHE_SECONDS, fetched, results))
         self._recent.add(key, number, results)
         return results

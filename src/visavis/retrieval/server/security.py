@@ -226,6 +226,7 @@ class TokenAuth:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self.is_valid_token(token.strip()):
             return True
+        # A browser sends the cookie of the login page. It reveals nothing about the token.
         cookie = cookie_parser(headers.get("cookie", "")).get(TOKEN_COOKIE, "")
         return hmac.compare_digest(_digest(cookie), _digest(self.cookie))
 
@@ -419,6 +420,7 @@ class SecurityMiddleware:
                     f"The request was not complete within {self.limits.body_timeout_s:.0f} s. Send "
                     "it again.",
                 ) from None
+            # Counted, because a chunked request has no Content-Length.
             num_bytes += len(message.get("body", b""))
             is_complete = not message.get("more_body", False)
             if num_bytes > self.limits.max_body_bytes:

@@ -91,10 +91,14 @@ def run_service(
                 "--token, or omit --host."
             )
         indexes = [index_if_images(path, model, progress) for path in indexes]
+        paths = [Path(path).absolute() for path in indexes]
+        names = [path.name for path in paths]
+        if len(set(names)) < len(names):
+            names = ["/".join(path.parts[-2:]) for path in paths]
         stores = [store] if isinstance(store, str | Path) else list(store)
         served = [
             ServedIndex(Index.open(path, store=stores), name)
-            for path, name in zip(indexes, _index_names(indexes), strict=True)
+            for path, name in zip(indexes, names, strict=True)
         ]
         check_confirmed_stores([Path(path) for path in indexes], stores)
         file = None if feedback is None else stack.enter_context(open_feedback(feedback))
@@ -239,10 +243,3 @@ def _request_timeout_protocol(limits: ServerLimits) -> type[Any]:
                     self._timer = self.loop.call_later(timeout_s, self.transport.close)
 
     return RequestTimeoutProtocol
-
-
-def _index_names(indexes: Sequence[str | Path]) -> list[str]:
-    """Names of the folders, with the parent folder if both names are the same."""
-    paths = [Path(path).absolute() for path in indexes]
-    names = [path.name for path in paths]
-    return names if len(set(names)) == len(names) else ["/".join(path.parts[-2:]) for path in paths]

@@ -67,6 +67,7 @@ class StoreDigest:
         """
         return cls(
             len(checksums),
+            # Unsigned, so that the sum wraps around modulo 2^64.
             f"{np.asarray(checksums, np.int64).view(np.uint64).sum(dtype=np.uint64):016x}",
         )
 
@@ -126,13 +127,6 @@ class VectorStore(Protocol):
 
         Returns:
             ``ITEM_FIELDS`` in the order of keys, and possibly other columns. May be memory-mapped.
-        """
-
-    def items(self) -> list[IndexItem]:
-        """Read all items.
-
-        Returns:
-            Items in the order of keys.
         """
 
     def vectors(self, keys: Sequence[str]) -> ItemVectors:
@@ -408,6 +402,7 @@ class VectorSets:
         """
         counts = self.counts[items]
         ends = np.cumsum(counts)
+        # First row of each item, minus the rows before it in the result, plus a running number.
         rows: np.ndarray = np.repeat(self.offsets[items] - (ends - counts), counts) + np.arange(
             counts.sum()
         )

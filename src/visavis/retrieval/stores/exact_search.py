@@ -281,6 +281,7 @@ def _find_candidates(
     products = coarse.products(block)
     lowest = -torch.inf if products.is_floating_point() else torch.iinfo(products.dtype).min
     if allowed is not None:
+        # In place, because the products are not used elsewhere.
         products.masked_fill_(~allowed, lowest)
     num_queries, num_rows = products.shape
     if num_rows % GROUP_ROWS:
@@ -288,13 +289,16 @@ def _find_candidates(
     products = products.view(num_queries, -1, GROUP_ROWS)
     first, num_groups = block.start // GROUP_ROWS, products.shape[1]
     factor, offset, error = coarse.bounds(slice(first, first + num_groups))
+    # Shape [queries, groups].
     highest = products.amax(2) * factor + offset
     bound = torch.cat([bound, highest - error], 1).topk(bound.shape[1], dim=1).values
+    # Groups that may hold one of the k best rows of a query.
     query, group = (highest + error >= bound[:, -1:]).nonzero(as_tuple=True)
     pair_factor, pair_offset, pair_error = (
         value.expand(num_queries, num_groups)[query, group][:, None]
         for value in (factor, offset, error)
     )
+    # Shape [pairs, GROUP_ROWS].
     upper_bound = products[query, group] * pair_factor + pair_offset + pair_error
     pair, column = (upper_bound >= bound[query, -1:]).nonzero(as_tuple=True)
     row = group[pair] * GROUP_ROWS + column
@@ -344,6 +348,7 @@ class _BestRows:
         """Score candidates and keep the best of all so far."""
         order = np.lexsort((row, query))
         query, row = query[order], row[order]
+        # Candidates of query q are starts[q] to starts[q + 1].
         starts = np.searchsorted(query, np.arange(len(self.queries) + 1))
         scores = [
             exact_scores(
@@ -357,6 +362,7 @@ class _BestRows:
         score = np.concatenate([self.score, *scores])
         order = np.lexsort((row, -score, query))
         query, row, score = query[order], row[order], score[order]
+        # Position within the entries of a query, which are sorted by query.
         rank = np.arange(len(query)) - np.searchsorted(query, query)
         is_best = rank < self.top
         self.query, self.row, self.score = query[is_best], row[is_best], score[is_best]
@@ -417,6 +423,7 @@ def supports_int8_matmul() -> bool:
     ) or not hasattr(torch, "_int_mm"):
         return False
     largest_codes = torch.full((GROUP_ROWS, MIN_DIM), MAX_CODE, dtype=torch.int8)
+    # Without VNNI, the kernels of some processors saturate sums of two products in int16.
     return all(
         bool(
             (

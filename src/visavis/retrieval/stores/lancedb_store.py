@@ -313,6 +313,7 @@ class LanceStore(SnapshotStore):
     def _read_checksums(self) -> tuple[Any, np.ndarray, np.ndarray]:
         """The newest version of the table, and the id and checksum of each of its rows."""
         table = self._database.open_table(TABLE)
+        # Another process may add a version while this one is read.
         table.checkout(self._table.version)
         rows = table.search().select([CHECKSUM]).with_row_id(True).to_arrow()
         return table, rows["_rowid"].to_numpy(), rows[CHECKSUM].to_numpy()
@@ -342,6 +343,7 @@ class LanceStore(SnapshotStore):
             .sort_by("key")
             .combine_chunks()
         )
+        # Row of the part by position in the order of the files of the table.
         row_of = np.argsort(items["_row"].to_numpy())
         items = items.drop_columns("_row")
         with (

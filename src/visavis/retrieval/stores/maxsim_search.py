@@ -110,6 +110,7 @@ class MaxSimSearch:
             *map(len, query.parts), int(self.sets.counts.max())
         )
         error = 2 * num_terms * UNIT_ROUNDOFF * MAX_NORM**2
+        # Both the k-th best score and that of another item may be wrong by the error.
         items = items[scores >= np.partition(scores, -top)[-top] - 2 * error]
         exact = self.exact_scores(items, query)
         order = np.lexsort((items, -exact))[:top]
@@ -196,6 +197,7 @@ def _reduce_items(values: Tensor, sets: VectorSets, operation: str) -> Tensor:
         grid = values.view(len(values), len(sets), count)
         return grid.amax(2) if operation == "max" else grid.sum(2)
     reduce = np.maximum if operation == "max" else np.add
+    # Items of different sizes, of which reduceat reduces each segment.
     return torch.from_numpy(reduce.reduceat(values.numpy(), sets.offsets[:-1], axis=1))
 
 
@@ -239,6 +241,7 @@ def _cluster_means(vectors: Tensor, count: int) -> Tensor:
         centers.append(vectors[batch, nearest.argmin(1)])
     means = torch.stack(centers[1:], 1)
     for _ in range(POOLING_STEPS):
+        # Shape [items, vectors, clusters].
         members = torch.nn.functional.one_hot((vectors @ means.mT).argmax(-1), count).to(
             vectors.dtype
         )

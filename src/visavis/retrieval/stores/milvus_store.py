@@ -137,6 +137,7 @@ class MilvusStore(RowStore):
         return int(fields["vector"]["params"]["dim"])
 
     def _create_collection(self, embedding_dim: int) -> None:
+        """Create the collection with one vector per item and the index FLAT."""
         from pymilvus import DataType
 
         schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
@@ -217,6 +218,7 @@ class MilvusStore(RowStore):
                 len(ranked) >= top and hits[-1]["distance"] < ranked[top - 1].score - score_error
             ):
                 return ranked[:top]
+            # Few queries have many equal scores, so that the first attempt is usually the last.
             limit *= 4
         return self._rank(query, list(self._iterate(item_filter, ["vector"])), item_filter)[:top]
 
@@ -358,6 +360,7 @@ def milvus_filter(item_filter: ItemFilter) -> str:
     if item_filter.path:
         literals = re.split(r"[*?]", item_filter.path)
         start, end = _PLAIN.match(literals[0]), _PLAIN.fullmatch(literals[-1])
+        # _ is a wildcard of Milvus, so that the prefix ends before the first one.
         prefix = start[0].partition("_")[0] if start else ""
         conditions += [f'path like "{prefix}%"'] if prefix else []
         conditions += (

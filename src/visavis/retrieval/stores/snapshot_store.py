@@ -13,7 +13,7 @@ import numpy as np
 from visavis.core.errors import ShapeError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
-from visavis.retrieval.stores.arrow_tables import items_from_table, table_from_rows
+from visavis.retrieval.stores.arrow_tables import table_from_rows
 from visavis.retrieval.stores.base import (
     CHECKSUM,
     ItemVectors,
@@ -57,10 +57,6 @@ class SnapshotStore(ABC):
     def table(self) -> pa.Table:
         """Read all items as columns, see ``VectorStore.table``."""
         return self.snapshot().table
-
-    def items(self) -> list[IndexItem]:
-        """Read all items, see ``VectorStore.items``."""
-        return items_from_table(self.table())
 
     def vectors(self, keys: Sequence[str]) -> ItemVectors:
         """Read the vectors of some items, see ``VectorStore.vectors``."""

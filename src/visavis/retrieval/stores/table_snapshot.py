@@ -344,6 +344,7 @@ class TableSnapshot:
         for part, start in zip(self.parts, self._starts, strict=False):
             if len(missing := np.flatnonzero(rows < 0)):
                 found = part.find([keys[number] for number in missing.tolist()])
+                # A row of a part counts through all parts.
                 rows[missing] = np.where(found < 0, -1, found + start)
         return rows
 
@@ -355,6 +356,7 @@ class TableSnapshot:
             for part, own in zip(self.parts, self._split(rows), strict=True)
             for item in items_from_table(part.table.take(own))
         ]
+        # Read part by part, so that the order of the keys is restored.
         by_key = {item.key: item for item in items}
         return {key: by_key[key] for key in keys if key in by_key}
 
