@@ -18,7 +18,7 @@ from visavis.core.encoded import Encoded
 from visavis.core.errors import RunError, ShapeError, SpecError, VisavisError
 from visavis.losses.pair_loss import PairLoss
 from visavis.models import CATALOG
-from visavis.models.base import get_vectors, load_matcher
+from visavis.models.base import load_matcher
 from visavis.models.clip.model import CLIP
 from visavis.models.expert_matchers import CE, MMT
 from visavis.models.image_text.cross_attention import BFAN, SCAN, MaxSim
@@ -285,13 +285,6 @@ def test_residual_mlp_has_at_least_one_hidden_unit():
         matcher.encode_text(items(config, "text")),
     )
     assert matcher.score(visual, text).shape == (3, 3)
-
-
-def test_get_vectors_rejects_named_parts():
-    with pytest.raises(
-        ShapeError, match=r"^vectors: expected one tensor, got the named parts face, audio"
-    ):
-        get_vectors(Encoded({"face": torch.eye(2), "audio": torch.eye(2)}))
 
 
 @every_matcher

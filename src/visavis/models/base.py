@@ -406,15 +406,8 @@ def get_vectors(encoded: Encoded) -> Tensor:
 
     Returns:
         The tensor of vectors.
-
-    Raises:
-        ShapeError: If the items have named parts.
     """
-    if not isinstance(encoded.vectors, Tensor):
-        raise ShapeError(
-            f"vectors: expected one tensor, got the named parts {', '.join(encoded.vectors)}. "
-            "Select one of the parts."
-        )
+    assert isinstance(encoded.vectors, Tensor)
     return encoded.vectors
 
 

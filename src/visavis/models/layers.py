@@ -13,6 +13,8 @@ from visavis.core.errors import ShapeError
 
 # Value of masked positions in ``GeneralizedPooling``, as in the released code.
 MASKED_VALUE = -1e4
+# Lower bound of a norm, or a product of norms, in a denominator.
+EPSILON = 1e-8
 
 
 def build_mlp(

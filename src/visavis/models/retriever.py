@@ -254,22 +254,12 @@ class Retriever:
             Unit vectors, shape ``[N, D]``, on the CPU.
 
         Raises:
-            SpecError: If texts and images are mixed.
             DataError: Naming a file that is not an image.
             ShapeError: If ``items`` is empty, or if the model has several vectors per item.
         """
         _count_items(items, "items")
-        are_texts = [isinstance(item, str) for item in items]
-        if any(are_texts) != all(are_texts):
-            raise SpecError(
-                f"items: expected texts only or images only, got {sum(are_texts)} texts among "
-                f"{len(items)} items. Call encode for each kind."
-            )
-        return (
-            self.encode_texts(items, on_progress)
-            if all(are_texts)
-            else self.encode_images(items, on_progress)
-        )
+        are_texts = all(isinstance(item, str) for item in items)
+        return (self.encode_texts if are_texts else self.encode_images)(items, on_progress)
 
     def similarity(self, first: Tensor, second: Tensor) -> Tensor:
         """Compute the cosines of two sets of vectors.

@@ -36,7 +36,6 @@ from visavis.data.workers import validate_workers
 from visavis.models.default_model import default_model
 from visavis.models.inference import score_all_pairs
 from visavis.models.retriever import Retriever
-from visavis.retrieval.calibration import Calibration, fit_calibration
 from visavis.retrieval.compression import CompressionReport, measure_compression
 from visavis.retrieval.encoding import EncodedShard, UnreadableFile, encode_in_shards
 from visavis.retrieval.index_folder import (
@@ -54,6 +53,7 @@ from visavis.retrieval.index_folder import (
     write_manifest,
 )
 from visavis.retrieval.items import IndexItem, metadata_tags
+from visavis.retrieval.search import Calibration, fit_calibration
 from visavis.retrieval.source_files import (
     FileCollection,
     SourceFile,
@@ -318,7 +318,7 @@ def _warnings(changes: _IndexChanges, source: FileCollection) -> Iterator[str]:
 
 def _recorded_model(model: str | Path) -> str:
     """Location of a model as in a manifest: an absolute path or a hub name."""
-    return os.path.abspath(model) if os.path.exists(model) else str(model)
+    return str(Path(model).absolute()) if os.path.exists(model) else str(model)
 
 
 def _open_or_create_manifest(

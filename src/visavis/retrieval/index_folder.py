@@ -22,9 +22,14 @@ from visavis.core.errors import DataError, RunError, ShapeError, StorageError, V
 from visavis.core.memory_budget import MemoryLimit
 from visavis.data.dataset import ByteRange, Image
 from visavis.models.retriever import Retriever
-from visavis.retrieval.calibration import Calibration
 from visavis.retrieval.items import IndexItem, ItemFilter
-from visavis.retrieval.search import EncodeTexts, SearchQuery, SearchResult, known_texts
+from visavis.retrieval.search import (
+    Calibration,
+    EncodeTexts,
+    SearchQuery,
+    SearchResult,
+    known_texts,
+)
 from visavis.retrieval.stores.arrow_tables import items_from_table, metadata_names
 from visavis.retrieval.stores.base import (
     REMEDY,

@@ -24,6 +24,7 @@ from visavis.core.encoded import AttentionWeights, Encoded, MaxSimDirection, Par
 from visavis.core.spec import DropoutRate, NonNegativeInt, PositiveFloat, PositiveInt, require_field
 from visavis.models.base import Matcher, get_mask, get_vectors, valid_mask
 from visavis.models.layers import (
+    EPSILON,
     Whitening,
     at_least_float32,
     build_mlp,
@@ -35,9 +36,6 @@ from visavis.models.word_encoders import WordMatcherConfig, build_word_encoder
 
 Normalization = Literal["clipped_l2norm", "softmax", "none"]
 """Normalization of similarities before the softmax over the context."""
-
-# Lower bound of a norm, or a product of norms, in a denominator.
-EPSILON = 1e-8
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from visavis.models.base import (
     open_image_backbone,
     valid_mask,
 )
-from visavis.models.image_text.cross_attention import EPSILON
 from visavis.models.layers import (
+    EPSILON,
     GeneralizedPooling,
     ResidualMLP,
     Whitening,

@@ -15,13 +15,12 @@ from visavis.core.errors import ShapeError
 from visavis.core.spec import DropoutRate, LayerCount, NonNegativeInt, PositiveFloat, PositiveInt
 from visavis.models.base import get_part, get_vectors, valid_mask
 from visavis.models.image_text.cross_attention import (
-    EPSILON,
     RegionWordMatcher,
     RegionWordSimilarity,
     attention_weights,
     l2_normalize,
 )
-from visavis.models.layers import mean_pool, xavier_linear
+from visavis.models.layers import EPSILON, mean_pool, xavier_linear
 
 
 class SGRAF(RegionWordMatcher):

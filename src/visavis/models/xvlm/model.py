@@ -28,7 +28,7 @@ from visavis.models.base import (
 from visavis.models.encoders.frozen_encoders import open_visual_encoder
 from visavis.models.encoders.pretrained_files import TEXT_BACKBONE_FOLDER, saved_part_folder
 from visavis.models.encoders.text_backbone import TextBackbone
-from visavis.models.image_text.cross_attention import EPSILON
+from visavis.models.layers import EPSILON
 
 INIT_STD = 0.02
 """Standard deviation of BERT's initial weights."""
