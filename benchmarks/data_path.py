@@ -38,6 +38,7 @@ from PIL import Image
 
 import visavis
 from visavis.retrieval.index_folder import Index
+from visavis.retrieval.stores.arrow_tables import items_from_table
 
 KINDS = ("training", "workers", "index", "check", "features")
 
@@ -122,7 +123,9 @@ def compare_indexes(old: Path, new: Path, texts: list[str]) -> str:
     indexes = [Index.open(folder) for folder in (old, new)]
     vectors = []
     for index in indexes:
-        rows = index.store.vectors(sorted(item.key for item in index.store.items()))
+        rows = index.store.vectors(
+            sorted(item.key for item in items_from_table(index.store.table()))
+        )
         assert isinstance(rows, np.ndarray)
         vectors.append(rows.astype(np.float64))
     cosines = (

@@ -27,7 +27,7 @@ from torch import Tensor
 from visavis.models.base import get_vectors
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.preprocessing import blank_image
-from visavis.models.image_text.heads import Heads
+from visavis.models.image_text.global_matchers import Heads
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
 from visavis.training.export.traced_encoders import (

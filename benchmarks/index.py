@@ -24,6 +24,7 @@ from PIL import Image
 import visavis
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.retrieval.index_folder import Index
+from visavis.retrieval.stores.arrow_tables import items_from_table
 
 RECIPE = """
 name = "small"
@@ -58,7 +59,7 @@ def change(images: list[Path], random: np.random.Generator) -> None:
 
 def contents(folder: Path) -> tuple[list[Any], np.ndarray]:
     index = Index.open(folder)
-    items = index.store.items()
+    items = items_from_table(index.store.table())
     vectors = index.store.vectors([item.key for item in items])
     assert isinstance(vectors, np.ndarray)
     return items, vectors

@@ -44,10 +44,10 @@ from visavis.models.retriever import Retriever
 from visavis.retrieval.compression import noisy_set_queries
 from visavis.retrieval.items import IndexItem
 from visavis.retrieval.stores import maxsim_search
+from visavis.retrieval.stores.base import MaxSimQuery, VectorSets
 from visavis.retrieval.stores.lancedb_store import SNAPSHOT_FOLDER, LanceStore
 from visavis.retrieval.stores.maxsim_search import MaxSimSearch, pool_vectors
 from visavis.retrieval.stores.table_snapshot import POOLED_FILE, VECTORS_FILE
-from visavis.retrieval.stores.vector_sets import MaxSimQuery, VectorSets
 from visavis.training.runs.open_run import open_run, read_run_recipe
 
 TOP, NOISE, BATCH = 10, 0.3, 2000

@@ -31,7 +31,7 @@ from torch.nn.functional import cosine_similarity, leaky_relu, normalize
 
 from visavis.core.encoded import Encoded
 from visavis.models.base import get_vectors
-from visavis.models.image_text.region_word_matchers import SCAN
+from visavis.models.image_text.cross_attention import SCAN
 from visavis.models.inference import score_all_pairs
 
 REGIONS, WORDS, WIDTH = 36, 12, 1024

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from visavis.core.errors import VisavisError
-from visavis.retrieval.calibration import CALIBRATED_RESULTS, Calibration, fit_calibration
 from visavis.retrieval.index_builder import validation_scores
+from visavis.retrieval.search import CALIBRATED_RESULTS, Calibration, fit_calibration
 from visavis.training.runs.open_run import read_run_recipe
 
 

@@ -50,7 +50,7 @@ from visavis.evaluation.feedback.records import Judgment, QueryKey, open_feedbac
 from visavis.models.retriever import Retriever
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.search import SearchQuery, SearchResult, SearchResults, search_collection
-from visavis.retrieval.server.query_selection import RESULTS_PER_QUERY, RecentQueries
+from visavis.retrieval.server.search_service import RESULTS_PER_QUERY, RecentQueries
 from visavis.training.recipes.recipe import parse_override
 from visavis.training.runs.open_run import open_run, read_run_recipe
 

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from visavis.core.encoded import Encoded, EncodedBatches, collect_batches, concatenate
 from visavis.evaluation import evaluate
 from visavis.evaluation.tiled_ranking import _first_copies
-from visavis.models.image_text.region_word_matchers import SCAN
+from visavis.models.image_text.cross_attention import SCAN
 from visavis.models.inference import device_score, score_all_pairs, score_indexed_pairs
 from visavis.training.supervision.candidate_scores import mean_pooled
 

@@ -27,7 +27,7 @@ from visavis.core.progress import NoProgress
 from visavis.data.hub_files import HubUnreachableError
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.models.default_model import DEFAULT_MODELS, default_model, saved_model, settings_file
-from visavis.retrieval.default_index import default_index_folder
+from visavis.retrieval.index_builder import default_index_folder
 from visavis.training.recipes.default_recipe import choose_recipe
 
 pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'visavis[search]'")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from visavis.core.encoded import Encoded
 from visavis.models import Matcher
-from visavis.models.image_text.region_word_matchers import BFAN, SCAN
+from visavis.models.image_text.cross_attention import BFAN, SCAN
 from visavis.models.image_text.sgraf import SGRAF, add_global_vectors
 from visavis.models.image_text.vsrn import GraphConvolution
 from visavis.models.layers import GeneralizedPooling

@@ -20,9 +20,7 @@ from visavis.data.vocabulary import Vocabulary
 from visavis.models import CATALOG
 from visavis.models.clip.model import CLIP, open_dual_encoder
 from visavis.models.encoders.encoder_spec import EncoderSpec
-from visavis.models.image_text.heads import Heads
-from visavis.models.image_text.vse_infinity import VSEInfinity
-from visavis.models.image_text.vse_plus_plus import VSEPlusPlus
+from visavis.models.image_text.global_matchers import Heads, VSEInfinity, VSEPlusPlus
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
 from visavis.training.export.model_card import write_model_card

@@ -18,16 +18,13 @@ from visavis.core.encoded import Encoded
 from visavis.core.errors import RunError, ShapeError, SpecError, VisavisError
 from visavis.losses.pair_loss import PairLoss
 from visavis.models import CATALOG
-from visavis.models.base import get_vectors, load_matcher
+from visavis.models.base import load_matcher
 from visavis.models.clip.model import CLIP
-from visavis.models.image_text.heads import Heads
-from visavis.models.image_text.region_word_matchers import BFAN, SCAN, MaxSim
+from visavis.models.expert_matchers import CE, MMT
+from visavis.models.image_text.cross_attention import BFAN, SCAN, MaxSim
+from visavis.models.image_text.global_matchers import Heads, VSEInfinity, VSEPlusPlus
 from visavis.models.image_text.sgraf import SGRAF
-from visavis.models.image_text.vse_infinity import VSEInfinity
-from visavis.models.image_text.vse_plus_plus import VSEPlusPlus
 from visavis.models.image_text.vsrn import VSRN
-from visavis.models.video_text.ce import CE
-from visavis.models.video_text.mmt import MMT
 from visavis.models.xvlm.model import XVLM
 from visavis.objectives import Unified
 
@@ -288,13 +285,6 @@ def test_residual_mlp_has_at_least_one_hidden_unit():
         matcher.encode_text(items(config, "text")),
     )
     assert matcher.score(visual, text).shape == (3, 3)
-
-
-def test_get_vectors_rejects_named_parts():
-    with pytest.raises(
-        ShapeError, match=r"^vectors: expected one tensor, got the named parts face, audio"
-    ):
-        get_vectors(Encoded({"face": torch.eye(2), "audio": torch.eye(2)}))
 
 
 @every_matcher

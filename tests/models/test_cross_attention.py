@@ -9,7 +9,7 @@ from torch.nn.functional import cosine_similarity
 
 from visavis.core.encoded import Encoded
 from visavis.core.errors import ShapeError
-from visavis.models.image_text.region_word_matchers import BFAN, SCAN, MaxSim
+from visavis.models.image_text.cross_attention import BFAN, SCAN, MaxSim
 from visavis.models.image_text.sgraf import SGRAF
 from visavis.models.image_text.vsrn import VSRN, GraphConvolution
 from visavis.models.inference import score_all_pairs

@@ -23,15 +23,12 @@ from visavis.losses.pair_loss import PairLoss
 from visavis.losses.targets import Targets
 from visavis.models import CATALOG
 from visavis.models.encoders.encoder_spec import EncoderSpec
-from visavis.models.image_text.heads import Heads
-from visavis.models.image_text.region_word_matchers import BFAN, SCAN, MaxSim
+from visavis.models.expert_matchers import CE, MMT
+from visavis.models.image_text.cross_attention import BFAN, SCAN, MaxSim
+from visavis.models.image_text.global_matchers import Heads, VSEInfinity, VSEPlusPlus
 from visavis.models.image_text.sgraf import SGRAF
-from visavis.models.image_text.vse_infinity import VSEInfinity
-from visavis.models.image_text.vse_plus_plus import VSEPlusPlus
 from visavis.models.image_text.vsrn import VSRN
 from visavis.models.processor import Processor
-from visavis.models.video_text.ce import CE
-from visavis.models.video_text.mmt import MMT
 from visavis.objectives import AOQ, GradedVLC, Ladder
 
 REGIONS, WORDS, WIDTH, VOCABULARY = 4, 6, 12, 40

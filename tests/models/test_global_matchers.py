@@ -7,9 +7,7 @@ import torch
 from torch import nn
 
 from visavis.core.encoded import Encoded
-from visavis.models.image_text.heads import Heads
-from visavis.models.image_text.vse_infinity import VSEInfinity
-from visavis.models.image_text.vse_plus_plus import VSEPlusPlus
+from visavis.models.image_text.global_matchers import Heads, VSEInfinity, VSEPlusPlus
 from visavis.models.layers import xavier_linear
 
 WORDS = 20

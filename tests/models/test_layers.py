@@ -13,10 +13,10 @@ import torch
 from visavis.models.layers import (
     GeneralizedPooling,
     Whitening,
-    _sort_ascending,
     max_pool,
     mean_pool,
     sinusoidal_positions,
+    sort_ascending,
 )
 
 GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "golden"
@@ -123,7 +123,7 @@ def test_generalized_pooling_weights_depend_on_size_only(pooling):
 @pytest.mark.parametrize("learns", [True, False], ids=["with a gradient", "without"])
 def test_sort_ascending_matches_torch(dtype, learns):
     values = torch.randn(3, 4, 9).to(dtype).requires_grad_(learns)
-    found = _sort_ascending(values)
+    found = sort_ascending(values)
     assert found.dtype == dtype
     assert torch.equal(found, values.sort(-1).values)
     if learns:

@@ -163,7 +163,7 @@ def test_changed_copy_of_minilm_is_refused(monkeypatch, tmp_path):
         DataError,
         match=r"expected the file of sentence-transformers/all-MiniLM-L6-v2 with SHA-256 53aa51172d14",
     ):
-        pretrained_files._check_minilm_copy(copy)
+        pretrained_files.check_minilm_copy(copy)
 
 
 def find_minilm() -> None:

@@ -23,7 +23,7 @@ from visavis.models.clip.model import open_dual_encoder
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.frozen_encoders import open_text_encoder, open_visual_encoder
 from visavis.models.encoders.sentence_encoders import open_text_pair_encoder
-from visavis.models.image_text.vse_plus_plus import VSEPlusPlus
+from visavis.models.image_text.global_matchers import VSEPlusPlus
 from visavis.models.processor import Processor
 
 from ..mutation import changed, flipped
@@ -413,7 +413,10 @@ def encoded(kind, folder):
     )
 
 
-def shake(kind, count, folders, tmp_path):
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("count", [15, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", [*OPEN, "own"])
+def test_randomly_changed_folder_opens_or_is_reported(folders, tmp_path, kind, count):
     chance, whole = random.Random(kind), 0
     for number in range(count):
         folder = tmp_path / str(number)
@@ -428,16 +431,3 @@ def shake(kind, count, folders, tmp_path):
         assert vectors.isfinite().all(), number
         whole += 1
     assert 0 < whole < count
-
-
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("kind", [*OPEN, "own"])
-def test_randomly_changed_folder_opens_or_is_reported(folders, tmp_path, kind):
-    shake(kind, 15, folders, tmp_path)
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("kind", [*OPEN, "own"])
-def test_many_randomly_changed_folders_open_or_are_reported(folders, tmp_path, kind):
-    shake(kind, 300, folders, tmp_path)

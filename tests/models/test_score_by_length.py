@@ -5,8 +5,14 @@ import torch
 from torch.testing import assert_close
 
 from visavis.core.encoded import Encoded
-from visavis.models.image_text.cross_attention import MAX_LENGTH_RATIO, MIN_GROUP_LENGTH, MIN_TEXTS
-from visavis.models.image_text.region_word_matchers import BFAN, SCAN, MaxSim
+from visavis.models.image_text.cross_attention import (
+    BFAN,
+    MAX_LENGTH_RATIO,
+    MIN_GROUP_LENGTH,
+    MIN_TEXTS,
+    SCAN,
+    MaxSim,
+)
 from visavis.models.image_text.sgraf import SGRAF
 
 SIZES = {

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import relu
 
 from visavis.core.encoded import Encoded
-from visavis.models.image_text.heads import Heads
+from visavis.models.image_text.global_matchers import Heads
 from visavis.models.word_encoders import TextCNN
 
 WORDS = torch.tensor([[4, 7, 5, 0, 0], [6, 4, 0, 0, 0], [5, 7, 4, 6, 8]])

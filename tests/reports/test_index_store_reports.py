@@ -12,9 +12,11 @@ import pytest
 
 from visavis.core import storage
 from visavis.retrieval.items import IndexItem
+from visavis.retrieval.stores.arrow_tables import items_from_table
 
 pytest.importorskip("lancedb")
-from visavis.retrieval.stores import lancedb_store, open_store, table_snapshot
+from visavis.retrieval.stores import lancedb_store, table_snapshot
+from visavis.retrieval.stores.catalog import open_store
 
 DIM, ID, COUNT = 4, "ab", 30
 
@@ -49,7 +51,9 @@ def test_table_is_compacted_by_updates_of_many_processes(folder, monkeypatch):
             store.add([make_item(number, "second")], make_vectors(1))
             assert store._table.stats()["fragment_stats"]["num_fragments"] <= 4
     with closing(open_store(folder, index_id=ID)) as store:
-        assert [item.content for item in store.items()] == ["second"] * 9 + ["first"] * (COUNT - 9)
+        assert [item.content for item in items_from_table(store.table())] == ["second"] * 9 + [
+            "first"
+        ] * (COUNT - 9)
 
 
 @pytest.mark.report("TechyNilesh/DeepImageSearch#14", "a new image builds the whole index again")
@@ -69,7 +73,7 @@ def test_items_are_replaced_after_compaction(folder):
         for content in ("second", "third"):
             store.optimize()
             store.add([make_item(number, content) for number in range(COUNT)], make_vectors(COUNT))
-            assert {item.content for item in store.items()} == {content}
+            assert {item.content for item in items_from_table(store.table())} == {content}
             assert store.count() == COUNT
 
 
@@ -98,7 +102,7 @@ def test_interrupted_snapshot_loses_no_item(folder, monkeypatch):
         with suppress(KeyboardInterrupt):
             store.count()
     with closing(open_store(folder, index_id=ID)) as store:
-        assert [item.key for item in store.items()] == [
+        assert [item.key for item in items_from_table(store.table())] == [
             make_item(number).key for number in range(COUNT + 1)
         ]
 

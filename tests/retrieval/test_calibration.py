@@ -9,7 +9,7 @@ import torch
 from sklearn.isotonic import IsotonicRegression
 
 from visavis.core.errors import DataError
-from visavis.retrieval.calibration import CALIBRATED_RESULTS, Calibration, fit_calibration
+from visavis.retrieval.search import CALIBRATED_RESULTS, Calibration, fit_calibration
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(Path(__file__).resolve().parents[2] / "studies")

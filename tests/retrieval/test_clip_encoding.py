@@ -18,8 +18,7 @@ from visavis.data.dataset import ByteRange
 from visavis.data.video import MAX_SECONDS, VideoError, count_frames, iter_frames, open_frames
 from visavis.data.vocabulary import Vocabulary
 from visavis.models.encoders.encoder_spec import EncoderSpec
-from visavis.models.image_text.vse_infinity import VSEInfinity
-from visavis.models.image_text.vse_plus_plus import VSEPlusPlus
+from visavis.models.image_text.global_matchers import VSEInfinity, VSEPlusPlus
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
 from visavis.retrieval import encoding
@@ -168,7 +167,7 @@ def test_shards_have_few_clips(tmp_path):
         (tmp_path / f"{number:02d}.mp4").touch()
         (tmp_path / f"{number:02d}.png").touch()
     files = list_source_files(tmp_path).files
-    shards = encoding._divide_into_shards(files)
+    shards = encoding.divide_into_shards(files)
     assert [file for shard in shards for file in shard] == list(files)
     assert [sum(file.is_video for file in shard) for shard in shards] == [8, 8, 4]
 

@@ -21,13 +21,13 @@ from visavis.core.errors import DataError, RefusedOverwrite, RunError, VisavisEr
 from visavis.core.progress import NoProgress
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.retrieval import encoding
-from visavis.retrieval.default_index import index_if_images
-from visavis.retrieval.index_builder import build_index
+from visavis.retrieval.index_builder import build_index, index_if_images
 from visavis.retrieval.index_folder import Index, read_manifest, write_manifest
 from visavis.retrieval.items import ItemFilter
 from visavis.retrieval.search import SearchQuery, search_collection
 from visavis.retrieval.server.image_cache import render_jpeg
 from visavis.retrieval.source_files import list_source_files
+from visavis.retrieval.stores.arrow_tables import items_from_table
 
 ODD = {
     "gray.png": Image.new("L", (40, 30), 90),
@@ -57,7 +57,7 @@ def build(run, source, out, **options):
 def content(folder, store=None):
     """Items of an index, and their vectors."""
     index = Index.open(folder, store=store)
-    items = index.store.items()
+    items = items_from_table(index.store.table())
     vectors = index.store.vectors([item.key for item in items])
     index.store.close()
     return items, vectors
@@ -696,8 +696,3 @@ def test_index_search_and_classify_commands(run, photos, tmp_path):
     assert len(labels["texts"]) == 2
     rejected = invoke("search", run, "--image", image)
     assert "expected an index" in str(rejected.exception)
-
-
-def test_list_source_files_is_sorted(photos):
-    files = list_source_files(photos).files
-    assert [file.path for file in files] == sorted(file.path for file in files)

@@ -166,23 +166,6 @@ def lance_index(run, scenes, tmp_path):
     return tmp_path / "index", photos
 
 
-def test_damaged_snapshot_is_rebuilt(lance_index, caplog):
-    folder, expected = lance_index[0], answers(lance_index[0])
-    assert not caplog.messages
-    [snapshot] = (folder / "items.lance" / "snapshot").iterdir()
-    for file in snapshot.iterdir():
-        content = bytearray(file.read_bytes())
-        content[-9] ^= 1
-        file.write_bytes(content)
-        assert answers(folder) == expected
-        assert [
-            f"{snapshot} is damaged and is computed again" in message for message in caplog.messages
-        ] == [True]
-        caplog.clear()
-        assert answers(folder) == expected
-        assert not caplog.messages
-
-
 @pytest.mark.parametrize(
     "lost", ["items.lance", "items.lance/items.lance", "items.lance/items.lance/_versions"]
 )

@@ -25,8 +25,7 @@ from visavis.data.dataset_reader import _cache_key
 from visavis.data.formats.image_files import Exclusion, scan_folder
 from visavis.data.formats.listing import Listing
 from visavis.retrieval import index_builder
-from visavis.retrieval.default_index import index_if_images
-from visavis.retrieval.index_builder import build_index
+from visavis.retrieval.index_builder import build_index, index_if_images
 from visavis.retrieval.index_folder import Index, read_manifest
 from visavis.retrieval.run_images import open_image_collection
 

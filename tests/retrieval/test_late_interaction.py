@@ -17,6 +17,7 @@ from visavis.retrieval.index_folder import Index, read_manifest
 from visavis.retrieval.items import ItemFilter
 from visavis.retrieval.search import SearchQuery, search_collection
 from visavis.retrieval.server.search_service import ServedIndex
+from visavis.retrieval.stores.arrow_tables import items_from_table
 
 from .test_index_builder import kill_repeatedly
 
@@ -37,7 +38,7 @@ def build(run, source, out, **options):
 def content(folder):
     """Items and vectors of an index."""
     index = Index.open(folder)
-    items, sets = index.store.items(), index.store.all_vectors()
+    items, sets = items_from_table(index.store.table()), index.store.all_vectors()
     index.store.close()
     return items, sets
 

@@ -8,10 +8,12 @@ import pytest
 from visavis.core.errors import DataError, ShapeError, SpecError
 from visavis.retrieval.compression import compare_set_encodings, noisy_set_queries
 from visavis.retrieval.items import IndexItem, ItemFilter
-from visavis.retrieval.stores import maxsim_search, open_store
+from visavis.retrieval.stores import maxsim_search
+from visavis.retrieval.stores.arrow_tables import items_from_table
+from visavis.retrieval.stores.base import MaxSimQuery, VectorSets
+from visavis.retrieval.stores.catalog import open_store
 from visavis.retrieval.stores.exact_search import ExactSearch
 from visavis.retrieval.stores.maxsim_search import MaxSimSearch, pool_vectors
-from visavis.retrieval.stores.vector_sets import MaxSimQuery, VectorSets
 
 DIM = 16
 DIRECTIONS = ("both", "t2i", "i2t")
@@ -152,18 +154,10 @@ def test_pool_vectors_merges_similar_vectors():
     np.testing.assert_array_equal(pooled[20:].rows, sets[20:].rows)
 
 
-def test_vector_sets_select_items():
-    random = np.random.default_rng(8)
-    sets = make_sets(random, 20)
-    arrays = list(sets)
-    for index in (slice(3, 9), slice(5, 5), slice(0, 20), [4, 4, 0], np.array([19, 2]), []):
-        chosen = sets[index]
-        expected = arrays[index] if isinstance(index, slice) else [arrays[i] for i in index]
-        assert len(chosen) == len(expected)
-        assert all(np.array_equal(*pair) for pair in zip(chosen, expected, strict=True))
-    assert np.allclose(
-        sets.mean_vectors()[4], arrays[4].mean(0) / np.linalg.norm(arrays[4].mean(0)), atol=1e-6
-    )
+def test_vector_sets_average_to_unit_vectors():
+    sets = make_sets(np.random.default_rng(8), 20)
+    mean = list(sets)[4].mean(0)
+    assert np.allclose(sets.mean_vectors()[4], mean / np.linalg.norm(mean), atol=1e-6)
 
 
 def make_items(count):
@@ -190,13 +184,13 @@ def test_store_of_several_vectors(place, tmp_path, request):
     items, sets, query = make_items(50), make_sets(random, 50), make_query(random)
     store = open_store(uri, DIM, late_interaction="both")
     assert store.search([query], 3) == [[]]
-    assert store.items() == []
+    assert items_from_table(store.table()) == []
     store.add(items[:30], sets[:30])
     store.add(items[25:], sets[25:])
     store.delete(["007"])
     kept = [row for row in range(50) if row != 7]
     for opened in (store, open_store(uri, late_interaction="both")):
-        assert opened.items() == [items[row] for row in kept]
+        assert items_from_table(opened.table()) == [items[row] for row in kept]
         assert all(
             np.array_equal(*pair) for pair in zip(opened.all_vectors(), sets[kept], strict=True)
         )
@@ -245,7 +239,15 @@ def test_opened_snapshot_keeps_its_first_pass_after_changes(tmp_path, monkeypatc
 
 @pytest.mark.parametrize(
     "selection",
-    [slice(None), slice(3, 8), slice(8, 3), slice(1, 9, 3), slice(None, None, -1), [4, 4, 0]],
+    [
+        slice(None),
+        slice(3, 8),
+        slice(8, 3),
+        slice(1, 9, 3),
+        slice(None, None, -1),
+        [4, 4, 0],
+        [],
+    ],
 )
 def test_vector_sets_are_selected_like_a_list(selection):
     sets = make_sets(np.random.default_rng(14), 10)
@@ -259,14 +261,8 @@ def test_vector_sets_are_selected_like_a_list(selection):
 
 def test_store_rejects_other_numbers_of_vectors(tmp_path):
     items = make_items(1)
-    store, single = (
-        open_store(tmp_path / "several", DIM, late_interaction="t2i"),
-        open_store(tmp_path / "one", DIM),
-    )
-    with pytest.raises(ShapeError, match="expected several vectors per item, got one"):
-        store.add(items, np.ones((1, DIM), np.float32))
-    with pytest.raises(ShapeError, match="expected one vector per item, got several"):
-        single.add(items, VectorSets.from_arrays([np.ones((1, DIM))]))
+    store = open_store(tmp_path / "several", DIM, late_interaction="t2i")
+    open_store(tmp_path / "one", DIM)
     with pytest.raises(
         ShapeError, match=r"expected several vectors per item, got one vector\. Pass another folder"
     ):

@@ -9,7 +9,7 @@ from PIL import Image
 
 import visavis
 from visavis.core.encoded import Encoded
-from visavis.core.errors import DataError, RunError, ShapeError, SpecError, VisavisError
+from visavis.core.errors import DataError, RunError, ShapeError, VisavisError
 from visavis.core.progress import NoProgress
 from visavis.data import open_dataset
 from visavis.data.synthetic import write_synthetic_scenes
@@ -66,11 +66,6 @@ def test_encode_images_accepts_paths_and_pil_images(run, train_split, tmp_path):
 def test_encode_rejects_empty_list(run, call):
     with pytest.raises(ShapeError, match="expected at least one to encode"):
         call(visavis.load(run))
-
-
-def test_encode_texts_rejects_single_text(run):
-    with pytest.raises(SpecError, match=r"Pass \['a dog'\]"):
-        visavis.load(run).encode_texts("a dog")
 
 
 def test_encode_images_rejects_unreadable_files(run, tmp_path):

@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 
 from visavis.core.errors import DataError, ShapeError, SpecError, StorageError
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
+from visavis.retrieval.stores.arrow_tables import items_from_table
 from visavis.retrieval.stores.base import Neighbor, VectorStore
 
 pytest.importorskip("lancedb")
 pytest.importorskip("pymilvus")
-from visavis.retrieval.stores import open_store
+from visavis.retrieval.stores.catalog import open_store
 from visavis.retrieval.stores.lancedb_store import LanceStore
 from visavis.retrieval.stores.milvus_store import MilvusStore
 
@@ -115,7 +116,7 @@ def reference_search(
 
 
 def test_store_is_empty_when_new(store):
-    assert store.items() == []
+    assert items_from_table(store.table()) == []
     assert store.count() == store.count(ItemFilter(kind="image")) == 0
     assert store.search(np.ones((2, DIM)), 3) == [[], []]
     assert store.search(np.ones((0, DIM)), 3) == []
@@ -132,11 +133,12 @@ def test_store_keeps_items_when_reopened(store, engine, tmp_path):
     store.add(items[:25], vectors[:25])
     store.add(items[25:], vectors[25:])
     for opened in (store, open_engine(engine, tmp_path)):
-        assert opened.items() == sorted(items, key=lambda item: item.key)
+        assert items_from_table(opened.table()) == sorted(items, key=lambda item: item.key)
         assert opened.count() == 40
         np.testing.assert_array_equal(opened.vectors([item.key for item in items]), vectors)
         np.testing.assert_array_equal(
-            opened.all_vectors(), opened.vectors([item.key for item in opened.items()])
+            opened.all_vectors(),
+            opened.vectors([item.key for item in items_from_table(opened.table())]),
         )
         assert opened.vectors(["a"] and [items[3].key]).dtype == np.float32
     opened.close()
@@ -229,7 +231,7 @@ def test_store_add_replaces_items_with_same_key(store):
         [*later, *later], np.concatenate([others[10:], others[:10]])
     )  # the last item of a repeated key counts
     items, vectors = later + items[10:], np.concatenate([others[:10], vectors[10:]])
-    assert store.items() == sorted(items, key=lambda item: item.key)
+    assert items_from_table(store.table()) == sorted(items, key=lambda item: item.key)
     assert store.search(others, 30) == reference_search(items, vectors, others, 30)
 
 
@@ -242,9 +244,9 @@ def test_store_delete_removes_items(store):
     assert store.count() == 15
     assert store.search(vectors, 30) == reference_search(items[1::2], vectors[1::2], vectors, 30)
     store.delete([item.key for item in items])
-    assert store.items() == []
+    assert items_from_table(store.table()) == []
     store.add(items[:1], vectors[:1])
-    assert store.items() == items[:1]
+    assert items_from_table(store.table()) == items[:1]
 
 
 def test_store_rejects_invalid_arguments(store):
@@ -296,7 +298,7 @@ import sys
 from threading import Thread
 import numpy as np
 from visavis.retrieval.items import IndexItem
-from visavis.retrieval.stores import open_store
+from visavis.retrieval.stores.catalog import open_store
 
 def write(name):
     store = open_store(f"{sys.argv[1]}/{name}", 4)
@@ -332,7 +334,7 @@ def test_store_changes_are_atomic_when_killed(tmp_path, rounds):
             }
         for name, change in started.items():
             with closing(open_store(tmp_path / name)) as opened:
-                items = opened.items()
+                items = items_from_table(opened.table())
                 assert len(items) == opened.count() == 100
                 assert {item.content for item in items} in ({str(change - 1)}, {str(change)})
                 assert (opened.vectors([item.key for item in items]) == int(items[0].content)).all()
@@ -348,7 +350,7 @@ def test_lance_store_detects_recreated_table(tmp_path):
         with closing(LanceStore(tmp_path / "table", 2)) as opened:
             opened.add([IndexItem("a", "a", "image", str(value), 0, 0)], np.full((1, 2), value))
             assert opened.search(np.ones((1, 2)), 1) == [[Neighbor("a", 2.0 * value)]]
-            assert [item.content for item in opened.items()] == [str(value)]
+            assert [item.content for item in items_from_table(opened.table())] == [str(value)]
         shutil.rmtree(tmp_path / "table" / "items.lance")
 
 

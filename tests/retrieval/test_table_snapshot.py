@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 from visavis.core import storage
 from visavis.core.errors import StorageError
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
-from visavis.retrieval.stores.base import VectorStore
-from visavis.retrieval.stores.vector_sets import MaxSimQuery, VectorSets
+from visavis.retrieval.stores.base import MaxSimQuery, VectorSets, VectorStore
 
 pytest.importorskip("lancedb")
 import pyarrow as pa
 
-from visavis.retrieval.stores import lancedb_store, open_store, table_snapshot
+from visavis.retrieval.stores import lancedb_store, table_snapshot
 from visavis.retrieval.stores.arrow_tables import find_keys, items_from_table, newest_rows
+from visavis.retrieval.stores.catalog import open_store
 
 DIM, ID = 4, "ab"
 
@@ -71,7 +71,7 @@ def everything(store: VectorStore, late: str | None) -> list[object]:
         ItemFilter(metadata={"n": "1"}),
         ItemFilter(path="none"),
     ]
-    items, keys = store.items(), store.table()["key"].to_pylist()
+    items, keys = items_from_table(store.table()), store.table()["key"].to_pylist()
     assert [item.key for item in items] == keys == sorted(keys)
     assert store.get([*keys, "none"]) == {item.key: item for item in items}
     mixed, vectors = (
@@ -134,7 +134,10 @@ def test_change_of_one_item_keeps_other_parts(tmp_path, monkeypatch):
         for change in range(1, 4):
             store.add([make_item(7, change)], vectors[change : change + 1])
             parts = store.snapshot().parts
-            assert [(len(part.table), part.num_live) for part in parts] == [(500, 499), (1, 1)]
+            assert [(len(part.table), len(part.live_table)) for part in parts] == [
+                (500, 499),
+                (1, 1),
+            ]
         store.delete([make_item(9).key])
         assert store.count() == 499
         assert {path: os.stat(path) for path in files} == files
@@ -142,7 +145,7 @@ def test_change_of_one_item_keeps_other_parts(tmp_path, monkeypatch):
             path.name for path in (tmp_path / "snapshot").iterdir()
         }
         store.add([make_item(number, 5) for number in range(300)], vectors[:300])
-        assert [part.num_live for part in store.snapshot().parts] == [500]
+        assert [len(part.live_table) for part in store.snapshot().parts] == [500]
 
 
 @pytest.fixture

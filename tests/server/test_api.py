@@ -28,8 +28,7 @@ from visavis.retrieval.index_folder import Index
 from visavis.retrieval.items import NO_FILTER
 from visavis.retrieval.search import SearchQuery, search_collection
 from visavis.retrieval.server.application import create_app
-from visavis.retrieval.server.limits import RateLimits, ServerLimits
-from visavis.retrieval.server.prometheus import ServerMetrics
+from visavis.retrieval.server.limits import RateLimits, ServerLimits, ServerMetrics
 from visavis.retrieval.server.search_service import SearchService, ServedIndex, VoteStore
 from visavis.retrieval.server.security import SECURITY_HEADERS
 

@@ -19,7 +19,7 @@ from visavis.core.errors import RunError, VisavisError
 from visavis.retrieval.search import parse_query
 from visavis.retrieval.server.application import create_app
 from visavis.retrieval.server.limits import LRUCache, RateLimits, ServerLimits
-from visavis.retrieval.server.query_selection import uncertainties
+from visavis.retrieval.server.search_service import uncertainties
 from visavis.retrieval.server.security import RateLimiter
 from visavis.retrieval.server.uvicorn_server import listening_socket, server_config
 

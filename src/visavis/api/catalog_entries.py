@@ -98,7 +98,7 @@ def relevance_estimators() -> list[CatalogEntry]:
 
 def stores() -> list[CatalogEntry]:
     """Return every kind of vector store with its locations, its extra and its defaults."""
-    from visavis.retrieval.stores import store_kinds
+    from visavis.retrieval.stores.catalog import store_kinds
 
     return [
         {

@@ -92,8 +92,7 @@ def index(
         visavis index runs/mine moved/photos/ --out index --moved
         ```
     """
-    from visavis.retrieval.default_index import default_index_folder, index_source
-    from visavis.retrieval.index_builder import build_index
+    from visavis.retrieval.index_builder import build_index, default_index_folder, index_source
 
     progress = progress or NoProgress()
     options: dict[str, Any] = {
@@ -209,7 +208,7 @@ def search(
     text = str(run if isinstance(run, str | Path) else run[0])
     if len(runs) == 1 and not query and not _is_model_or_index(text):
         if collection is not None:
-            from visavis.retrieval.default_index import update_default_index
+            from visavis.retrieval.index_builder import update_default_index
 
             index_folder = update_default_index(collection, model, progress, memory=memory)
             runs, query, collection, model = [index_folder], text, None, None

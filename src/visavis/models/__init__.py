@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 CATALOG: MutableMapping[str, type[Matcher]] = LazyCatalog(
     {
-        "Heads": "visavis.models.image_text.heads:Heads",
-        "VSE++": "visavis.models.image_text.vse_plus_plus:VSEPlusPlus",
-        "VSEInfinity": "visavis.models.image_text.vse_infinity:VSEInfinity",
+        "Heads": "visavis.models.image_text.global_matchers:Heads",
+        "VSE++": "visavis.models.image_text.global_matchers:VSEPlusPlus",
+        "VSEInfinity": "visavis.models.image_text.global_matchers:VSEInfinity",
         "VSRN": "visavis.models.image_text.vsrn:VSRN",
-        "SCAN": "visavis.models.image_text.region_word_matchers:SCAN",
-        "BFAN": "visavis.models.image_text.region_word_matchers:BFAN",
+        "SCAN": "visavis.models.image_text.cross_attention:SCAN",
+        "BFAN": "visavis.models.image_text.cross_attention:BFAN",
         "SGRAF": "visavis.models.image_text.sgraf:SGRAF",
-        "MaxSim": "visavis.models.image_text.region_word_matchers:MaxSim",
+        "MaxSim": "visavis.models.image_text.cross_attention:MaxSim",
         "CLIP": "visavis.models.clip.model:CLIP",
         "XVLM": "visavis.models.xvlm.model:XVLM",
-        "CE": "visavis.models.video_text.ce:CE",
-        "MMT": "visavis.models.video_text.mmt:MMT",
+        "CE": "visavis.models.expert_matchers:CE",
+        "MMT": "visavis.models.expert_matchers:MMT",
     }
 )
 """Models by the names that recipes use, ``Matcher.name``."""

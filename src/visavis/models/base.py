@@ -21,7 +21,11 @@ from visavis.core.encoded import AttentionWeights, Encoded, MaxSimDirection, uni
 from visavis.core.errors import RunError, ShapeError, VisavisError
 from visavis.core.spec import PositiveInt, validate_fields
 from visavis.losses.logits import LearnedScale
-from visavis.models.encoders.pretrained_files import PretrainedPart, weights_loaded_from
+from visavis.models.encoders.pretrained_files import (
+    PretrainedPart,
+    copy_config_files,
+    weights_loaded_from,
+)
 from visavis.models.layers import at_least_float32
 
 if TYPE_CHECKING:
@@ -331,8 +335,9 @@ class Matcher(nn.Module, ABC):
         """
         folder = Path(folder)
         for child in self.children():
-            if isinstance(child, PretrainedPart):
-                child.save_config_files(folder)
+            # So that the part can be opened without the pretrained model.
+            if isinstance(child, PretrainedPart) and child.folder:
+                copy_config_files(child.folder, folder / child.part_name)
         storage.write_tensors(folder / "model.safetensors", self.state_dict())
         matryoshka = {"matryoshka_dims": list(self.matryoshka_dims)} if self.matryoshka_dims else {}
         # The hash covers all entries, so that a changed config is found before weights are misread.
@@ -401,15 +406,8 @@ def get_vectors(encoded: Encoded) -> Tensor:
 
     Returns:
         The tensor of vectors.
-
-    Raises:
-        ShapeError: If the items have named parts.
     """
-    if not isinstance(encoded.vectors, Tensor):
-        raise ShapeError(
-            f"vectors: expected one tensor, got the named parts {', '.join(encoded.vectors)}. "
-            "Select one of the parts."
-        )
+    assert isinstance(encoded.vectors, Tensor)
     return encoded.vectors
 
 
@@ -479,6 +477,7 @@ def verify_config_hash(file: Path) -> None:
         RunError: If its hash does not match.
     """
     content = storage.read_json(file, dict[str, Any], error=RunError)
+    # The hash covers all entries but itself.
     stored, actual = content.pop(CONFIG_HASH, None), _config_hash(content)
     if stored != actual:
         raise RunError(

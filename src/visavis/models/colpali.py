@@ -22,8 +22,7 @@ from visavis.models.encoders.pretrained_loading import (
     load_pretrained_model,
     load_pretrained_processor,
 )
-from visavis.models.image_text.cross_attention import RegionWordSimilarity
-from visavis.models.image_text.region_word_matchers import mean_best_region
+from visavis.models.image_text.cross_attention import RegionWordSimilarity, mean_best_region
 from visavis.models.layers import at_least_float32
 from visavis.models.processor import Processor
 

@@ -104,6 +104,7 @@ def available_model() -> str | None:
             or cached_hub_folder(candidate.name) is not None
         ):
             return candidate.name
+    # Sorted, so that the choice does not depend on the file system.
     for config in sorted((storage.cache_folder() / "backbones").glob("*/config.json")):
         if storage.read_json(config, dict[str, Any]).get("model_type") in DUAL_ENCODER_TYPES:
             return config.parent.name
@@ -171,7 +172,12 @@ def default_model(model: str | Path | None, progress: Progress) -> Iterator[str]
     is_downloaded = _download(selected, progress, is_default=local is None)
     yield selected
     # Only after the block: a model that cannot be loaded must not become the default.
-    if (name is not None or is_downloaded) and selected != saved and _is_dual_encoder(selected):
+    folder = local_model_folder(selected) or cached_hub_folder(selected)
+    if (name is None and not is_downloaded) or selected == saved or folder is None:
+        return
+    config = storage.read_json(folder / "config.json", dict[str, Any])
+    # A run is not a CLIP or SigLIP.
+    if config.get("model_type") in DUAL_ENCODER_TYPES:
         try:
             storage.set_toml_value(settings_file(), "model", selected)
         except (StorageError, DataError) as error:
@@ -180,16 +186,6 @@ def default_model(model: str | Path | None, progress: Progress) -> Iterator[str]
             progress.message(
                 f"Default model: {selected} (saved in {settings_file()}, change it with --model)."
             )
-
-
-def _is_dual_encoder(name: str) -> bool:
-    """Report whether a model that was loaded is a CLIP or SigLIP. A run is not."""
-    folder = local_model_folder(name) or cached_hub_folder(name)
-    return (
-        folder is not None
-        and storage.read_json(folder / "config.json", dict[str, Any]).get("model_type")
-        in DUAL_ENCODER_TYPES
-    )
 
 
 def _download(name: str, progress: Progress, *, is_default: bool) -> bool:

@@ -27,26 +27,23 @@ def choose_device(
     """
     if name in (None, "auto"):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    problem = ""
     try:
         with warnings.catch_warnings(action="ignore"):  # torch warns about names of former backends
             device = torch.device(name)
     except RuntimeError:
-        raise RunError(
-            f"{setting_name}: expected auto, cpu or cuda, got {name!r}. Set one of these devices."
-        ) from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise RunError(
-            f"{setting_name}: expected an available device, got {name}, and torch finds no CUDA "
-            "device. Set it to auto or cpu."
-        )
-    try:
-        # Some backends exist by name only. A computation shows whether they work.
-        torch.zeros(1, device=device).add(1).item()
-    except Exception:  # noqa: BLE001 - each backend of torch has its own kind of error, and some are assertions or missing modules
-        raise RunError(
-            f"{setting_name}: expected an available device, got {name}, on which torch cannot "
-            "compute here. Set it to auto or cpu."
-        ) from None
+        problem = f"auto, cpu or cuda, got {name!r}. Set one of these devices."
+    else:
+        try:
+            # Some backends exist by name only. A computation shows whether they work.
+            torch.zeros(1, device=device).add(1).item()
+        except Exception:  # noqa: BLE001 - each backend of torch has its own kind of error, and some are assertions or missing modules
+            reason = "on which torch cannot compute here"
+            if device.type == "cuda" and not torch.cuda.is_available():
+                reason = "and torch finds no CUDA device"
+            problem = f"an available device, got {name}, {reason}. Set it to auto or cpu."
+    if problem:
+        raise RunError(f"{setting_name}: expected {problem}")
     return device
 
 

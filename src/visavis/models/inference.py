@@ -248,6 +248,7 @@ def score_indexed_pairs(
     # The cost of one pair includes one copy of its items already.
     cost = inference_block_cost(DeviceScore(matcher.score, device), visual, text).total_bytes(1, 1)
     cost += (ITEM_COPIES_PER_PAIR - 1) * (item_bytes(visual) + item_bytes(text))
+    # As many pairs as memory holds at once.
     chunk_size = block_shape(1, len(visual_index), BlockCost(cost), budget_bytes(memory, device))[1]
     score_pairs = DeviceScore(matcher.score_pairs, device)
     blocks = [

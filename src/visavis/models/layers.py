@@ -13,6 +13,8 @@ from visavis.core.errors import ShapeError
 
 # Value of masked positions in ``GeneralizedPooling``, as in the released code.
 MASKED_VALUE = -1e4
+# Lower bound of a norm, or a product of norms, in a denominator.
+EPSILON = 1e-8
 
 
 def build_mlp(
@@ -150,6 +152,7 @@ class ResidualMLP(nn.Module):
     def __init__(self, input_dim: int, output_dim: int, dropout: float):
         super().__init__()
         self.linear = xavier_linear(input_dim, output_dim)
+        # At least one unit, also for one output dimension.
         hidden = max(1, output_dim // 2)
         self.mlp = nn.Sequential(
             nn.Linear(input_dim, hidden),
@@ -332,7 +335,7 @@ class GeneralizedPooling(nn.Module):
             lengths, length_index = mask.sum(1).unique(return_inverse=True)
             by_dimension = by_dimension.masked_fill(~mask[:, None, :], MASKED_VALUE)
         weights = self.weights(lengths, items.shape[1])[length_index].to(items.dtype)
-        return torch.einsum("ndl,nl->nd", _sort_ascending(by_dimension), weights.flip(-1))
+        return torch.einsum("ndl,nl->nd", sort_ascending(by_dimension), weights.flip(-1))
 
     def contributions(self, items: Tensor) -> Tensor:
         """Compute the contribution of each position to the pooled vector, for items without
@@ -373,6 +376,7 @@ class GeneralizedPooling(nn.Module):
         hidden, _ = nn.utils.rnn.pad_packed_sequence(
             self.gru(packed)[0], batch_first=True, total_length=max_length
         )
+        # Shape [K, max_length, hidden_dim] for each direction.
         forward, backward = hidden.chunk(2, -1)
         logits = self.linear((forward + backward) / 2).squeeze(-1)
         valid = torch.arange(max_length, device=lengths.device) < lengths[:, None]
@@ -381,8 +385,15 @@ class GeneralizedPooling(nn.Module):
         return (logits / self.temperature).masked_fill(~valid, float("-inf")).softmax(-1)
 
 
-def _sort_ascending(values: Tensor) -> Tensor:
-    """Sort every row of the last axis."""
+def sort_ascending(values: Tensor) -> Tensor:
+    """Sort every row of the last axis.
+
+    Args:
+        values: Values, shape ``[..., L]``.
+
+    Returns:
+        Sorted values.
+    """
     # On a CPU, numpy sorts short rows many times faster than torch.
     if values.device.type != "cpu":
         return values.sort(-1).values
@@ -404,23 +415,10 @@ def sinusoidal_positions(length: int, dim: int, device: torch.device | None = No
         Positions, shape ``[length, dim]``: sine in even, cosine in odd dimensions.
     """
     position = torch.arange(length, device=device, dtype=torch.float32)[:, None]
+    # 10000^(-2 i / dim), as in the Transformer.
     rate = torch.exp(
         torch.arange(0, dim, 2, device=device, dtype=torch.float32) * (-math.log(10000.0) / dim)
     )
     table = torch.zeros(length, dim, device=device)
     table[:, 0::2], table[:, 1::2] = torch.sin(position * rate), torch.cos(position * rate)
     return table
-
-
-def mirrored_positions(lengths: Tensor, max_length: int) -> Tensor:
-    """Return positions that reverse sequences and leave their padding in place.
-
-    Args:
-        lengths: Lengths of the sequences, shape ``[N]``.
-        max_length: Length of the padded sequences.
-
-    Returns:
-        Positions, shape ``[N, max_length]``.
-    """
-    position = torch.arange(max_length, device=lengths.device)
-    return torch.where(position < lengths[:, None], lengths[:, None] - 1 - position, position)

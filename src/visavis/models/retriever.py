@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
@@ -77,25 +78,24 @@ def read_image(image: Any, name: str, min_side: int = 0) -> Image:
         return decode_image(bytes(image), name, min_side=min_side, allow_animated=True)
     if isinstance(image, Image):
         return convert_image(image, name, min_side=min_side)
-    shape, pixels = list(image.shape), image
+    pixels, problem = image, ""
     if isinstance(image, Tensor) and image.dim() == 3:
         pixels = image.detach().cpu()
         if pixels.is_floating_point():
             pixels = pixels.float()
             # Values from 0 to 255 would become a white image without an error.
             if not bool(((pixels >= 0) & (pixels <= 1)).all()):
-                raise DataError(
-                    f"{name}: expected floats from 0 to 1 in a tensor [3, H, W], got others. "
-                    "Divide the pixels by 255."
-                )
+                problem = "floats from 0 to 1 in a tensor [3, H, W], got others. Divide the pixels by 255."
             pixels = (pixels * 255).round().to(torch.uint8)
         pixels = pixels.permute(1, 2, 0).numpy()
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
-        raise DataError(
-            f"{name}: expected a path, a Pillow image, bytes, a uint8 array [H, W, 3] or a tensor "
-            f"[3, H, W], got {str(image.dtype).removeprefix('torch.')} of shape {shape}. "
-            "Convert the image."
+        problem = (
+            "a path, a Pillow image, bytes, a uint8 array [H, W, 3] or a tensor [3, H, W], got "
+            f"{str(image.dtype).removeprefix('torch.')} of shape {list(image.shape)}. Convert the "
+            "image."
         )
+    if problem:
+        raise DataError(f"{name}: expected {problem}")
     return fromarray(np.ascontiguousarray(pixels))
 
 
@@ -155,12 +155,10 @@ class Retriever:
         """Short hash of the matcher's weights, its architecture, and the encoders and words of its
         processor.
         """
-        description = repr(
-            (type(self.matcher).__name__, self.matcher.config, self.processor.to_config)
-        )
-        return hashlib.sha256(
-            f"{weights_checksum(self.matcher)} {description}".encode()
-        ).hexdigest()[:16]
+        matcher = self.matcher
+        description = repr((type(matcher).__name__, matcher.config, self.processor.to_config))
+        content = f"{weights_checksum(matcher)} {description}"
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def with_embedding_dim(self, embedding_dim: int) -> Retriever:
         """Return this model with shorter vectors: their first dimensions, as unit vectors.
@@ -185,12 +183,9 @@ class Retriever:
                 f"{embedding_dim}. "
                 f"Use one of them, or train a model with matryoshka_dims=[{embedding_dim}]."
             )
-        other = Retriever(
-            self.matcher, self.processor, batch_size=self.batch_size, memory=self.memory
-        )
-        other.embedding_dim = (
-            embedding_dim if embedding_dim < self.matcher.matryoshka_dims[-1] else None
-        )
+        other = copy.copy(self)
+        is_shorter = embedding_dim < self.matcher.matryoshka_dims[-1]
+        other.embedding_dim = embedding_dim if is_shorter else None
         return other
 
     def with_full_decoding(self) -> Retriever:
@@ -199,11 +194,11 @@ class Retriever:
         Returns:
             The model.
         """
-        processor = replace(
-            self.processor, visual=replace(self.processor.visual_spec, full_decoding=True)
-        )
-        other = Retriever(self.matcher, processor, batch_size=self.batch_size, memory=self.memory)
-        other.embedding_dim = self.embedding_dim
+        visual = replace(self.processor.visual_spec, full_decoding=True)
+        other = copy.copy(self)
+        other.processor = replace(self.processor, visual=visual)
+        # The copy shares cached values. The fingerprint covers the processor.
+        other.__dict__.pop("fingerprint", None)
         return other
 
     @classmethod
@@ -259,22 +254,12 @@ class Retriever:
             Unit vectors, shape ``[N, D]``, on the CPU.
 
         Raises:
-            SpecError: If texts and images are mixed.
             DataError: Naming a file that is not an image.
             ShapeError: If ``items`` is empty, or if the model has several vectors per item.
         """
         _count_items(items, "items")
-        are_texts = [isinstance(item, str) for item in items]
-        if any(are_texts) != all(are_texts):
-            raise SpecError(
-                f"items: expected texts only or images only, got {sum(are_texts)} texts among "
-                f"{len(items)} items. Call encode for each kind."
-            )
-        return (
-            self.encode_texts(items, on_progress)
-            if all(are_texts)
-            else self.encode_images(items, on_progress)
-        )
+        are_texts = all(isinstance(item, str) for item in items)
+        return (self.encode_texts if are_texts else self.encode_images)(items, on_progress)
 
     def similarity(self, first: Tensor, second: Tensor) -> Tensor:
         """Compute the cosines of two sets of vectors.
@@ -436,9 +421,15 @@ class Retriever:
         count = _count_items(images, "images or videos")
 
         def read_item(i: int) -> Iterable[Image]:
-            if frames_per_second:
-                return _open_clip(images[i], f"images[{i}]", frames_per_second)
-            return [read_image(images[i], f"images[{i}]", self.processor.min_side)]
+            item, name = images[i], f"images[{i}]"
+            if not frames_per_second:
+                return [read_image(item, name, self.processor.min_side)]
+            # An image is a clip of one frame, and a list of images is a clip.
+            if isinstance(item, list | tuple):
+                return [read_image(frame, f"{name}[{j}]") for j, frame in enumerate(item)]
+            if isinstance(item, str | Path) and is_video(str(item)):
+                return iter_frames(Path(item), str(item), frames_per_second)
+            return [read_image(item, name)]
 
         if self.processor.converts_single_images:
             convert = self.processor.preprocess.to_bytes
@@ -580,14 +571,3 @@ def _count_items(items: Sequence[Any], name: str) -> int:
     if not len(items):
         raise ShapeError(f"{name}: expected at least one to encode, got an empty list. Pass some.")
     return len(items)
-
-
-def _open_clip(item: Any, name: str, frames_per_second: float) -> Iterable[Image]:
-    """Return the frames of a video. An image is a clip of one frame, and a list of images is a
-    clip.
-    """
-    if isinstance(item, list | tuple):
-        return [read_image(frame, f"{name}[{i}]") for i, frame in enumerate(item)]
-    if isinstance(item, str | Path) and is_video(str(item)):
-        return iter_frames(Path(item), str(item), frames_per_second)
-    return [read_image(item, name)]

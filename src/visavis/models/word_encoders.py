@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from visavis.core.encoded import Encoded
 from visavis.core.spec import PositiveInt, UnitFloat, require_field
 from visavis.models.base import MatcherConfig, get_mask, get_vectors, valid_mask
-from visavis.models.layers import max_pool, mean_pool, mirrored_positions, xavier_linear
+from visavis.models.layers import max_pool, mean_pool, xavier_linear
 
 if TYPE_CHECKING:
     from visavis.models.encoders.text_backbone import WordNoise
@@ -78,6 +78,7 @@ class GRUWordEncoder(nn.Module):
             self._states(words[group, : max(int(lengths[group].max()), 1)], lengths[group])
             for group in by_length.split(GRU_BATCH_SIZE)
         ]
+        # All groups at the length of the longest text.
         padded = torch.cat(
             [pad(part, (0, 0, 0, words.shape[1] - part.shape[1])) for part in states]
         )
@@ -96,7 +97,9 @@ class GRUWordEncoder(nn.Module):
         if self.backward_gru is None:
             return forward
         # The second GRU reads the reversed texts, with their padding in place.
-        mirrored = mirrored_positions(lengths, words.shape[1])[..., None]
+        position = torch.arange(words.shape[1], device=words.device)
+        last = lengths[:, None] - 1
+        mirrored = torch.where(position <= last, last - position, position)[..., None]
         backward = self.backward_gru(words.gather(1, mirrored.expand(-1, -1, words.shape[2])))[0]
         return (forward + backward.gather(1, mirrored.expand(-1, -1, backward.shape[2]))) / 2
 

@@ -21,6 +21,7 @@ from visavis.core.encoded import MaxSimDirection
 from visavis.core.memory_budget import MemoryLimit
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.stores.arrow_tables import items_from_table
+from visavis.retrieval.stores.base import MaxSimQuery, VectorSets
 from visavis.retrieval.stores.exact_search import (
     MIN_DIM,
     ExactSearch,
@@ -35,7 +36,6 @@ from visavis.retrieval.stores.maxsim_search import (
     MaxSimSearch,
     pool_vectors,
 )
-from visavis.retrieval.stores.vector_sets import MaxSimQuery, VectorSets
 
 CHUNK_ROWS = 2**14
 MEASURED_TOP, TARGET_RECALL = 10, 0.98
@@ -118,6 +118,7 @@ def measure_compression(index: Index, memory: MemoryLimit = None) -> Compression
             0, 0, "none", (), "Nothing was measured, because the index has no items."
         )
     count = min(MEASURED_SETS if isinstance(vectors, VectorSets) else MEASURED_QUERIES, len(table))
+    # A fixed seed, so that two reports compare the same queries.
     rows = np.sort(np.random.default_rng(0).choice(len(table), count, replace=False))
     captions = [item.metadata.get("caption", "") for item in items_from_table(table.take(rows))]
     options: dict[str, Any] = {
@@ -129,21 +130,18 @@ def measure_compression(index: Index, memory: MemoryLimit = None) -> Compression
         options |= {"positives": rows.tolist(), "query_source": "captions of the items"}
     if isinstance(vectors, VectorSets):
         assert index.manifest.late_interaction is not None
+        set_queries = noisy_set_queries(vectors[rows])
         if has_captions:
             set_queries = [
                 MaxSimQuery.from_vectors((1.0, words.numpy()))
                 for words in index.encode_texts(captions)
             ]
-        else:
-            set_queries = noisy_set_queries(vectors[rows])
         return compare_set_encodings(
             vectors, set_queries, index.manifest.late_interaction, **options
         )
-    queries = (
-        index.model.encode_texts(captions).float().numpy()
-        if has_captions
-        else noisy_queries(vectors[rows])
-    )
+    queries = noisy_queries(vectors[rows])
+    if has_captions:
+        queries = index.model.encode_texts(captions).float().numpy()
     dims = () if index.model.embedding_dim else index.model.matcher.matryoshka_dims[:-1]
     return compare_encodings(vectors, queries, dims, **options)
 
@@ -359,6 +357,8 @@ class EncodingBenchmark:
             for rows, query, min_score in zip(results, self.queries, self.min_scores, strict=True)
         ]
         recall = 100 * float(np.mean(recalls))
+        timed_queries = [*self.queries[:WARMUP_QUERIES], *self.queries[:TIMED_QUERIES]]
+        seconds = [timeit(partial(nearest, query, self.top), number=1) for query in timed_queries]
         return VectorEncoding(
             name,
             dim,
@@ -367,23 +367,16 @@ class EncodingBenchmark:
             rescored,
             recall,
             caption_recall,
-            self._milliseconds(nearest),
+            1000 * float(np.median(seconds[min(WARMUP_QUERIES, len(self.queries)) :])),
         )
-
-    def _milliseconds(self, nearest: NearestFunction) -> float:
-        queries = [*self.queries[:WARMUP_QUERIES], *self.queries[:TIMED_QUERIES]]
-        seconds = [timeit(partial(nearest, query, self.top), number=1) for query in queries]
-        return 1000 * float(np.median(seconds[min(WARMUP_QUERIES, len(self.queries)) :]))
 
 
 def _search_rows(rows: np.ndarray, memory: MemoryLimit, *, int8: bool) -> NearestFunction:
     """Search by the first dimensions of a query. They are not normalized, which does not change the
     order.
     """
-    dim, search = (
-        rows.shape[1],
-        ExactSearch(rows, coarse=Int8Pass.from_vectors(rows) if int8 else None, memory=memory),
-    )
+    dim, coarse = rows.shape[1], Int8Pass.from_vectors(rows) if int8 else None
+    search = ExactSearch(rows, coarse=coarse, memory=memory)
     return lambda query, top: search.search(query[None, :dim], top)[1][0]
 
 

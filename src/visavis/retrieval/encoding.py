@@ -24,7 +24,7 @@ from visavis.models.encoders.preprocessing import ImageConverter
 from visavis.models.retriever import Retriever
 from visavis.retrieval.items import IndexItem, ItemKind
 from visavis.retrieval.source_files import SourceFile
-from visavis.retrieval.stores.vector_sets import ItemVectors, VectorSets
+from visavis.retrieval.stores.base import ItemVectors, VectorSets
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
@@ -79,6 +79,7 @@ class _DecodedFile:
     pixels: Tensor | None = None
 
 
+# Not a tuple, whose members the loader would pin one by one.
 @dataclass(frozen=True)
 class _DecodedBatch:
     """Files that a worker has read, with one tensor of all pixels, which needs one open file in
@@ -140,16 +141,12 @@ class _FileReader:
     def _read_batch(self, files: Sequence[SourceFile]) -> _DecodedBatch:
         """Read files in a worker."""
         decoded_files = list(map(self, files))
-        pixels = [
-            each.pixels
-            for each in decoded_files
-            if isinstance(each, _DecodedFile) and each.pixels is not None
-        ]
-        without_pixels = [
-            replace(each, pixels=None) if isinstance(each, _DecodedFile) else each
-            for each in decoded_files
-        ]
-        return _DecodedBatch(without_pixels, torch.cat(pixels) if pixels else torch.empty(0))
+        pixels = list[Tensor]()
+        for number, each in enumerate(decoded_files):
+            if isinstance(each, _DecodedFile) and each.pixels is not None:
+                pixels.append(each.pixels)
+                decoded_files[number] = replace(each, pixels=None)
+        return _DecodedBatch(decoded_files, torch.cat(pixels) if pixels else torch.empty(0))
 
     def __call__(self, file: SourceFile) -> _DecodedFile | UnreadableFile:
         """Read a file. Returns its problem if it cannot be read."""
@@ -159,11 +156,9 @@ class _FileReader:
         except (DataError, MissingExtra) as error:
             return _unreadable(error)
         hashes = hashlib.sha256(content).hexdigest()[:32], dhash(image)
-        return (
-            _DecodedFile(*hashes, image)
-            if self.converter is None
-            else _DecodedFile(*hashes, pixels=self.converter([image]))
-        )
+        if self.converter is None:
+            return _DecodedFile(*hashes, image)
+        return _DecodedFile(*hashes, pixels=self.converter([image]))
 
 
 def _unreadable(error: DataError | MissingExtra) -> UnreadableFile:
@@ -271,19 +266,13 @@ def _encode_clip(
             ]
             vectors = _encode_section(model, islice(frames, len(section)), len(section), offsets)
             for span, piece, vector in zip(spans, pieces, vectors, strict=True):
+                # A moment that a section cuts has several parts, which are averaged at the end.
                 parts[span].append((vector, len(piece)))
-    rows = [
-        (_item(file, content_hash, "video", hashes[_middle(whole)]), _join(model, parts[whole]))
-    ]
-    for span in moments:
-        item = _item(
-            file,
-            content_hash,
-            "moment",
-            hashes[_middle(span)],
-            span.start / rate,
-            float(math.ceil(span.stop / rate)),
-        )
+    rows = list[tuple[IndexItem, Tensor]]()
+    for span in (whole, *moments):
+        times = () if span == whole else (span.start / rate, float(math.ceil(span.stop / rate)))
+        kind: ItemKind = "moment" if times else "video"
+        item = _item(file, content_hash, kind, hashes[_middle(span)], *times)
         rows.append((item, _join(model, parts[span])))
     return rows
 
@@ -338,9 +327,9 @@ def _encode_section(
         vectors = model.item_vectors(model.encode_pixels(pixels, count))
     else:
         batches = iter(lambda: list(islice(frames, model.batch_size)), [])
-        vectors = [
-            vector for batch in batches for vector in model.item_vectors(model.encode_visual(batch))
-        ]
+        vectors = []
+        for batch in batches:
+            vectors += model.item_vectors(model.encode_visual(batch))
     return [torch.stack(vectors[piece]).mean(0) for piece in pieces]
 
 
@@ -402,7 +391,7 @@ def encode_in_shards(
         VisavisError: If ``workers`` is invalid.
         MissingExtra: If Ray is not installed.
     """
-    shards = _divide_into_shards(files)
+    shards = divide_into_shards(files)
     if engine == "local":
         # One reader for all shards reads the next shard while this one is encoded.
         decoded_images = _FileReader.of_model(model).read_images(
@@ -433,14 +422,19 @@ def encode_in_shards(
             yield shards[number], shard
 
 
-def _divide_into_shards(files: Sequence[SourceFile]) -> list[list[SourceFile]]:
+def divide_into_shards(files: Sequence[SourceFile]) -> list[list[SourceFile]]:
+    """Divide files into shards that take similar times.
+
+    Args:
+        files: The files.
+
+    Returns:
+        At most ``SHARD_SIZE`` files and ``CLIPS_PER_SHARD`` clips per shard, in their order.
+    """
     shards, num_clips = list[list[SourceFile]](), 0
     for file in files:
-        if (
-            not shards
-            or len(shards[-1]) == SHARD_SIZE
-            or (file.is_video and num_clips == CLIPS_PER_SHARD)
-        ):
+        is_full = not shards or len(shards[-1]) == SHARD_SIZE
+        if is_full or (file.is_video and num_clips == CLIPS_PER_SHARD):
             shards.append([])
             num_clips = 0
         shards[-1].append(file)

@@ -8,6 +8,7 @@ were not mounted, and all of them if more than half of the files are missing.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -15,7 +16,7 @@ import secrets
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,9 +33,9 @@ from visavis.data.formats.image_files import path_and_parents
 from visavis.data.parallel import Engine
 from visavis.data.video import decoder_versions
 from visavis.data.workers import validate_workers
+from visavis.models.default_model import default_model
 from visavis.models.inference import score_all_pairs
 from visavis.models.retriever import Retriever
-from visavis.retrieval.calibration import Calibration, fit_calibration
 from visavis.retrieval.compression import CompressionReport, measure_compression
 from visavis.retrieval.encoding import EncodedShard, UnreadableFile, encode_in_shards
 from visavis.retrieval.index_folder import (
@@ -52,6 +53,7 @@ from visavis.retrieval.index_folder import (
     write_manifest,
 )
 from visavis.retrieval.items import IndexItem, metadata_tags
+from visavis.retrieval.search import Calibration, fit_calibration
 from visavis.retrieval.source_files import (
     FileCollection,
     SourceFile,
@@ -59,13 +61,14 @@ from visavis.retrieval.source_files import (
     list_source_files,
     source_root,
 )
-from visavis.retrieval.stores import find_store_kind
 from visavis.retrieval.stores.arrow_tables import equal_lists, items_from_table
 from visavis.retrieval.stores.base import VectorStore
+from visavis.retrieval.stores.catalog import find_store_kind
 from visavis.training.runs.open_run import open_run, read_run_recipe
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
 
 MOMENT_SECONDS = 4.0
 PROGRESS_EVERY = 1000
@@ -182,10 +185,21 @@ def build_index(
     Raises:
         RefusedOverwrite: If ``out`` contains something else.
         RunError: If the index was made with another model, source or setting.
+        VisavisError: If the length of a moment or the number of workers is invalid.
         DataError: If there are no files to index.
     """
     folder, started = Path(out), time.perf_counter()
-    _validate_arguments(folder, moment_seconds, workers)
+    validate_workers(workers)
+    if moment_seconds is not None and not 0 < moment_seconds < math.inf:
+        raise VisavisError(
+            f"moment_seconds: expected a number > 0, got {moment_seconds:g}. Pass a length such as "
+            f"{MOMENT_SECONDS:g}."
+        )
+    if not is_index(folder) and not is_free_folder(folder):
+        raise RefusedOverwrite(
+            f"{folder}: expected a new folder or an index, got other files. Pass another folder "
+            "with --out."
+        )
     previous = read_manifest(folder) if is_index(folder) else None
     retriever = Retriever.load(model, device=device, memory=memory)
     if full_decoding or (previous is not None and previous.full_decoding):
@@ -302,18 +316,9 @@ def _warnings(changes: _IndexChanges, source: FileCollection) -> Iterator[str]:
             yield f"{name}: the folder is empty. The index keeps {count:,} of its files. {_IF_DELETED}"
 
 
-def _validate_arguments(folder: Path, moment_seconds: float | None, workers: int | None) -> None:
-    validate_workers(workers)
-    if moment_seconds is not None and not 0 < moment_seconds < math.inf:
-        raise VisavisError(
-            f"moment_seconds: expected a number > 0, got {moment_seconds:g}. Pass a length such as "
-            f"{MOMENT_SECONDS:g}."
-        )
-    if not is_index(folder) and not is_free_folder(folder):
-        raise RefusedOverwrite(
-            f"{folder}: expected a new folder or an index, got other files. Pass another folder "
-            "with --out."
-        )
+def _recorded_model(model: str | Path) -> str:
+    """Location of a model as in a manifest: an absolute path or a hub name."""
+    return str(Path(model).absolute()) if os.path.exists(model) else str(model)
 
 
 def _open_or_create_manifest(
@@ -327,7 +332,7 @@ def _open_or_create_manifest(
     moved: bool,
 ) -> IndexManifest:
     """The manifest of an index of this model and source. A new one is written before any vector."""
-    model_name = str(Path(model).absolute()) if os.path.exists(model) else str(model)
+    model_name = _recorded_model(model)
     store = relative_store(folder, store) if store else None
     if not is_index(folder):
         if moved:
@@ -335,8 +340,24 @@ def _open_or_create_manifest(
                 f"{folder}: expected the index of the moved folder, got none. Pass the folder of "
                 "the index with --out."
             )
-        manifest = _new_manifest(
-            model_name, retriever, source, store or STORE_FOLDER, moment_seconds or MOMENT_SECONDS
+        late_interaction = retriever.matcher.late_interaction
+        find_store_kind(store or STORE_FOLDER, late_interaction)
+        vocabulary = retriever.processor.vocabulary
+        # The first words of a vocabulary are markers. A word that it lacks cannot be encoded.
+        known_word = vocabulary.words[-1] if vocabulary is not None else "a"
+        [vector] = retriever.item_vectors(retriever.encode_text([known_word]))
+        manifest = IndexManifest(
+            model=model_name,
+            fingerprint=retriever.fingerprint,
+            embedding_dim=vector.shape[-1],
+            source=str(source.root),
+            store=store or STORE_FOLDER,
+            moment_seconds=moment_seconds or MOMENT_SECONDS,
+            # Rows of another index have other checksums, also with the same files and model.
+            index_id=secrets.token_hex(16),
+            is_dataset=source.is_dataset,
+            late_interaction=late_interaction,
+            full_decoding=retriever.processor.visual_spec.full_decoding,
         )
         write_manifest(folder, manifest)
         return manifest
@@ -361,30 +382,6 @@ def _open_or_create_manifest(
             )
     check_model(folder, manifest, str(model), retriever)
     return replace(manifest, model=model_name)
-
-
-def _new_manifest(
-    model: str, retriever: Retriever, source: FileCollection, store: str, moment_seconds: float
-) -> IndexManifest:
-    late_interaction = retriever.matcher.late_interaction
-    find_store_kind(store, late_interaction)
-    vocabulary = retriever.processor.vocabulary
-    # The first words of a vocabulary are markers. A word that it lacks cannot be encoded.
-    known_word = vocabulary.words[-1] if vocabulary is not None else "a"
-    [vector] = retriever.item_vectors(retriever.encode_text([known_word]))
-    return IndexManifest(
-        model=model,
-        fingerprint=retriever.fingerprint,
-        embedding_dim=vector.shape[-1],
-        source=str(source.root),
-        store=store,
-        moment_seconds=moment_seconds,
-        # Rows of another index have other checksums, also with the same files and model.
-        index_id=secrets.token_hex(16),
-        is_dataset=source.is_dataset,
-        late_interaction=late_interaction,
-        full_decoding=retriever.processor.visual_spec.full_decoding,
-    )
 
 
 @dataclass(frozen=True)
@@ -436,16 +433,23 @@ def _compare_files(
     for key, path, content in zip(*old.values(), strict=True):
         old_keys[path].append(key)
         old_contents[path].add(content)
-    new_files, reused, moved_contents = (
-        list[SourceFile](),
-        list[tuple[IndexItem, str]](),
-        set[str](),
-    )
+    new_files, reused = list[SourceFile](), list[tuple[IndexItem, str]]()
+    moved_contents = set[str]()
     for file, items in _find_contents(table, candidates, progress):
         if not items:
             new_files.append(file)
             continue
-        reused += [(_at_path(item, file), item.key) for item in items]
+        for item in items:
+            moved = replace(
+                item,
+                # The end of the key is the time of a moment.
+                key=file.path + item.key[len(item.path) :],
+                path=file.path,
+                modified_ns=file.modified_ns,
+                metadata=file.metadata,
+            )
+            reused.append((moved, item.key))
+        # The content was not at this path before, so that it came from another one.
         if items[0].content not in old_contents.get(file.path, ()):
             moved_contents.add(items[0].content)
     not_absent = {file.path for file in candidates}
@@ -487,6 +491,7 @@ def _unchanged_files(table: pa.Table, files: Sequence[SourceFile]) -> tuple[np.n
         table["metadata"].combine_chunks().take(rows), tags.take(file_of[rows])
     )
     is_unchanged = np.bincount(file_of[file_of >= 0], minlength=len(files)) > 0
+    # One changed item of a clip makes the whole file changed.
     is_unchanged[file_of[(file_of >= 0) & ~is_equal]] = False
     return is_unchanged, file_of
 
@@ -507,8 +512,10 @@ def _find_contents(
         if path == first_path:
             found.append(row)
     for number, file in enumerate(files, 1):
-        contents = stored.get((file.size, file.is_video))
-        _, found = (contents and contents.get(_content_hash(file))) or ("", [])
+        found = []
+        if contents := stored.get((file.size, file.is_video)):
+            with suppress(DataError):  # encoding reports an unreadable file
+                _, found = contents.get(file.location.content_hash, ("", []))
         yield file, items_from_table(similar.take(found)) if found else []
         if number % PROGRESS_EVERY == 0:
             progress.update("files", number, len(files), 0.0)
@@ -520,41 +527,21 @@ def _kept_paths(
     """Absent files that may still exist, each with the place because of which this is unknown."""
     # Excluded files were not listed, so that their absence is known.
     absent = {path for path in absent if not source.exclusion.covers(path)}
-    kept = {
-        path: place
-        for path in sorted(absent)
-        if (place := source.unreadable_place(path)) is not None
-    }
-    missing = sorted(absent - kept.keys() - moved)
-    if remove_missing:
-        return kept
+    kept = dict[str, str]()
+    for path in sorted(absent):
+        # The file or a folder above it. Without one, the folder of the file was read, so that the
+        # file is gone.
+        unreadable = [place for place in path_and_parents(path) if place in source.unreadable]
+        if unreadable:
+            kept[path] = unreadable[0]
+    # A moved file is not missing: its content is elsewhere.
+    missing = [] if remove_missing else sorted(absent - kept.keys() - moved)
+    are_most_missing = 2 * len(missing) > num_stored
     for path in missing:
-        if (
-            empty := next(
-                (place for place in path_and_parents(path) if place in source.empty), None
-            )
-        ) is not None:
-            kept[path] = empty
-        elif 2 * len(missing) > num_stored:
-            kept[path] = _MISSING
+        empty = [place for place in path_and_parents(path) if place in source.empty]
+        if empty or are_most_missing:
+            kept[path] = empty[0] if empty else _MISSING
     return kept
-
-
-def _content_hash(file: SourceFile) -> str:
-    """Hash of the content. Empty for an unreadable file, which encoding reports."""
-    try:
-        return file.location.content_hash
-    except DataError:
-        return ""
-
-
-def _at_path(item: IndexItem, file: SourceFile) -> IndexItem:
-    """The item at the path of another file with the same content."""
-    # The end of the key is the time of a moment.
-    key = file.path + item.key[len(item.path) :]
-    return replace(
-        item, key=key, path=file.path, modified_ns=file.modified_ns, metadata=file.metadata
-    )
 
 
 def _apply_changes(
@@ -650,3 +637,126 @@ def validation_scores(
     return scores, torch.from_numpy(data.image_of)[:, None] == torch.from_numpy(
         np.arange(len(data.images))
     )
+
+
+INDEXES_FOLDER = Path("indexes")
+
+
+def default_index_folder(source: str | Path, model: str | Path | None = None) -> Path:
+    """Return the folder of the index of a source: the first of ``indexes/NAME``,
+    ``indexes/NAME-2``, ... that is its index or new.
+
+    Args:
+        source: Folder of images and videos, or a data set.
+        model: Model of the index. None: any model.
+
+    Returns:
+        The folder. It may not exist yet.
+    """
+    root = source_root(source)
+    name = Path(os.path.realpath(os.path.expanduser(source))).name or "root"
+    recorded = None if model is None else _recorded_model(model)
+    # Two sources of the same name in different folders have numbered indexes.
+    for number in itertools.count(1):
+        folder = INDEXES_FOLDER / (name if number == 1 else f"{name}-{number}")
+        if not is_index(folder):
+            if is_free_folder(folder):
+                break
+            continue
+        manifest = read_manifest(folder)
+        if manifest.source == str(root) and recorded in (None, manifest.model):
+            break
+    return folder
+
+
+def index_source(
+    source: str | Path,
+    out: str | Path | None,
+    model: str | Path | None,
+    progress: Progress,
+    **options: Any,
+) -> IndexReport:
+    """Index a source without a run, or update its index. An existing index keeps its model.
+
+    Args:
+        source: Folder of images and videos, or a data set.
+        out: Folder of the index. None: ``default_index_folder``.
+        model: Run, or folder or hub name of a dual encoder. None: the model of the index, else the
+            default model.
+        progress: Receives progress and messages.
+        **options: Further arguments of ``build_index``.
+
+    Returns:
+        Counts of the update.
+
+    Raises:
+        DataError: If the source has no files to index, or no model is available.
+        RunError: If ``out`` is an index of another model, source or setting.
+    """
+    folder = default_index_folder(source, model) if out is None else Path(out)
+    if model is None and is_index(folder):
+        return build_index(
+            read_manifest(folder).model, source, folder, progress=progress, **options
+        )
+    if not is_index(folder):
+        # A wrong folder is reported before a model is downloaded.
+        list_source_files(source, options.get("exclude", ()))
+    with default_model(model, progress) as name:
+        progress.message(f"Indexing {source} with {name} into {folder}.")
+        return build_index(name, source, folder, progress=progress, **options)
+
+
+def update_default_index(
+    source: str | Path, model: str | Path | None, progress: Progress, **options: Any
+) -> Path:
+    """Index a source at its default place before a search, or update its index. Files that are left
+    out are reported.
+
+    Args:
+        source: Folder of images and videos, or a data set.
+        model: Folder or hub name of a dual encoder. None: the model of the index, else the default
+            model.
+        progress: Receives progress and messages.
+        **options: Further arguments of ``build_index``.
+
+    Returns:
+        Folder of the index.
+
+    Raises:
+        DataError: If the source has no files to index and no index, or no model is available.
+    """
+    report = index_source(source, None, model, progress, **options)
+    if report.skipped:
+        progress.message(
+            f"Left out, {len(report.skipped):,}: {report.skipped[0]} List all with visavis index "
+            f"{source}."
+        )
+    if report.other_files is not None:
+        progress.message(f"{report.other_files}.")
+    return Path(report.folder)
+
+
+def index_if_images(folder: str | Path, model: str | Path | None, progress: Progress) -> Path:
+    """Index a folder of images without a run. An index, a run, a model and a folder without images
+    are returned as they are.
+
+    Args:
+        folder: Any folder, or the missing source of an index at its default place.
+        model: Folder or hub name of a dual encoder. None: the default model.
+        progress: Receives progress and messages.
+
+    Returns:
+        Folder of the index, or the folder itself.
+    """
+    if is_index(folder) or any(
+        os.path.exists(Path(folder) / name) for name in ("run.toml", "config.json")
+    ):
+        return Path(folder)
+    if not is_index(default_index_folder(folder, model)):
+        if not os.path.isdir(folder):
+            return Path(folder)
+        try:
+            list_source_files(folder)
+        except DataError:
+            return Path(folder)
+    return update_default_index(folder, model, progress)

@@ -22,13 +22,24 @@ from visavis.core.errors import DataError, RunError, ShapeError, StorageError, V
 from visavis.core.memory_budget import MemoryLimit
 from visavis.data.dataset import ByteRange, Image
 from visavis.models.retriever import Retriever
-from visavis.retrieval.calibration import Calibration
 from visavis.retrieval.items import IndexItem, ItemFilter
-from visavis.retrieval.search import EncodeTexts, SearchQuery, SearchResult, known_texts
-from visavis.retrieval.stores import open_store
-from visavis.retrieval.stores.arrow_tables import metadata_names
-from visavis.retrieval.stores.base import REMEDY, StoreDigest, VectorStore
-from visavis.retrieval.stores.vector_sets import MaxSimQuery, Queries, VectorSets
+from visavis.retrieval.search import (
+    Calibration,
+    EncodeTexts,
+    SearchQuery,
+    SearchResult,
+    known_texts,
+)
+from visavis.retrieval.stores.arrow_tables import items_from_table, metadata_names
+from visavis.retrieval.stores.base import (
+    REMEDY,
+    MaxSimQuery,
+    Queries,
+    StoreDigest,
+    VectorSets,
+    VectorStore,
+)
+from visavis.retrieval.stores.catalog import open_store
 
 if TYPE_CHECKING:
     from visavis.core.environment import EnvironmentCheck
@@ -211,24 +222,27 @@ class Index:
                     "from search results."
                 )
             parts.append((weight, torch.from_numpy(next(iter(self.store.vectors([key]))))))
+        problem = ""
         if not any(weight > 0 for weight, _ in parts):
-            raise VisavisError(
-                "query: expected a text, image or item to search for, got only exclusions. Add "
-                "one, such as 'beach -people'."
+            problem = (
+                "a text, image or item to search for, got only exclusions. Add one, such as "
+                "'beach -people'."
             )
-        if self.manifest.late_interaction is not None:
+        elif self.manifest.late_interaction is not None:
             return [MaxSimQuery.from_vectors(*((weight, rows.numpy()) for weight, rows in parts))]
-        # The stores score inner products. With a unit vector the score is a cosine, whatever the
-        # weights.
-        total = torch.stack([weight * row for weight, row in parts]).sum(0)
-        norm = total.norm()
-        if not norm.isfinite() or norm < MIN_QUERY_NORM:
-            raise VisavisError(
-                "query: expected parts that do not cancel out, got opposite vectors. Remove one, "
-                "or change a weight."
+        else:
+            total = torch.stack([weight * row for weight, row in parts]).sum(0)
+            norm = total.norm()
+            if norm.isfinite() and norm >= MIN_QUERY_NORM:
+                # The stores score inner products. With a unit vector the score is a cosine,
+                # whatever the weights.
+                vector: np.ndarray = (total / norm).numpy()
+                return vector[None]
+            problem = (
+                "parts that do not cancel out, got opposite vectors. Remove one, or change a "
+                "weight."
             )
-        vector: np.ndarray = (total / norm).numpy()
-        return vector[None]
+        raise VisavisError(f"query: expected {problem}")
 
     def nearest(
         self, encoded: Queries, count: int, item_filter: ItemFilter
@@ -301,7 +315,7 @@ class Index:
         """All items by key, as of the first access. Read the items of results from ``store``
         instead, with ``get``.
         """
-        return {item.key: item for item in self.store.items()}
+        return {item.key: item for item in items_from_table(self.store.table())}
 
     @cached_property
     def calibration(self) -> Calibration | None:
@@ -309,11 +323,8 @@ class Index:
         number of items.
         """
         calibration = self.manifest.calibration
-        return (
-            calibration
-            if calibration is not None and calibration.is_valid_for(self.store.count())
-            else None
-        )
+        is_valid = calibration is not None and calibration.is_valid_for(self.store.count())
+        return calibration if is_valid else None
 
     def locate(self, item: IndexItem) -> ByteRange:
         """Find the bytes of an item.
@@ -328,17 +339,14 @@ class Index:
             DataError: If the file is missing. A link that points outside the source is refused when
                 the bytes are read.
         """
-        missing = DataError(
-            f"{item.path}: expected this file in {self.root}, got none. Update the index with "
-            "visavis index."
-        )
-        if self._dataset_files is not None:
-            if item.path not in self._dataset_files:
-                raise missing
-            return self._dataset_files[item.path].location
         path = self.root / item.path
-        if not os.path.isfile(path):
-            raise missing
+        if item.path in self._dataset_files:
+            return self._dataset_files[item.path].location
+        if self.manifest.is_dataset or not os.path.isfile(path):
+            raise DataError(
+                f"{item.path}: expected this file in {self.root}, got none. Update the index with "
+                "visavis index."
+            )
         # With a root, a link that was made after indexing cannot lead out of the source.
         return ByteRange(path, root=Path(os.path.realpath(self.root)))
 
@@ -347,10 +355,10 @@ class Index:
         self.store.close()
 
     @cached_property
-    def _dataset_files(self) -> dict[str, SourceFile] | None:
-        """The files of a data set by name. None for a folder."""
+    def _dataset_files(self) -> dict[str, SourceFile]:
+        """The files of a data set by name. Empty for a folder."""
         if not self.manifest.is_dataset:
-            return None
+            return {}
         from visavis.retrieval.source_files import list_readable_files
 
         return {
@@ -370,27 +378,24 @@ def read_manifest(folder: Path) -> IndexManifest:
     Raises:
         RunError: If there is no index, or its manifest is missing, damaged or of another format.
     """
-    file, remedy = (
-        folder / MANIFEST,
-        f"Delete {folder} and make the index again with: visavis index RUN SOURCE --out {folder}",
-    )
+    command = f"visavis index RUN SOURCE --out {folder}"
+    remedy = f"Delete {folder} and make the index again with: {command}"
     if not is_index(folder):
         raise RunError(
-            f"{folder}: expected an index ({MANIFEST}), got none. Make one with: visavis index RUN "
-            f"SOURCE --out {folder}"
+            f"{folder}: expected an index ({MANIFEST}), got none. Make one with: {command}"
         )
     try:
         manifest: IndexManifest | None = storage.read_checksummed_json(
-            file, IndexManifest, error=RunError
+            folder / MANIFEST, IndexManifest, error=RunError
         )
     except RunError as error:
         raise RunError(f"{error} It may also be of another version of visavis. {remedy}") from None
-    if manifest is None:
-        raise RunError(f"{folder}: expected {MANIFEST}, got a store without it. {remedy}")
-    if manifest.format != FORMAT:
+    if manifest is None or manifest.format != FORMAT:
         raise RunError(
-            f"{file}: expected format {FORMAT}, got {manifest.format}. The version of visavis "
-            f"differs. {remedy}"
+            f"{folder}: expected {MANIFEST}, got a store without it. {remedy}"
+            if manifest is None
+            else f"{folder / MANIFEST}: expected format {FORMAT}, got {manifest.format}. The "
+            f"version of visavis differs. {remedy}"
         )
     return manifest
 
@@ -442,11 +447,8 @@ def truncate_model(model: Retriever, embedding_dim: int) -> Retriever:
     Returns:
         The truncated model, or the model itself if its vectors have this dimension.
     """
-    return (
-        model.with_embedding_dim(embedding_dim)
-        if embedding_dim in model.matcher.matryoshka_dims[:-1]
-        else model
-    )
+    is_shorter = embedding_dim in model.matcher.matryoshka_dims[:-1]
+    return model.with_embedding_dim(embedding_dim) if is_shorter else model
 
 
 def store_location(store: str | Path) -> str:
@@ -475,11 +477,8 @@ def relative_store(folder: Path, store: str | Path) -> str:
     location = store_location(store)
     # Links are resolved, because a link inside the folder may lead to a store outside.
     path, root = os.path.realpath(location), os.path.realpath(folder)
-    return (
-        os.path.relpath(path, root)
-        if "://" not in location and Path(path).is_relative_to(root)
-        else location
-    )
+    is_inside = "://" not in location and Path(path).is_relative_to(root)
+    return os.path.relpath(path, root) if is_inside else location
 
 
 def check_confirmed_stores(folders: Sequence[Path], stores: Sequence[str | Path]) -> None:
@@ -544,44 +543,36 @@ def open_index_store(
     if isinstance(confirmed, str | Path):
         check_confirmed_stores([folder], stores)
     try:
-        return _open_verified_store(uri, manifest, memory, create)
+        with ExitStack() as stack:
+            vectors = open_store(
+                uri,
+                manifest.embedding_dim if create else None,
+                memory,
+                index_id=manifest.index_id,
+                late_interaction=manifest.late_interaction,
+                # Without a digest, the last update was interrupted.
+                verify_files=manifest.digest is None,
+            )
+            # The caller closes the store. Up to ``pop_all``, an error closes it.
+            stack.callback(vectors.close)
+            digest, expected, problem = vectors.digest(), manifest.digest, ""
+            is_refilled = create and digest.num_items == 0
+            if vectors.embedding_dim != manifest.embedding_dim:
+                problem = (
+                    f"vectors of dimension {manifest.embedding_dim}, got {vectors.embedding_dim}"
+                )
+            elif expected is not None and expected != digest and not is_refilled:
+                problem = (
+                    f"the {expected.num_items:,} items of this index, got {digest.num_items:,} "
+                    "others"
+                )
+            if not problem:
+                stack.pop_all()
+                return vectors
+            problem = f"{uri}: expected {problem}. {REMEDY}"
     except (DataError, ShapeError, StorageError) as error:
-        raise RunError(f"{folder}: the store of the index cannot be used: {error}") from None
-
-
-def _open_verified_store(
-    uri: str, manifest: IndexManifest, memory: MemoryLimit, create: bool
-) -> VectorStore:
-    with ExitStack() as stack:
-        dim, late_interaction = (
-            manifest.embedding_dim if create else None,
-            manifest.late_interaction,
-        )
-        # Without a digest, the last update was interrupted.
-        is_unfinished = manifest.digest is None
-        vectors = open_store(
-            uri,
-            dim,
-            memory,
-            index_id=manifest.index_id,
-            late_interaction=late_interaction,
-            verify_files=is_unfinished,
-        )
-        stack.callback(vectors.close)
-        if vectors.embedding_dim != manifest.embedding_dim:
-            raise ShapeError(
-                f"{uri}: expected vectors of dimension {manifest.embedding_dim}, got "
-                f"{vectors.embedding_dim}. {REMEDY}"
-            )
-        digest, expected = vectors.digest(), manifest.digest
-        if expected not in (None, digest) and not (create and digest.num_items == 0):
-            raise StorageError(
-                f"{uri}: expected the {expected.num_items:,} items of this index, got "
-                f"{digest.num_items:,} others. {REMEDY}"
-            )
-        # The caller closes the store. Up to here, an error closes it.
-        stack.pop_all()
-        return vectors
+        problem = str(error)
+    raise RunError(f"{folder}: the store of the index cannot be used: {problem}")
 
 
 def check_index(folder: Path, stores: Sequence[str | Path] = ()) -> EnvironmentCheck:
@@ -604,14 +595,10 @@ def check_index(folder: Path, stores: Sequence[str | Path] = ()) -> EnvironmentC
             value = f"{index.store.count():,} items, verified by their checksums"
     except VisavisError as error:
         return EnvironmentCheck(name, str(error), ok=False)
-    if index.is_unfinished:
-        return EnvironmentCheck(
-            name,
-            f"{value}, unfinished",
-            ok=False,
-            fix=f"visavis index RUN {index.root} --out {folder}",
-        )
-    return EnvironmentCheck(name, value)
+    if not index.is_unfinished:
+        return EnvironmentCheck(name, value)
+    fix = f"visavis index RUN {index.root} --out {folder}"
+    return EnvironmentCheck(name, f"{value}, unfinished", ok=False, fix=fix)
 
 
 def check_model(folder: Path, manifest: IndexManifest, name: str, model: Retriever) -> None:

@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -169,9 +168,16 @@ class RunImages:
         """
         # Stable: equal scores are in the order of the data.
         order = torch.argsort(encoded, descending=True, stable=True).tolist()
-        ranked = ((_item(self.dataset.images[row]), encoded[row].item()) for row in order)
-        matching = (SearchResult(*pair) for pair in ranked if item_filter.matches(pair[0]))
-        results = list(islice(matching, count))
+        results = list[SearchResult]()
+        for row in order:
+            image = self.dataset.images[row]
+            kind: ItemKind = "video" if image.is_video else "image"
+            # Without the facts of a file, which only an index stores.
+            item = IndexItem(image.name, image.name, kind, content="", size=0, modified_ns=0)
+            if item_filter.matches(item):
+                results.append(SearchResult(item, encoded[row].item()))
+            if len(results) == count:
+                break
         return results, len(results) == count
 
     def item_vectors(self, items: Sequence[IndexItem]) -> None:
@@ -187,12 +193,6 @@ class RunImages:
 
     def close(self) -> None:
         """Close nothing: the files of features are mapped."""
-
-
-def _item(image: Image) -> IndexItem:
-    """An image without the facts of a file, which only an index stores."""
-    kind: ItemKind = "video" if image.is_video else "image"
-    return IndexItem(image.name, image.name, kind, content="", size=0, modified_ns=0)
 
 
 def open_image_collection(path: Path, frames_per_second: float = 0.0) -> Dataset:
@@ -240,12 +240,9 @@ def open_image_collection(path: Path, frames_per_second: float = 0.0) -> Dataset
     )
     validate_images(listing, frames_per_second=frames_per_second, decode_all_frames=read_clips)
     dataset = listing.dataset()
-    num_videos = len(collection.files) - len(files)
-    videos = (
-        (f"{num_videos:,} videos: expected images, as the model reads no videos.",)
-        if num_videos
-        else ()
-    )
+    skipped = [*collection.skipped, *dataset.skipped]
+    if num_videos := len(collection.files) - len(files):
+        skipped.insert(0, f"{num_videos:,} videos: expected images, as the model reads no videos.")
     # Names of cached features contain this name. A changed file must not find old features.
     digest = hashlib.sha256(
         json.dumps([(file.path, file.size, file.modified_ns) for file in files]).encode()
@@ -253,6 +250,6 @@ def open_image_collection(path: Path, frames_per_second: float = 0.0) -> Dataset
     return replace(
         dataset,
         name=f"{os.path.basename(os.path.realpath(path))}-{digest.hexdigest()[:8]}",
-        skipped=(*videos, *collection.skipped, *dataset.skipped),
+        skipped=tuple(skipped),
         other_files=collection.other_files,
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, overload
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from visavis.core.errors import DataError, ShapeError, VisavisError
 from visavis.core.notebook import NotebookTable
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from visavis.core.progress import Progress
     from visavis.data.dataset import Image
     from visavis.models.retriever import Retriever
-    from visavis.retrieval.calibration import Calibration
+
 
 MIN_DUPLICATE_COSINE = 0.95
 """Smallest cosine of near-duplicates, which also have similar perceptual hashes."""
@@ -139,12 +140,11 @@ class SearchResult:
             A JSON object.
         """
         moment = {} if self.item.start is None else {"start": self.item.start, "end": self.item.end}
+        location = None if self.image is None else self.image.location
         return {
             "key": self.key,
             "name": self.name,
-            "path": None
-            if self.image is None or self.image.location is None
-            else str(self.image.location.path),
+            "path": None if location is None else str(location.path),
             "kind": self.item.kind,
             **moment,
             "score": self.score,
@@ -183,13 +183,9 @@ class SearchResults(Sequence[SearchResult], NotebookTable):
 
     def table_notes(self) -> list[str]:
         """Return why nothing was found."""
-        return (
-            ["Probably no match. These are the nearest results."]
-            if self.no_match
-            else [self.message]
-            if self.message
-            else []
-        )
+        if self.no_match:
+            return ["Probably no match. These are the nearest results."]
+        return [self.message] if self.message else []
 
     def table_images(self) -> list[PILImage | None]:
         """Return the image of each result, or nothing without images."""
@@ -333,6 +329,7 @@ def search_collection(
         if len(results) >= count or not has_more:
             break
         depth *= 4
+    # Grouping may leave more results than were asked for.
     results = results[:count]
     if not results:
         return SearchResults((), message=collection.explain_no_results(item_filter))
@@ -456,9 +453,19 @@ def _rerank(
             "rerank: expected a query of texts, got images or items. Remove them, or remove "
             "--rerank."
         )
-    decoded = [(result, _decode(collection, result.item)) for result in results]
-    readable = [(result, image) for result, image in decoded if image is not None]
-    unreadable = [result for result, image in decoded if image is None]
+    readable: list[tuple[SearchResult, PILImage]] = []
+    unreadable = list[SearchResult]()
+    for result in results:
+        item = result.item
+        image = collection.image(item) if item.kind == "image" else None
+        try:
+            if image is None or image.location is None:
+                unreadable.append(result)
+            else:
+                content = image.location.read()
+                readable.append((result, decode_image(content, item.path, allow_animated=True)))
+        except DataError:
+            unreadable.append(result)
     if not readable:
         return unreadable
     texts = known_texts(model, query)
@@ -467,16 +474,6 @@ def _rerank(
     # Stable: images with equal scores keep the order of the first search.
     order = scores.argsort(descending=True, stable=True).tolist()
     return [replace(readable[i][0], score=scores[i].item()) for i in order] + unreadable
-
-
-def _decode(collection: Collection, item: IndexItem) -> PILImage | None:
-    """The image of an item. None for a clip and for an image that cannot be read any more."""
-    if item.kind != "image" or (image := collection.image(item)) is None or not image.location:
-        return None
-    try:
-        return decode_image(image.location.read(), item.path, allow_animated=True)
-    except DataError:
-        return None
 
 
 def attach_images(collection: Collection, results: SearchResults) -> SearchResults:
@@ -518,3 +515,110 @@ def rank_texts(
     return [
         (texts[i], scores[i].item()) for i in scores.argsort(descending=True, stable=True).tolist()
     ]
+
+
+CALIBRATED_RESULTS = 10
+"""Number of results per query that calibration uses."""
+# The highest score of an irrelevant item grows with the number of items.
+MAX_SIZE_RATIO = 2.0
+"""Largest ratio between the sizes of the searched and of the calibration collection."""
+FALSE_ALARM_RATE = 0.05
+"""Share of queries with a relevant item whose best score is below ``Calibration.min_score``."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Increasing step function from scores to match probabilities, and a threshold for queries
+    without a relevant item.
+
+    Attributes:
+        scores: Knots of the function.
+        probabilities: Match probability at each knot.
+        num_candidates: Number of items in the calibration collection.
+        num_queries: Number of calibration queries.
+        min_score: 5th percentile of the best scores of queries that have a relevant item. A lower
+            best score means "no match".
+        detection_rate: Share of queries whose best score is below ``min_score`` once their relevant
+            items are removed.
+    """
+
+    scores: tuple[float, ...]
+    probabilities: tuple[float, ...]
+    num_candidates: int
+    num_queries: int
+    min_score: float
+    detection_rate: float
+
+    def is_valid_for(self, count: int) -> bool:
+        """Check whether the calibration holds for a collection of a given size.
+
+        Args:
+            count: Number of items of the collection.
+
+        Returns:
+            Whether the size is between half and twice that of the calibration collection.
+        """
+        return self.num_candidates / MAX_SIZE_RATIO <= count <= self.num_candidates * MAX_SIZE_RATIO
+
+    def match_probability(self, score: float) -> float:
+        """Convert a score to a match probability.
+
+        Args:
+            score: Score of a result.
+
+        Returns:
+            Probability that the result is relevant, 0 to 1.
+        """
+        return float(np.interp(score, self.scores, self.probabilities))
+
+
+def fit_calibration(scores: Tensor, relevant: Tensor) -> Calibration:
+    """Fit isotonic regression of relevance on the scores of the first ten results of each query.
+
+    Args:
+        scores: Scores, shape ``[queries, candidates]``.
+        relevant: Whether a candidate is relevant to a query, bool, same shape.
+
+    Returns:
+        The calibration.
+
+    Raises:
+        DataError: If all of the first results are relevant, or none.
+
+    Source:
+        Zadrozny and Elkan, KDD 2002.
+    """
+    from scipy.optimize import isotonic_regression
+
+    # Shape [queries, 10].
+    top_scores, top_results = scores.topk(min(CALIBRATED_RESULTS, scores.shape[1]), dim=1)
+    top_relevant = relevant.gather(1, top_results)
+    if not top_relevant.any() or top_relevant.all():
+        raise DataError(
+            "Calibration: expected relevant and irrelevant items among the first "
+            f"{top_scores.shape[1]} results of {len(scores):,} "
+            f"queries, got only {'relevant' if top_relevant.all() else 'irrelevant'} ones. Use a "
+            "larger validation split."
+        )
+    knots, knot_of, counts = np.unique(
+        top_scores.flatten().double().numpy(), return_inverse=True, return_counts=True
+    )
+    # Equal scores form one knot, or the fit would depend on their order.
+    precisions = np.bincount(knot_of, weights=top_relevant.flatten().double().numpy()) / counts
+    probabilities = isotonic_regression(precisions, weights=counts).x
+    # Of knots with the same probability, the first and the last define the function.
+    changes = np.diff(probabilities) != 0
+    kept = np.r_[True, changes] | np.r_[changes, True]
+    # Other queries have no best score without relevant items to compare with.
+    has_both = relevant.any(1) & ~relevant.all(1)
+    best_with_relevant = scores[has_both].amax(1)
+    best_without_relevant = scores[has_both].masked_fill(relevant[has_both], -torch.inf).amax(1)
+    min_score = torch.quantile(best_with_relevant.double(), FALSE_ALARM_RATE).item()
+    return Calibration(
+        scores=tuple(knots[kept].tolist()),
+        probabilities=tuple(probabilities[kept].tolist()),
+        num_candidates=scores.shape[1],
+        num_queries=len(scores),
+        min_score=min_score,
+        detection_rate=(best_without_relevant < min_score).double().mean().item(),
+    )

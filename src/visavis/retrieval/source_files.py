@@ -93,18 +93,6 @@ class FileCollection:
     is_dataset: bool = False
     other_files: str | None = None
 
-    def unreadable_place(self, path: str) -> str | None:
-        """Find the place because of which it is unknown whether a file exists.
-
-        Args:
-            path: Path of a file that is not among ``files``.
-
-        Returns:
-            A key of ``unreadable``: the file or a folder above it. None: the folder of the file was
-            read, so that the file is gone.
-        """
-        return next((place for place in path_and_parents(path) if place in self.unreadable), None)
-
     def problem_of(self, place: str) -> str:
         """Describe an unreadable place.
 
@@ -139,11 +127,8 @@ def list_source_files(path: str | Path, exclude: Sequence[str] = ()) -> FileColl
     """
     collection = _list_source(path, Exclusion(tuple(exclude)))
     if not collection.files:
-        first = (
-            f" The first of {len(collection.skipped):,} problems: {collection.skipped[0]}"
-            if collection.skipped
-            else ""
-        )
+        problems = collection.skipped
+        first = f" The first of {len(problems):,} problems: {problems[0]}" if problems else ""
         raise DataError(
             f"{path}: expected images or videos, got none that can be read. Pass a folder that "
             f"contains some, or a data set.{first}"
@@ -243,7 +228,18 @@ class _Listed:
             path = scan.folder / name
             if listed and path in listed:
                 continue
-            if problem := self._naming_problem(name):
+            problem = None
+            if name.lower().endswith(UNSUPPORTED_SUFFIXES):
+                problem = unsupported_problem(name)
+            if not problem and not is_valid_unicode(name):
+                problem = "expected a Unicode name. Rename the file"
+            elif not problem and name in self.files:
+                other = self.files[name].location.path
+                problem = (
+                    f"expected a new name, got that of {other} in the list of captions. Rename the "
+                    "file"
+                )
+            if problem:
                 self.skipped.append(f"{name!r}: {problem}.")
             else:
                 self.add(name, ByteRange(path, root=root), {})
@@ -253,22 +249,11 @@ class _Listed:
             if name.lower().endswith(VISUAL_SUFFIXES)
         ]
 
-    def _naming_problem(self, name: str) -> str | None:
-        """Why a file cannot be indexed under its name."""
-        if name.lower().endswith(UNSUPPORTED_SUFFIXES) and (problem := unsupported_problem(name)):
-            return problem
-        if not is_valid_unicode(name):
-            return "expected a Unicode name. Rename the file"
-        if name in self.files:
-            return f"expected a new name, got that of {self.files[name].location.path} in the list of captions. Rename the file"
-        return None
-
 
 def _list_source(path: str | Path, exclusion: Exclusion) -> FileCollection:
     if not path_exists(path):
-        resolve_path(
-            path
-        )  # its error does not list the formats of data sets, because any folder can be indexed
+        # Its error does not list the formats of data sets, because any folder can be indexed.
+        resolve_path(path)
     root, takes_all = source_root(path), os.path.isdir(os.path.expanduser(path))
     # Also for a data set, whose list does not distinguish an unreadable folder from an empty one.
     scan = scan_folder(root if os.path.isdir(root) else root.parent, exclusion)
@@ -304,6 +289,7 @@ def _list_source(path: str | Path, exclusion: Exclusion) -> FileCollection:
     )
     if takes_all:
         listed.add_folder(scan)
+        # Unsupported photos are listed as skipped, and not among the other files.
         others = (
             name
             for name in scan.files

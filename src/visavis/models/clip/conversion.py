@@ -225,17 +225,21 @@ def extend_positions(name: str, max_length: int, out: str | Path) -> CheckpointC
         )
     model = load_pretrained_model(folder, dtype=torch.float32)
     positions = model.text_model.embeddings.position_embedding.weight.data
+    problem = ""
     if max_length <= len(positions):
-        raise DataError(
+        problem = (
             f"max_length: expected more than the {len(positions)} tokens that {name} reads, got "
             f"{max_length}. Set a larger number."
         )
-    if len(positions) <= KEPT_POSITIONS:
-        raise DataError(
+    elif len(positions) <= KEPT_POSITIONS:
+        problem = (
             f"{name}: expected a model that reads more than {KEPT_POSITIONS} tokens, got "
             f"{len(positions)}. Use another model."
         )
+    if problem:
+        raise DataError(problem)
     weights = {key: value.data for key, value in model.state_dict(keep_vars=True).items()}
+    # The name may have a prefix.
     (position_name,) = (
         key for key in weights if key.endswith("text_model.embeddings.position_embedding.weight")
     )
@@ -251,9 +255,8 @@ def extend_positions(name: str, max_length: int, out: str | Path) -> CheckpointC
         storage.write_json(part / "config.json", config)
         file = part / "tokenizer_config.json"
         if os.path.exists(file):
-            storage.write_json(
-                file, storage.read_json(file, dict[str, Any]) | {"model_max_length": max_length}
-            )
+            settings = storage.read_json(file, dict[str, Any])
+            storage.write_json(file, settings | {"model_max_length": max_length})
         storage.write_tensors(part / "model.safetensors", weights, for_transformers=True)
         open_dual_encoder(str(part))
     return _conversion_result(Path(out))
@@ -269,44 +272,40 @@ def _conversion_result(folder: Path) -> CheckpointConversion:
 
 def _read_config(name: str, checkpoint: Path) -> tuple[_ModelConfig, dict[str, Any]]:
     """Return the configuration of a model, and its preprocessing."""
-    file = _find_config_file(name, checkpoint)
+    installed = importlib.util.find_spec("open_clip")
+    candidates = [Path(name) if name else checkpoint.parent / OPEN_CLIP_CONFIG]
+    if name and installed is not None and installed.origin:
+        candidates.append(Path(installed.origin).parent / "model_configs" / f"{name}.json")
+    file = next(filter(os.path.isfile, candidates), None)
+    if file is None:
+        actual = f"got none, and no {OPEN_CLIP_CONFIG} next to {checkpoint}"
+        if name:
+            actual = f"got {name!r}, which is not a file"
+        raise DataError(
+            f"config: expected a configuration file of open_clip, {actual}. Weights alone do not "
+            "define the number of attention heads. "
+            "Pass a file, or a name such as ViT-B-32 if open_clip is "
+            f"installed{'' if installed else ' (it is not installed)'}."
+        )
     content = storage.read_json(file, dict[str, Any])
     model, preprocessing = content.get("model_cfg", content), content.get("preprocess_cfg", {})
     for part, supported in SUPPORTED_CONFIG_KEYS.items():
-        section = model.get(part) if part else model
+        section, problem = model.get(part) if part else model, ""
         if not isinstance(section, dict):
-            raise DataError(
-                f"{file}: expected a configuration of open_clip with {part}, got none. Pass the "
-                "configuration of the model."
+            problem = (
+                f"a configuration of open_clip with {part}, got none. Pass the configuration of "
+                "the model."
             )
-        if unsupported := sorted(
+        elif unsupported := sorted(
             name for name, value in section.items() if name not in supported and value
         ):
-            raise DataError(
-                f"{file}: expected options of a CLIP of transformers, got "
-                f"{part or 'model'}.{unsupported[0]}. Convert a model without this option."
+            problem = (
+                f"options of a CLIP of transformers, got {part or 'model'}.{unsupported[0]}. "
+                "Convert a model without this option."
             )
+        if problem:
+            raise DataError(f"{file}: expected {problem}")
     return storage.parse_json(json.dumps(model).encode(), _ModelConfig, str(file)), preprocessing
-
-
-def _find_config_file(config: str, checkpoint: Path) -> Path:
-    installed = importlib.util.find_spec("open_clip")
-    candidates = [Path(config) if config else checkpoint.parent / OPEN_CLIP_CONFIG]
-    if config and installed is not None and installed.origin:
-        candidates.append(Path(installed.origin).parent / "model_configs" / f"{config}.json")
-    if (file := next(filter(os.path.isfile, candidates), None)) is not None:
-        return file
-    actual = (
-        f"got {config!r}, which is not a file"
-        if config
-        else f"got none, and no {OPEN_CLIP_CONFIG} next to {checkpoint}"
-    )
-    raise DataError(
-        f"config: expected a configuration file of open_clip, {actual}. Weights alone do not "
-        "define the number of attention heads. "
-        "Pass a file, or a name such as ViT-B-32 if open_clip is "
-        f"installed{'' if installed else ' (it is not installed)'}."
-    )
 
 
 def _weight_names(model: _ModelConfig) -> Iterator[WeightNames]:
@@ -353,6 +352,7 @@ def _check_sizes(
         "Pass the configuration and tokenizer that it was trained with.",
     )
     for part, heads in ((vision, vision.width / vision.head_width), (text, text.heads)):
+        # A rounded number of heads would give other features without an error.
         if heads != int(heads) or part.width % heads:
             raise DataError(
                 f"{checkpoint}: expected a width that is divisible by {heads:g} heads, got "

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from visavis.core import storage
 from visavis.core.encoded import Encoded
@@ -172,9 +172,14 @@ class CLIP(GlobalMatcher):
             delattr(self.model, name)
         if config.lora_rank:
             # Before the adapters are added, which change the names of the weights.
-            self.config = replace(
-                config, base_weights_checksum=_verify_base_weights(config, self.model)
-            )
+            checksum = weights_checksum(self.model)
+            if config.base_weights_checksum not in ("", checksum):
+                raise DataError(
+                    f"{config.backbone}: expected weights {config.base_weights_checksum}, which "
+                    f"these adapters belong to, got {checksum}. Restore the model that they were "
+                    "trained on."
+                )
+            self.config = replace(config, base_weights_checksum=checksum)
             add_adapters(
                 self.model,
                 config.lora_rank,
@@ -196,12 +201,10 @@ class CLIP(GlobalMatcher):
 
     @property
     def pretrained_logits(self) -> dict[str, float]:
-        bias = (
-            {"bias": self.temperature["logit_bias"].item()}
-            if "logit_bias" in self.temperature
-            else {}
-        )
-        return {"scale": self.temperature["logit_scale"].exp().item()} | bias
+        logits = {"scale": self.temperature["logit_scale"].exp().item()}
+        if "logit_bias" in self.temperature:
+            logits["bias"] = self.temperature["logit_bias"].item()
+        return logits
 
     def parts(self) -> dict[str, list[nn.Module | nn.Parameter]]:
         children = dict(self.model.named_children())
@@ -286,7 +289,15 @@ def write_transformers_files(matcher: CLIP, folder: Path, image_size: int = 0) -
         weights["logit_bias"] = matcher.logit_bias.data.view_as(weights["logit_bias"])
     copy_config_files(matcher.folder, folder)
     if image_size and native_image_size(matcher.model.config) != (image_size, image_size):
-        weights[_POSITIONS] = _interpolated_positions(matcher, image_size)
+        embeddings = matcher.model.vision_model.embeddings
+        size = embeddings.config.image_size // embeddings.patch_size
+        num_special = len(embeddings.position_embedding.weight) - size**2
+        num_tokens = (image_size // embeddings.patch_size) ** 2 + num_special
+        # Only the shape of the tokens is read.
+        tokens = torch.empty(1, num_tokens, embeddings.embed_dim, device="meta")
+        with torch.no_grad():
+            positions = embeddings.interpolate_pos_encoding(tokens, image_size, image_size)[0]
+        weights[_POSITIONS] = positions.contiguous()
         config = storage.read_json(folder / "config.json", dict[str, Any])
         # Configs before version 4.28 of transformers have both.
         parts = {
@@ -305,21 +316,6 @@ def write_transformers_files(matcher: CLIP, folder: Path, image_size: int = 0) -
     storage.write_tensors(folder / "model.safetensors", weights, for_transformers=True)
 
 
-@torch.no_grad()
-def _interpolated_positions(matcher: CLIP, image_size: int) -> Tensor:
-    """Return the position embeddings for another image size, shape ``[L, D]``."""
-    embeddings = matcher.model.vision_model.embeddings
-    size = embeddings.config.image_size // embeddings.patch_size
-    num_special = len(embeddings.position_embedding.weight) - size**2
-    tokens = torch.empty(
-        1,
-        (image_size // embeddings.patch_size) ** 2 + num_special,
-        embeddings.embed_dim,
-        device="meta",
-    )
-    return embeddings.interpolate_pos_encoding(tokens, image_size, image_size)[0].contiguous()
-
-
 def _pretrained_folder(config: CLIP.Config) -> Path:
     """Return the folder of the pretrained model. A DataError also mentions adapters that need it."""
     try:
@@ -330,18 +326,6 @@ def _pretrained_folder(config: CLIP.Config) -> Path:
             if config.base_weights_checksum
             else str(error)
         ) from None
-
-
-def _verify_base_weights(config: CLIP.Config, model: nn.Module) -> str:
-    """Return the hash of the pretrained weights. Raises DataError if the adapters belong to others."""
-    checksum = weights_checksum(model)
-    if config.base_weights_checksum not in ("", checksum):
-        raise DataError(
-            f"{config.backbone}: expected weights {config.base_weights_checksum}, which these "
-            f"adapters belong to, got {checksum}. "
-            "Restore the model that they were trained on."
-        )
-    return checksum
 
 
 def open_dual_encoder(name: str) -> tuple[CLIP, Processor]:
@@ -432,8 +416,15 @@ def add_adapters(
         "target_modules": targets,
     }
     peft.inject_adapter_in_model(peft.LoraConfig(**settings), model)
+    # Buffers and parameters except adapters become buffers that are not saved.
     for module in model.modules():
-        _freeze(module)
+        buffers: dict[str, Any] = dict(module.named_buffers(recurse=False))
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if not parameter.requires_grad:
+                delattr(module, name)
+                buffers[name] = parameter.data
+        for name, value in buffers.items():
+            module.register_buffer(name, value, persistent=False)
 
 
 @torch.no_grad()
@@ -449,14 +440,3 @@ def merge_adapters(adapted: nn.Module, base: nn.Module) -> None:
             weight = base.get_submodule(name).weight
             # In place: the model without adapters gets the updates.
             weight += module.get_delta_weight("default").to(weight.device)
-
-
-def _freeze(module: nn.Module) -> None:
-    """Turn buffers and parameters of a module, except adapters, into buffers that are not saved."""
-    buffers: dict[str, Any] = dict(module.named_buffers(recurse=False))
-    for name, parameter in list(module.named_parameters(recurse=False)):
-        if not parameter.requires_grad:
-            delattr(module, name)
-            buffers[name] = parameter.data
-    for name, value in buffers.items():
-        module.register_buffer(name, value, persistent=False)

@@ -45,13 +45,16 @@ def read_torch_tensors(file: Path) -> Any:
         DataError: If the file is damaged, or holds other objects.
     """
     with storage.reading_regular_file(file):
-        if _is_torchscript(file):
-            raise DataError(
-                f"{file}: expected the weights of a model, got a TorchScript archive, which holds "
-                "code. If you trust it, open it with "
-                "torch.jit.load(file, map_location='cpu') in Python, save its state_dict() with "
-                "torch.save, and pass that file."
-            )
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                is_torchscript = any(name.endswith("/constants.pkl") for name in archive.namelist())
+            if is_torchscript:
+                raise DataError(
+                    f"{file}: expected the weights of a model, got a TorchScript archive, which "
+                    "holds code. If you trust it, open it with torch.jit.load(file, "
+                    "map_location='cpu') in Python, save its state_dict() with torch.save, and "
+                    "pass that file."
+                )
         try:
             # torch.load(weights_only=True) refuses code, but hashes nested keys of a dict, which
             # can take unlimited time. So the keys are checked first.
@@ -63,25 +66,14 @@ def read_torch_tensors(file: Path) -> Any:
         except DataError:
             raise
         except Exception:  # noqa: BLE001 - torch raises errors of every kind on damaged files
-            objects: list[str] = []
-            # torch raises errors of every kind on damaged files.
+            reason, fix = "a damaged file", "Download a complete copy of the published file"
             with suppress(Exception):
-                objects = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(file))
-            if objects:
-                reason = f"objects of {', '.join(objects[:3])}, which could run code"
-                fix = "If you trust it, open it in Python, save its state_dict alone with torch.save, and pass that file"
-            else:
-                reason, fix = "a damaged file", "Download a complete copy of the published file"
+                if objects := sorted(torch.serialization.get_unsafe_globals_in_checkpoint(file)):
+                    reason = f"objects of {', '.join(objects[:3])}, which could run code"
+                    fix = "If you trust it, open it in Python, save its state_dict alone with torch.save, and pass that file"
             raise DataError(
                 f"{file}: expected a checkpoint of tensors and plain values, got {reason}. {fix}."
             ) from None
-
-
-def _is_torchscript(file: Path) -> bool:
-    if not zipfile.is_zipfile(file):
-        return False
-    with zipfile.ZipFile(file) as archive:
-        return any(name.endswith("/constants.pkl") for name in archive.namelist())
 
 
 def read_checkpoint(file: Path, key: str = "") -> dict[str, Tensor]:
@@ -107,29 +99,41 @@ def read_checkpoint(file: Path, key: str = "") -> dict[str, Tensor]:
         for name, value in content.items()
         if isinstance(value, Mapping) and _is_state_dict(value)
     }
+    tensors: Mapping[str, Tensor] = {}
+    problem = ""
     if _is_state_dict(content) and not key:
         tensors = content
     elif key in models or (len(models) == 1 and not key):
         (tensors,) = (models[key],) if key else models.values()
     elif models:
         names = ", ".join(map(str, models))
-        raise DataError(
-            f"{file}: expected the key of one model, got {key or 'no key'} for the weights "
-            f"{names}. Pass --key {next(iter(models))}, or another one."
+        problem = (
+            f"the key of one model, got {key or 'no key'} for the weights {names}. Pass --key "
+            f"{next(iter(models))}, or another one."
         )
     else:
-        raise DataError(
-            f"{file}: expected the state_dict of a model, or a dict that holds one, got other "
-            "content. Pass a checkpoint of weights."
+        problem = (
+            "the state_dict of a model, or a dict that holds one, got other content. Pass a "
+            "checkpoint of weights."
         )
     tensors = {name: tensor for name, tensor in tensors.items() if name not in _SIZES}
-    if unsupported := next(
-        (name for name, tensor in tensors.items() if not _is_plain(tensor)), None
-    ):
-        raise DataError(
-            f"{file}: expected dense weights of real numbers, got {unsupported!r} of another kind. "
-            "Convert it before it is saved."
+    for name, tensor in tensors.items():
+        # An expanded tensor repeats a few elements, so that its file is smaller than it.
+        is_plain = (
+            tensor.layout == torch.strided
+            and not tensor.is_nested
+            and tensor.device.type == "cpu"
+            and tensor.dtype in _FLOAT_DTYPES + _INTEGER_DTYPES
+            and tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
         )
+        if not is_plain:
+            problem = (
+                f"dense weights of real numbers, got {name!r} of another kind. Convert it before "
+                "it is saved."
+            )
+            break
+    if problem:
+        raise DataError(f"{file}: expected {problem}")
     # A model may have a module that is named like a wrapper. Names that would coincide stay.
     unwrapped = {_WRAPPER_PREFIXES.sub("", name): tensor for name, tensor in tensors.items()}
     return unwrapped if len(unwrapped) == len(tensors) else tensors
@@ -156,20 +160,6 @@ def _is_state_dict(tensors: Mapping[Any, Any]) -> bool:
     )
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    """Report whether a tensor is dense and real, and all of its elements are in the file. An
-    expanded tensor repeats a few elements.
-    """
-    if (
-        tensor.layout != torch.strided
-        or tensor.is_nested
-        or tensor.device.type != "cpu"
-        or tensor.dtype not in _FLOAT_DTYPES + _INTEGER_DTYPES
-    ):
-        return False
-    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
-
-
 def check_weight_names(
     tensors: Mapping[str, Tensor],
     names: Collection[str],
@@ -189,6 +179,7 @@ def check_weight_names(
     Raises:
         DataError: If weights are missing, unknown or not finite.
     """
+    # An unknown weight belongs to another architecture.
     unknown = sorted(name for name in tensors if name not in names and not ignored.fullmatch(name))
     missing = sorted(name for name in names if name not in tensors)
     for problem, weights in (("missing", missing), ("unknown", unknown)):

@@ -55,43 +55,55 @@ class EncoderSpec:
     full_decoding: bool = False
 
     def __post_init__(self) -> None:
+        name, is_visual = self.name, self.side == "visual"
         if (
-            not self.name.isprintable()
-            or len(self.name) > 1000
-            or max(map(len, self.name.split("/"))) > MAX_NAME_LENGTH
+            not name.isprintable()
+            or len(name) > 1000
+            or max(map(len, name.split("/"))) > MAX_NAME_LENGTH
         ):
             raise SpecError(
                 "encoder: expected a folder or a name of the Hugging Face hub, got "
-                f"{self.name[:60]!r}. Set a valid name."
+                f"{name[:60]!r}. Set a valid name."
             )
-        self._check_side()
-        granularities = (
-            ("pooled", "regions", "frames") if self.side == "visual" else ("pooled", "words")
+        # An encoder that visavis names is used on its own side.
+        reads_texts_only = name in (MINILM, "vocabulary")
+        reads_images_only = name in ("scenes", SMALL_CNN) or (
+            not is_visual and published_backbone_name(name) is not None
         )
-        if self.granularity not in granularities:
-            raise SpecError(
+        granularities = ("pooled", "regions", "frames") if is_visual else ("pooled", "words")
+        # Clips are read as whole frames, and texts have no crops.
+        has_crops = is_visual and self.granularity != "frames"
+        problem = ""
+        if reads_texts_only if is_visual else reads_images_only:
+            expected, actual = ("images", "texts") if is_visual else ("texts", "images")
+            problem = (
+                f"{self.side}.encoder: expected a model that reads {expected}, got {name}, which "
+                f"reads {actual} only. Name another model."
+            )
+        elif self.granularity not in granularities:
+            problem = (
                 f"granularity of a {self.side} encoder: expected {' or '.join(granularities)}, got "
                 f"{self.granularity!r}. Set one of them."
             )
-        if (self.granularity == "frames") != (self.frames_per_second > 0):
-            raise SpecError(
+        elif (self.granularity == "frames") != (self.frames_per_second > 0):
+            problem = (
                 "frames_per_second: expected a rate above 0, such as 1, for granularity frames, "
-                "and 0 for others, "
-                f"got {self.frames_per_second:g} for {self.granularity}. Change one of them."
+                f"and 0 for others, got {self.frames_per_second:g} for {self.granularity}. Change "
+                "one of them."
             )
-        # Clips are read as whole frames, and texts have no crops.
-        has_crops = self.side == "visual" and self.granularity != "frames"
-        if self.crops != 1 and not (has_crops and self.crops == 10):
-            raise SpecError(
+        elif self.crops != 1 and not (has_crops and self.crops == 10):
+            problem = (
                 f"crops: expected 1, or 10 for images, got {self.crops} for a {self.side} encoder "
                 f"with granularity {self.granularity}. Set crops to 1."
             )
-        if (self.crops != 1 or self.image_size) and self.name == "scenes":
-            raise SpecError(
+        elif (self.crops != 1 or self.image_size) and name == "scenes":
+            problem = (
                 "crops, image_size: expected 1 and 0 for the encoder scenes, which reads whole "
-                "images of its own size, "
-                f"got {self.crops} and {self.image_size}. Remove both settings."
+                f"images of its own size, got {self.crops} and {self.image_size}. Remove both "
+                "settings."
             )
+        if problem:
+            raise SpecError(problem)
 
     @property
     def to_config(self) -> dict[str, Any]:
@@ -101,22 +113,6 @@ class EncoderSpec:
         return {
             name: value for name, value in asdict(self).items() if value or name != "full_decoding"
         }
-
-    def _check_side(self) -> None:
-        """Check that an encoder that visavis names is used on its own side."""
-        if self.side == "visual":
-            expected, actual = "images", "texts"
-            is_wrong = self.name in (MINILM, "vocabulary")
-        else:
-            expected, actual = "texts", "images"
-            is_wrong = (
-                self.name in ("scenes", SMALL_CNN) or published_backbone_name(self.name) is not None
-            )
-        if is_wrong:
-            raise SpecError(
-                f"{self.side}.encoder: expected a model that reads {expected}, got {self.name}, "
-                f"which reads {actual} only. Name another model."
-            )
 
 
 def open_preprocessing(
@@ -163,13 +159,13 @@ def spec_preprocessing_config(preprocessing: Preprocessing, spec: EncoderSpec) -
     Returns:
         Settings by name.
     """
-    config = {"custom": spec.name} if spec.name == "scenes" else asdict(preprocessing)
-    config |= {name: True for name in ("random_crops", "full_decoding") if getattr(spec, name)}
-    return (
-        config | {"frames_per_second": spec.frames_per_second}
-        if spec.granularity == "frames"
-        else config
+    config: dict[str, Any] = (
+        {"custom": spec.name} if spec.name == "scenes" else asdict(preprocessing)
     )
+    config |= {name: True for name in ("random_crops", "full_decoding") if getattr(spec, name)}
+    if spec.granularity == "frames":
+        config["frames_per_second"] = spec.frames_per_second
+    return config
 
 
 def image_converter(preprocessing: Preprocessing, spec: EncoderSpec) -> ImageConverter:

@@ -75,30 +75,21 @@ def feature_store_folder(dataset: Dataset, spec: EncoderSpec) -> Path:
     Returns:
         Folder in the cache.
     """
-    encoder = (
-        os.path.basename(os.path.realpath(spec.name))
-        if os.path.exists(spec.name)
-        else spec.name.replace("/", "--")
-    )
+    encoder = spec.name.replace("/", "--")
+    if os.path.exists(spec.name):
+        encoder = os.path.basename(os.path.realpath(spec.name))
     settings = "" if spec.crops == 1 else f"-{spec.crops}crops"
     settings += f"-{spec.frames_per_second:g}fps" if spec.frames_per_second else ""
     settings += "-random" if spec.random_crops else ""
     settings += f"-{spec.image_size}px" if spec.image_size else ""
     settings += "-full" if spec.full_decoding else ""
-    sizes = (
-        [image.location.num_bytes for image in dataset.images if image.location is not None]
-        if spec.side == "visual"
-        else []
-    )
+    images = dataset.images if spec.side == "visual" else ()
+    sizes = [image.location.num_bytes for image in images if image.location is not None]
     # Features of earlier versions may show a TIFF turned twice.
-    decoding = (
-        " upright TIFF"
-        if sizes and any(image.name.lower().endswith((".tif", ".tiff")) for image in dataset.images)
-        else ""
-    )
-    inputs_hash = hashlib.sha256(
-        f"{sizes} {weights_fingerprint(spec.name)}{decoding}".encode()
-    ).hexdigest()[:8]
+    has_tiff = sizes and any(image.name.lower().endswith((".tif", ".tiff")) for image in images)
+    decoding = " upright TIFF" if has_tiff else ""
+    inputs = f"{sizes} {weights_fingerprint(spec.name)}{decoding}"
+    inputs_hash = hashlib.sha256(inputs.encode()).hexdigest()[:8]
     name = (
         f"{dataset.name}-{dataset.fingerprint}-{encoder}-{spec.granularity}{settings}-{inputs_hash}"
     )
@@ -106,9 +97,8 @@ def feature_store_folder(dataset: Dataset, spec: EncoderSpec) -> Path:
     preprocessing = json.dumps(current_preprocessing_config(spec))
     with suppress(VisavisError):
         if preprocessing not in ("null", json.dumps(read_description(folder).preprocessing)):
-            return folder.with_name(
-                f"{folder.name}-{hashlib.sha256(preprocessing.encode()).hexdigest()[:8]}"
-            )
+            digest = hashlib.sha256(preprocessing.encode()).hexdigest()[:8]
+            return folder.with_name(f"{folder.name}-{digest}")
     return folder
 
 
@@ -169,11 +159,14 @@ def cache_features(
     folder = feature_store_folder(dataset, spec) if folder is None else Path(folder)
     with ExitStack() as lock:
         with group.first_rank_first():
-            finished = (
-                _open_finished(folder)
-                if is_default_folder and isinstance(encoder, EncoderSpec)
-                else None
-            )
+            finished = None
+            if is_default_folder and isinstance(encoder, EncoderSpec):
+                try:
+                    is_stored = os.path.exists(folder / "features.json")
+                    if is_stored and read_description(folder).complete:
+                        finished = FeatureStore.open(folder)
+                except storage.DamagedCacheError as reason:
+                    discard_store(folder, reason)
             if finished is None and group.is_first:
                 lock.enter_context(storage.folder_lock(folder, wait=True))
         # Rank 0 decides, because another program may finish the store in between.
@@ -196,19 +189,6 @@ def cache_features(
             raise DataError(
                 f"{error} To continue without it, remove it from {dataset.name}. {SKIP_BAD_ADVICE}"
             ) from None
-
-
-def _open_finished(folder: Path) -> FeatureStore | None:
-    """Return the complete store in a folder. A damaged store is discarded."""
-    try:
-        return (
-            FeatureStore.open(folder)
-            if os.path.exists(folder / "features.json") and read_description(folder).complete
-            else None
-        )
-    except storage.DamagedCacheError as reason:
-        discard_store(folder, reason)
-        return None
 
 
 @dataclass(frozen=True)
@@ -433,6 +413,7 @@ def _write_batches(
         now = time.perf_counter()
         if writer is not None:
             writer.append(batch)
+            # Not after each batch, because each save waits for the disk.
             if now - saved_at > SAVE_INTERVAL_S:
                 writer.save()
                 saved_at = now
@@ -452,5 +433,6 @@ def _sorted_keys(dataset: Dataset, encoder: FrozenEncoder) -> tuple[list[str], n
     # Sorted, so that the rows do not depend on the order of the data set.
     texts = sorted(set(dataset.captions))
     lengths = encoder.count_tokens(texts)
+    # From short to long, so that a batch has little padding.
     order = np.argsort(lengths, kind="stable")
     return [texts[i] for i in order], lengths[order]

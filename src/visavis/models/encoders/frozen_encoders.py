@@ -227,6 +227,7 @@ class FrameEncoder(FrozenEncoder):
         frames = torch.cat(
             [self.image_encoder(Encoded(part)).vectors for part in shown.split(FRAME_BATCH_SIZE)]
         )
+        # Padding frames are 0, shape [N, F, D].
         vectors = frames.new_zeros(*mask.shape, frames.shape[1])
         vectors[mask] = frames
         return Encoded(vectors, mask)

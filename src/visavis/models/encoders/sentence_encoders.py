@@ -94,8 +94,8 @@ class SentencePooling:
         """
         if not os.path.exists(folder / "modules.json"):
             return cls(max_length=max_length)
-        modules, modes = _module_folders(folder), _pooling_modes(folder)
-        if not _is_simple_pooling(modules, modes):
+        modules, modes, is_simple = _read_pooling(folder)
+        if not is_simple:
             raise DataError(
                 f"{folder}: expected pooling by the mean or the first token, normalized or not, "
                 f"got {', '.join(modes) or 'none'} through "
@@ -103,14 +103,11 @@ class SentencePooling:
                 "pooled of a frozen encoder."
             )
         file = folder / "sentence_bert_config.json"
-        limit = (
-            storage.read_json(file, _SentenceBertConfig).max_seq_length
-            if os.path.exists(file)
-            else None
-        )
-        return cls(
-            _POOLING_NAMES[modes[0]], "Normalize" in modules, min(limit or max_length, max_length)
-        )
+        limit = None
+        if os.path.exists(file):
+            limit = storage.read_json(file, _SentenceBertConfig).max_seq_length
+        length = min(limit or max_length, max_length)
+        return cls(_POOLING_NAMES[modes[0]], "Normalize" in modules, length)
 
     def __call__(self, words: Tensor, mask: Tensor) -> Tensor:
         pooled = words[:, 0] if self.mode == "first" else mean_pool(words, mask)
@@ -120,34 +117,25 @@ class SentencePooling:
 _POOLING_NAMES = {"mean_tokens": "mean", "mean": "mean", "cls_token": "first", "cls": "first"}
 
 
-def _module_folders(folder: Path) -> dict[str, Path]:
-    """Return the folders of the steps of a model, by the names of their classes."""
-    return {
+def _read_pooling(folder: Path) -> tuple[list[str], list[str], bool]:
+    """Names of the classes of the steps of a model, names of the poolings that are concatenated,
+    and whether they are a transformer with one pooling by the mean or the first token.
+    """
+    modules = {
         module.type.rsplit(".", 1)[-1]: folder / module.path
         for module in read_sentence_transformers_modules(folder)
     }
-
-
-def _pooling_modes(folder: Path) -> list[str]:
-    """Return the names of the poolings that are concatenated. [] without a pooling."""
-    modules = _module_folders(folder)
-    if "Pooling" not in modules:
-        return []
-    pooling = storage.read_json(modules["Pooling"] / "config.json", dict[str, Any])
-    # Older files have a flag per pooling, newer ones the name of the pooling.
-    enabled = [name for name, value in pooling.items() if value is True]
-    modes = [
-        name.removeprefix("pooling_mode_") for name in enabled if name.startswith("pooling_mode_")
-    ]
-    return modes or [str(pooling.get("pooling_mode"))]
-
-
-def _is_simple_pooling(modules: dict[str, Path], modes: list[str]) -> bool:
-    return (
-        len(modes) == 1
-        and modes[0] in _POOLING_NAMES
-        and not set(modules) - {"Transformer", "Pooling", "Normalize"}
-    )
+    modes = list[str]()
+    if "Pooling" in modules:
+        pooling = storage.read_json(modules["Pooling"] / "config.json", dict[str, Any])
+        # Older files have a flag per pooling, newer ones the name of the pooling.
+        flags = [name for name, value in pooling.items() if value is True]
+        prefix = "pooling_mode_"
+        modes = [name.removeprefix(prefix) for name in flags if name.startswith(prefix)]
+        modes = modes or [str(pooling.get("pooling_mode"))]
+    is_simple = len(modes) == 1 and modes[0] in _POOLING_NAMES
+    known_steps = {"Transformer", "Pooling", "Normalize"}
+    return list(modules), modes, is_simple and set(modules) <= known_steps
 
 
 def needs_sentence_transformers(folder: Path) -> bool:
@@ -165,15 +153,10 @@ def needs_sentence_transformers(folder: Path) -> bool:
     """
     if not os.path.exists(folder / "modules.json"):
         return False
-    file = folder / "config_sentence_transformers.json"
-    prompt = (
-        storage.read_json(file, dict[str, Any]).get("default_prompt_name")
-        if os.path.exists(file)
-        else None
-    )
-    return prompt is not None or not _is_simple_pooling(
-        _module_folders(folder), _pooling_modes(folder)
-    )
+    file, prompt = folder / "config_sentence_transformers.json", None
+    if os.path.exists(file):
+        prompt = storage.read_json(file, dict[str, Any]).get("default_prompt_name")
+    return prompt is not None or not _read_pooling(folder)[2]
 
 
 def load_sentence_transformers_model(folder: Path) -> Any:

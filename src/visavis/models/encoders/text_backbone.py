@@ -177,10 +177,21 @@ class TextBackbone(PretrainedPart):
         super().__init__()
         saved = saved_part_folder(TEXT_BACKBONE_FOLDER)
         self.folder = saved or model_folder(name)
-        self.noise, self.model = (
-            noise or WordNoise(),
-            _load_text_model(self.folder, without_weights=saved is not None),
-        )
+        self.noise = noise or WordNoise()
+        config = load_pretrained_config(self.folder)
+        if not isinstance(getattr(config, "vocab_size", None), int) or not hasattr(
+            config, "hidden_size"
+        ):
+            raise DataError(
+                f"{self.folder}: expected a text encoder such as BERT, got a model of kind "
+                f"{config.model_type}. Use another model."
+            )
+        if saved is None:
+            self.model = load_pretrained_model(self.folder, dtype=torch.float32)
+        else:
+            self.model = build_empty_model(self.folder)
+        # A pooler reads only the first state.
+        self.model.pooler = None
         tokenizer, max_length = load_pretrained_tokenizer(self.folder)
         if self.noise.masked and tokenizer.mask_token_id is None:
             raise DataError(
@@ -230,10 +241,8 @@ class TextBackbone(PretrainedPart):
         noise = torch.rand(ids.shape, device=ids.device).gather(1, word_index.clamp(min=0))
         # 1.0 is above every rate: special tokens and padding never change.
         noise = noise.masked_fill(self.is_special[ids] | ~mask, 1.0)
-        masked, replaced = (
-            noise < self.noise.masked,
-            noise < self.noise.masked + self.noise.replaced,
-        )
+        masked = noise < self.noise.masked
+        replaced = noise < self.noise.masked + self.noise.replaced
         dropped = (noise < self.noise.total) & ~replaced
         kept = mask & ~dropped
         ids = torch.where(
@@ -245,25 +254,6 @@ class TextBackbone(PretrainedPart):
             :, : int(kept.sum(1).max())
         ]
         return ids.gather(1, order), kept.gather(1, order)
-
-
-def _load_text_model(folder: Path, *, without_weights: bool) -> Any:
-    """Return the encoder of a folder without its pooler, which reads only the first state."""
-    config = load_pretrained_config(folder)
-    if not isinstance(getattr(config, "vocab_size", None), int) or not hasattr(
-        config, "hidden_size"
-    ):
-        raise DataError(
-            f"{folder}: expected a text encoder such as BERT, got a model of kind "
-            f"{config.model_type}. Use another model."
-        )
-    model = (
-        build_empty_model(folder)
-        if without_weights
-        else load_pretrained_model(folder, dtype=torch.float32)
-    )
-    model.pooler = None
-    return model
 
 
 def _is_continuation(tokenizer: Any) -> Tensor:

@@ -15,13 +15,12 @@ from visavis.core.errors import ShapeError
 from visavis.core.spec import DropoutRate, LayerCount, NonNegativeInt, PositiveFloat, PositiveInt
 from visavis.models.base import get_part, get_vectors, valid_mask
 from visavis.models.image_text.cross_attention import (
-    EPSILON,
     RegionWordMatcher,
     RegionWordSimilarity,
     attention_weights,
     l2_normalize,
 )
-from visavis.models.layers import mean_pool, xavier_linear
+from visavis.models.layers import EPSILON, mean_pool, xavier_linear
 
 
 class SGRAF(RegionWordMatcher):
@@ -153,6 +152,7 @@ class SGRAF(RegionWordMatcher):
         attended = l2_normalize(
             (weights.flatten(2).transpose(1, 2) @ regions).unflatten(1, weights.shape[2:])
         )
+        # Shape [V, T, words, similarity_dim].
         local = l2_normalize(self.local_similarity((attended - words).square()))
         overall = l2_normalize(self.global_similarity((image[:, None] - caption).square()))
         # The whole pair is node 0, which GraphReasoning returns.
@@ -263,6 +263,7 @@ class GraphReasoning(nn.Module):
             Vectors, shape ``[V, T, S]``.
         """
         for query, key, output in zip(self.queries, self.keys, self.outputs, strict=True):
+            # Shape [V, T, nodes, nodes].
             edges = query(nodes) @ key(nodes).transpose(-1, -2)
             edges = edges.masked_fill(~mask[..., None, :], float("-inf")).softmax(-1)
             nodes = output(edges @ nodes).relu()
@@ -291,6 +292,7 @@ class AttentionFiltration(nn.Module):
         Returns:
             Unit vectors, shape ``[V, T, S]``.
         """
+        # Shape [V, T, nodes], 0 at padding.
         weights = (self.scale * self.weight(nodes).squeeze(-1) + self.shift).sigmoid() * mask
         weights = weights / (weights.sum(-1, keepdim=True) + EPSILON)
         return l2_normalize((weights[..., None, :] @ nodes).squeeze(-2))

@@ -90,6 +90,7 @@ class CaptionDecoder(nn.Module):
         word_states = []
         # Teacher forcing: position i reads word i and predicts word i + 1.
         for word in self.embedding(words[:, :-1]).unbind(1):
+            # Shape [N, regions, 1].
             energy = self.energy(torch.tanh(keys + self.state_attention(state)[:, None]))
             weights = energy.masked_fill(~valid[..., None], float("-inf")).softmax(1)
             context = (weights * region_states).sum(1)
@@ -204,6 +205,7 @@ class VSRN(GlobalMatcher):
         """
         if self.decoder is None:
             return None
+        # The first of the images with a positive pair.
         image_of_text = targets.positive.long().argmax(0)
         loss: Tensor = self.decoder(
             get_part(visual[image_of_text], DECODER_PART), get_part(text, DECODER_PART)
@@ -253,6 +255,7 @@ class GraphConvolution(nn.Module):
         """
         valid = valid_mask(Encoded(regions, mask))
         present = valid[..., None].to(regions.dtype)
+        # Padding must not enter the affinity.
         regions = regions * present
         affinity = (
             self.theta(regions) @ self.phi(regions).transpose(1, 2) / present.sum(1, keepdim=True)

@@ -218,14 +218,31 @@ def convert_xvlm(
     text_folder, _ = open_text_source(
         text, checkpoint, "needs the config and tokenizer of the BERT that it was trained from"
     )
-    _check_text_sizes(tensors, layers, text, text_folder, checkpoint)
-    original_size = _image_size(tensors, image_size, checkpoint)
+    bert = load_pretrained_config(text_folder)
+    shape = tensors["text_encoder.embeddings.word_embeddings.weight"].shape
+    original_size = image_size or 0
+    # [windows, w^2, w^2], where windows = (image / (w patch))^2, of the first shifted windows.
+    mask = tensors.get("vision_encoder.layers.0.blocks.1.attn_mask")
+    if mask is not None:
+        patch_size = tensors["vision_encoder.patch_embed.proj.weight"].shape[-1]
+        original_size = math.isqrt(len(mask)) * math.isqrt(mask.shape[1]) * patch_size
     size = image_size or original_size
-    if not 1 <= size <= MAX_IMAGE_SIZE:
-        raise DataError(
-            f"{checkpoint}: expected an image_size from 1 to {MAX_IMAGE_SIZE:,}, got {size}. Set "
-            "another image_size."
+    problem = ""
+    if (layers, *shape) != (bert.num_hidden_layers, bert.vocab_size, bert.hidden_size):
+        problem = (
+            f"{bert.vocab_size:,} words of {bert.hidden_size:,} dimensions and "
+            f"{bert.num_hidden_layers} text layers as in {text}, got {shape[0]:,} of {shape[1]:,} "
+            f"and {layers}. Pass the text model that it was trained from."
         )
+    elif mask is None and image_size is None:
+        problem = (
+            "the image size of its training, got a checkpoint without it. Set image_size, such as "
+            "384."
+        )
+    elif not 1 <= size <= MAX_IMAGE_SIZE:
+        problem = f"an image_size from 1 to {MAX_IMAGE_SIZE:,}, got {size}. Set another image_size."
+    if problem:
+        raise DataError(f"{checkpoint}: expected {problem}")
     converted: dict[str, dict[str, Tensor]] = {VISUAL_FOLDER: {}, TEXT_FOLDER: {}, FUSION_FILE: {}}
     for target, tensor in rename_weights(tensors, names).items():
         part, name = target.split("/")
@@ -233,14 +250,28 @@ def convert_xvlm(
         converted[part][name] = (
             _resize_bias_table(tensor, original_size, size, checkpoint) if is_table else tensor
         )
-    fields = {
+    fields: dict[str, Any] = {
         "fusion_layers": sum(name.endswith("crossattention.self.query.weight") for name in names),
         "embedding_dim": len(tensors["vision_proj.weight"]),
         "temperature": round(tensors["temp"].item() if "temp" in tensors else 0.07, 6),
     }
     with storage.atomic_folder(out) as folder:
         _write_parts(folder, converted, text_folder, size)
-        _write_model(folder, Path(os.path.realpath(out)), fields)
+        # The complete model, whose encoders refer to the final folder.
+        config = XVLM.Config(
+            backbone=str(folder / VISUAL_FOLDER),
+            text_backbone=str(folder / TEXT_FOLDER),
+            pretrained=str(folder / FUSION_FILE),
+            visual_input_dim=load_pretrained_config(folder / VISUAL_FOLDER).hidden_size,
+            text_input_dim=len(PretrainedTokenizer.open(folder / TEXT_FOLDER)),
+            **fields,
+        )
+        matcher = XVLM(config)
+        final_folder = Path(os.path.realpath(out))
+        visual, text = (str(final_folder / part) for part in (VISUAL_FOLDER, TEXT_FOLDER))
+        matcher.config = replace(config, backbone=visual, text_backbone=text, pretrained="")
+        processor = Processor(EncoderSpec("visual", visual, "regions"), None, None, text)
+        processor.save(matcher, folder / MODEL_FOLDER)
     return CheckpointConversion(
         Path(out),
         {
@@ -249,21 +280,6 @@ def convert_xvlm(
             "model": {"kind": "XVLM", "pretrained": str(Path(out) / FUSION_FILE), **fields},
         },
     )
-
-
-def _check_text_sizes(
-    tensors: Mapping[str, Tensor], layers: int, text: str, text_folder: Path, checkpoint: Path
-) -> None:
-    """Raise DataError if the text encoder has other sizes than the given BERT."""
-    config = load_pretrained_config(text_folder)
-    shape = tensors["text_encoder.embeddings.word_embeddings.weight"].shape
-    if (layers, *shape) != (config.num_hidden_layers, config.vocab_size, config.hidden_size):
-        raise DataError(
-            f"{checkpoint}: expected {config.vocab_size:,} words of {config.hidden_size:,} "
-            f"dimensions and {config.num_hidden_layers} text "
-            f"layers as in {text}, got {shape[0]:,} of {shape[1]:,} and {layers}. Pass the text "
-            "model that it was trained from."
-        )
 
 
 def _write_parts(
@@ -284,45 +300,6 @@ def _write_parts(
     storage.write_tensors(folder / FUSION_FILE, converted[FUSION_FILE])
 
 
-def _write_model(folder: Path, final_folder: Path, fields: dict[str, Any]) -> None:
-    """Write the complete model. Its encoders refer to the final folder."""
-    config = XVLM.Config(
-        backbone=str(folder / VISUAL_FOLDER),
-        text_backbone=str(folder / TEXT_FOLDER),
-        pretrained=str(folder / FUSION_FILE),
-        visual_input_dim=load_pretrained_config(folder / VISUAL_FOLDER).hidden_size,
-        text_input_dim=len(PretrainedTokenizer.open(folder / TEXT_FOLDER)),
-        **fields,
-    )
-    matcher = XVLM(config)
-    visual, text = (str(final_folder / part) for part in (VISUAL_FOLDER, TEXT_FOLDER))
-    matcher.config = replace(config, backbone=visual, text_backbone=text, pretrained="")
-    Processor(EncoderSpec("visual", visual, "regions"), None, None, text).save(
-        matcher, folder / MODEL_FOLDER
-    )
-
-
-def _image_size(tensors: Mapping[str, Tensor], image_size: int | None, checkpoint: Path) -> int:
-    """Return the image size of the training, from the masks of the first shifted windows, or else
-    the given size.
-    """
-    # [windows, w^2, w^2], where windows = (image / (w patch))^2.
-    mask = tensors.get("vision_encoder.layers.0.blocks.1.attn_mask")
-    if mask is not None:
-        window = math.isqrt(mask.shape[1])
-        return (
-            math.isqrt(len(mask))
-            * window
-            * tensors["vision_encoder.patch_embed.proj.weight"].shape[-1]
-        )
-    if image_size is None:
-        raise DataError(
-            f"{checkpoint}: expected the image size of its training, got a checkpoint without it. "
-            "Set image_size, such as 384."
-        )
-    return image_size
-
-
 def _resize_bias_table(table: Tensor, original_size: int, size: int, checkpoint: Path) -> Tensor:
     """Interpolate the position biases ``[(2 w - 1)^2, heads]`` of windows that scale with the
     image.
@@ -338,17 +315,13 @@ def _resize_bias_table(table: Tensor, original_size: int, size: int, checkpoint:
             f"{original_size} pixels to an integer, got {size}. "
             "Set another image_size."
         )
-    square = table.T.unflatten(1, (edge, edge))[None]
-    return (
-        interpolate(
-            square,
-            size=(2 * window * size // original_size - 1,) * 2,
-            mode="bicubic",
-            align_corners=True,
-        )[0]
-        .flatten(1)
-        .T
+    # [1, heads, 2 w - 1, 2 w - 1]
+    square, new_edge = (
+        table.T.unflatten(1, (edge, edge))[None],
+        2 * window * size // original_size - 1,
     )
+    resized = interpolate(square, size=(new_edge, new_edge), mode="bicubic", align_corners=True)
+    return resized[0].flatten(1).T
 
 
 def _swin_config(tensors: Mapping[str, Tensor], image_size: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from visavis.models.base import (
 from visavis.models.encoders.frozen_encoders import open_visual_encoder
 from visavis.models.encoders.pretrained_files import TEXT_BACKBONE_FOLDER, saved_part_folder
 from visavis.models.encoders.text_backbone import TextBackbone
-from visavis.models.image_text.cross_attention import EPSILON
+from visavis.models.layers import EPSILON
 
 INIT_STD = 0.02
 """Standard deviation of BERT's initial weights."""
@@ -435,5 +435,6 @@ def _sample_negatives(scores: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]
     """Return the rows of scores that have a negative candidate, and a sampled negative of each row."""
     # A row without negatives has nothing to sample from, which multinomial refuses.
     rows = negative.any(1).nonzero()[:, 0]
+    # The constant keeps weights above 0 where the softmax underflows.
     weights = (scores[rows].softmax(1) + MIN_SAMPLING_PROBABILITY) * negative[rows]
     return rows, torch.multinomial(weights, 1)[:, 0]

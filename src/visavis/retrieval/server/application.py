@@ -13,6 +13,7 @@ from urllib.parse import parse_qs
 
 from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
+from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
@@ -20,8 +21,7 @@ from visavis.core.environment import installed_version
 from visavis.core.errors import StorageError, VisavisError
 from visavis.evaluation.feedback.records import FeedbackFile
 from visavis.retrieval.server.image_cache import ImageSize
-from visavis.retrieval.server.limits import RateLimits, ServerLimits
-from visavis.retrieval.server.prometheus import CONTENT_TYPE, ServerMetrics
+from visavis.retrieval.server.limits import RateLimits, ServerLimits, ServerMetrics
 from visavis.retrieval.server.schemas import (
     ErrorResponse,
     FacetsResponse,
@@ -60,6 +60,7 @@ WEB_UI_TYPES = {
     ".svg": "image/svg+xml",
 }
 COOKIE_SECONDS = 30 * 86400
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 VERSION = installed_version("visavis") or "0"
 IMAGE_BODY = {
     "requestBody": {
@@ -124,11 +125,8 @@ def create_app(
             f"index: expected two different names, got {indexes[0].name!r} twice. Pass two "
             "different indexes."
         )
-    limits, metrics, auth = (
-        limits or ServerLimits(),
-        ServerMetrics(),
-        None if token is None else TokenAuth(token),
-    )
+    limits, metrics = limits or ServerLimits(), ServerMetrics()
+    auth = None if token is None else TokenAuth(token)
     service = SearchService(indexes, feedback, limits, metrics)
 
     @asynccontextmanager
@@ -176,22 +174,21 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid_request(_: Request, error: RequestValidationError) -> Response:
-        first, expected = (
-            error.errors()[0],
-            "expected a JSON object with the header Content-Type: application/json",
-        )
-        if first["type"] == "json_invalid":
-            reason, position = first["ctx"]["error"], first["loc"][-1]
-            return error_response(
-                422,
-                f"body: expected JSON, got an error at character {position} ({reason}). Correct "
-                "the request.",
-            )
-        if first["loc"] == ("body",):
-            return error_response(422, f"body: {expected}, got other data. Correct the request.")
+        first = error.errors()[0]
         location = ".".join(str(part) for part in first["loc"][1:]) or "request"
         message = first["msg"].removeprefix("Value error, ")
-        return error_response(422, f"{location[:80]}: {message[:1].lower()}{message[1:]}.")
+        message = f"{location[:80]}: {message[:1].lower()}{message[1:]}."
+        if first["type"] == "json_invalid":
+            message = (
+                f"body: expected JSON, got an error at character {first['loc'][-1]} "
+                f"({first['ctx']['error']}). Correct the request."
+            )
+        elif first["loc"] == ("body",):
+            message = (
+                "body: expected a JSON object with the header Content-Type: application/json, got "
+                "other data. Correct the request."
+            )
+        return error_response(422, message)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
@@ -264,14 +261,7 @@ def api_routes(service: SearchService) -> APIRouter:
         HTTPException: From the routes, for a request that cannot be answered.
     """
     router = APIRouter(prefix="/api", responses=ERROR_RESPONSES)
-    _add_search_routes(router, service)
-    _add_image_routes(router, service)
-    _add_index_routes(router, service)
-    _add_vote_routes(router, service)
-    return router
 
-
-def _add_search_routes(router: APIRouter, service: SearchService) -> None:
     @router.get("/search")
     async def search(query: Annotated[SearchRequest, Query()]) -> SearchResponse:
         """Search for a text, an uploaded image or similar items. An empty query returns the newest
@@ -296,31 +286,6 @@ def _add_search_routes(router: APIRouter, service: SearchService) -> None:
             service, query.model_copy(update={"image": await service.images.upload(content)})
         )
 
-
-async def _search_sides(service: SearchService, request: SearchRequest) -> SearchResponse:
-    """Search every index, and return one page of the results of each."""
-    started, key, sides = time.perf_counter(), request.to_key(), list[SideResponse]()
-    top = request.offset + request.limit
-    names: tuple[SideName, ...] = ("left", "right") if service.is_comparison else ("only",)
-    for side, number in zip(names, service.side_order(key), strict=True):
-        results = await service.search(number, key, request.to_item_filter(), top + 1)
-        hits = [service.to_hit(key, result) for result in results.hits[request.offset : top]]
-        has_more, at_limit = len(results.hits) > top, top >= service.limits.max_results
-        sides.append(
-            SideResponse(
-                side=side,
-                index=number,
-                hits=hits,
-                has_more=has_more and not at_limit,
-                is_cut=has_more and at_limit,
-                no_match=results.no_match,
-            )
-        )
-    milliseconds = round(1000 * (time.perf_counter() - started), 1)
-    return SearchResponse(query=QueryModel.from_key(key), sides=sides, milliseconds=milliseconds)
-
-
-def _add_image_routes(router: APIRouter, service: SearchService) -> None:
     async def jpeg(index: int, key: str, size: ImageSize, content_version: str) -> Response:
         item = service.item(index, key)
         content = await service.images.jpeg(service.index(index).index, index, item, size)
@@ -346,8 +311,6 @@ def _add_image_routes(router: APIRouter, service: SearchService) -> None:
         """
         return await jpeg(index, key, "image", content_version)
 
-
-def _add_index_routes(router: APIRouter, service: SearchService) -> None:
     @router.get("/info")
     async def info() -> ServerInfo:
         """The served indexes and the features of the server."""
@@ -372,8 +335,6 @@ def _add_index_routes(router: APIRouter, service: SearchService) -> None:
         """Values to filter by, with the number of items of each."""
         return service.index(index).facets
 
-
-def _add_vote_routes(router: APIRouter, service: SearchService) -> None:
     @router.post("/votes")
     async def vote(vote: VoteRequest) -> VoteResponse:
         """Save whether an item is relevant to a query. Null withdraws the vote."""
@@ -411,6 +372,31 @@ def _add_vote_routes(router: APIRouter, service: SearchService) -> None:
         ]
         return UncertainPairsResponse(pairs=pairs)
 
+    return router
+
+
+async def _search_sides(service: SearchService, request: SearchRequest) -> SearchResponse:
+    """Search every index, and return one page of the results of each."""
+    started, key, sides = time.perf_counter(), request.to_key(), list[SideResponse]()
+    top = request.offset + request.limit
+    names: tuple[SideName, ...] = ("left", "right") if service.is_comparison else ("only",)
+    for side, number in zip(names, service.side_order(key), strict=True):
+        results = await service.search(number, key, request.to_item_filter(), top + 1)
+        hits = [service.to_hit(key, result) for result in results.hits[request.offset : top]]
+        has_more, at_limit = len(results.hits) > top, top >= service.limits.max_results
+        sides.append(
+            SideResponse(
+                side=side,
+                index=number,
+                hits=hits,
+                has_more=has_more and not at_limit,
+                is_cut=has_more and at_limit,
+                no_match=results.no_match,
+            )
+        )
+    milliseconds = round(1000 * (time.perf_counter() - started), 1)
+    return SearchResponse(query=QueryModel.from_key(key), sides=sides, milliseconds=milliseconds)
+
 
 def service_routes(
     service: SearchService, auth: TokenAuth | None, cookie_path: str = "/"
@@ -437,7 +423,8 @@ def service_routes(
     )
     async def metrics() -> Response:
         """Metrics for Prometheus."""
-        return Response(service.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+        content = generate_latest(service.metrics.registry)
+        return Response(content, headers={"Content-Type": METRICS_TYPE})
 
     if auth is None:
         return router

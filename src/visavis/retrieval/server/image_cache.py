@@ -17,8 +17,7 @@ from visavis.data.images import make_thumbnail
 from visavis.data.video import frame_at
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.items import IndexItem
-from visavis.retrieval.server.limits import LRUCache, ServerLimits
-from visavis.retrieval.server.prometheus import ServerMetrics
+from visavis.retrieval.server.limits import LRUCache, ServerLimits, ServerMetrics
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage

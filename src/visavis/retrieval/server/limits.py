@@ -7,6 +7,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.process_collector import ProcessCollector
+
 T = TypeVar("T")
 REQUEST_COSTS = {"/login": 40.0, "/api/search": 8.0, "/api/uncertain": 8.0, "/api/image": 4.0}
 """Costs of requests other than 1, by path. A thumbnail is cheap, a search is not, and guessing
@@ -127,3 +130,54 @@ class LRUCache(Generic[T]):
         self.size += self._size_of(value)
         while self.size > self.max_size:
             self.size -= self._size_of(self._entries.popitem(last=False)[1])
+
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class ServerMetrics:
+    """Metrics of one server, in their own registry.
+
+    Attributes:
+        requests: Responses by route, method and status.
+        seconds: Response times by route.
+        search_seconds: Times of searches in one index.
+        searches_waiting: Searches that wait for the model or run.
+        images: Served images, by whether they were cached.
+        votes: Saved votes by kind.
+        rejected: Rejected requests by reason.
+        items: Number of items by index.
+    """
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self.requests = Counter(
+            "visavis_requests", "Responses.", ["route", "method", "status"], registry=registry
+        )
+        self.seconds = Histogram(
+            "visavis_request_seconds",
+            "Time until a response is sent.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.search_seconds = Histogram(
+            "visavis_search_seconds",
+            "Time of a search in one index.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.searches_waiting = Gauge(
+            "visavis_searches_waiting",
+            "Searches that wait for the model or run.",
+            registry=registry,
+        )
+        self.images = Counter(
+            "visavis_images", "Thumbnails and images.", ["cached"], registry=registry
+        )
+        self.votes = Counter("visavis_votes", "Saved votes.", ["kind"], registry=registry)
+        self.rejected = Counter(
+            "visavis_rejected_requests", "Rejected requests.", ["reason"], registry=registry
+        )
+        self.items = Gauge("visavis_items", "Items of an index.", ["index"], registry=registry)

@@ -10,10 +10,10 @@ import math
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,15 +40,14 @@ from visavis.retrieval.search import (
     search_collection,
 )
 from visavis.retrieval.server.image_cache import ImageCache
-from visavis.retrieval.server.limits import LRUCache, ServerLimits
-from visavis.retrieval.server.prometheus import ServerMetrics
-from visavis.retrieval.server.query_selection import RecentQueries, UncertainPair
+from visavis.retrieval.server.limits import LRUCache, ServerLimits, ServerMetrics
 from visavis.retrieval.server.schemas import FacetsResponse, HitResponse
 from visavis.retrieval.stores.arrow_tables import items_from_table, newest_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from PIL.Image import Image as PILImage
+
 
 RESULT_BLOCK, CACHED_QUERIES, CACHE_SECONDS = 120, 512, 300.0
 """Results of one search, so that the next page is cached, number of cached queries, and their
@@ -146,9 +145,8 @@ class ServedIndex:
 
     def warm_up(self) -> None:
         """Run a first search, which is slower than later ones."""
-        for key in [QueryKey(similar_to=key) for key in self._table["key"][:1].to_pylist()] + [
-            QueryKey("an image")
-        ]:
+        first_items = [QueryKey(similar_to=key) for key in self._table["key"][:1].to_pylist()]
+        for key in [*first_items, QueryKey("an image")]:
             with suppress(VisavisError):  # a vocabulary may contain no word of the text
                 self.search(key, None, 1, NO_FILTER)
 
@@ -175,10 +173,8 @@ def count_facets(table: pa.Table) -> FacetsResponse:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    paths, seconds = (
-        table["path"],
-        (table["modified_ns"].to_numpy() / 1e9).clip(0.0, _MAX_TIMESTAMP),
-    )
+    paths = table["path"]
+    seconds = (table["modified_ns"].to_numpy() / 1e9).clip(0.0, _MAX_TIMESTAMP)
     folders = _count(
         pc.replace_substring_regex(paths.filter(pc.match_substring(paths, "/")), "/[^/]*$", "")
     )
@@ -293,15 +289,8 @@ class VoteStore:
             HTTPException: If there is no such vote, or votes are not saved.
             StorageError: If the file cannot be written.
         """
-        undone = next(
-            (
-                judgment
-                for votes in self._votes.values()
-                for judgment in votes
-                if judgment.vote == vote
-            ),
-            None,
-        )
+        judgments = (judgment for votes in self._votes.values() for judgment in votes)
+        undone = next((judgment for judgment in judgments if judgment.vote == vote), None)
         if undone is None or not vote:
             raise HTTPException(
                 404,
@@ -477,6 +466,7 @@ class SearchService:
         finally:
             self._num_waiting -= 1
             self.metrics.searches_waiting.dec()
+        # After the search, because a failed one must not be cached.
         self._results.put(result_key, (time.monotonic() + CACHE_SECONDS, fetched, results))
         self._recent.add(key, number, results)
         return results
@@ -584,3 +574,114 @@ class SearchService:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+MAX_QUERIES = 50
+"""Number of recent queries that are stored."""
+RESULTS_PER_QUERY = 40
+"""Number of results per query from which pairs are selected."""
+FIRST_PAGE_SIZE = 10
+"""Number of results on the first page. A score at its end is the most uncertain one."""
+MAX_PAIRS_PER_QUERY = 2
+"""Number of pairs that one query contributes to a selection."""
+
+
+@dataclass(frozen=True)
+class UncertainPair:
+    """A query and an item whose relevance is uncertain.
+
+    Attributes:
+        query: The query.
+        index: Number of the searched index.
+        result: The search result.
+        uncertainty: Uncertainty of the relevance, from 0 to 1.
+    """
+
+    query: QueryKey
+    index: int
+    result: SearchResult
+    uncertainty: float
+
+
+class RecentQueries:
+    """The most recent text queries with their results, for the thread of the requests.
+
+    A query that continues an earlier one replaces it: the intermediate states of typing ("be",
+    "beac") are not queries.
+    """
+
+    def __init__(self) -> None:
+        self._entries: deque[tuple[QueryKey, int, Sequence[SearchResult]]] = deque(
+            maxlen=MAX_QUERIES
+        )
+
+    def add(self, query: QueryKey, index: int, results: Sequence[SearchResult]) -> None:
+        """Store the results of a query. Queries with images or items are ignored.
+
+        Args:
+            query: The query.
+            index: Number of the searched index.
+            results: Search results, best first.
+        """
+        if not query.text or query.similar_to or query.image_hash:
+            return
+        # "be", "beac" and "beach" are one query that was typed slowly.
+        continued = [
+            entry
+            for entry in self._entries
+            if entry[1] == index and query.text.startswith(entry[0].text)
+        ]
+        for entry in continued:
+            self._entries.remove(entry)
+        self._entries.append((query, index, results[:RESULTS_PER_QUERY]))
+
+    def most_uncertain(
+        self, count: int, is_labeled: Callable[[QueryKey, str], bool]
+    ) -> list[UncertainPair]:
+        """Select the most uncertain pairs that are not judged yet.
+
+        Args:
+            count: Maximum number of pairs.
+            is_labeled: Whether the pair of a query and an item key is judged already.
+
+        Returns:
+            Pairs, most uncertain first, at most `MAX_PAIRS_PER_QUERY` per query.
+        """
+        pairs = list[UncertainPair]()
+        for query, index, results in self._entries:
+            candidates = [
+                UncertainPair(query, index, result, uncertainty)
+                for result, uncertainty in zip(results, uncertainties(results), strict=True)
+                if not is_labeled(query, result.key)
+            ]
+            pairs += sorted(candidates, key=lambda pair: -pair.uncertainty)[:MAX_PAIRS_PER_QUERY]
+        return sorted(pairs, key=lambda pair: -pair.uncertainty)[:count]
+
+
+def uncertainties(results: Sequence[SearchResult]) -> list[float]:
+    """Estimate how uncertain the relevance of each search result is.
+
+    Formula:
+        With a match probability p: ``1 - 2 |p - 0.5|``. Without: ``exp(-|score - edge| / std)``,
+        where ``edge`` is the mean of the 10th and the 11th score, the end of the first page, and
+        ``std`` the standard deviation of the scores.
+
+    Args:
+        results: Results of one query, best first.
+
+    Returns:
+        Uncertainty of each result, from 0 to 1.
+    """
+    scores = [result.score for result in results]
+    around_page_end = scores[FIRST_PAGE_SIZE - 1 : FIRST_PAGE_SIZE + 1]
+    edge = (
+        sum(around_page_end) / len(around_page_end) if around_page_end else min(scores, default=0.0)
+    )
+    mean = sum(scores) / max(len(scores), 1)
+    std = math.sqrt(sum((score - mean) ** 2 for score in scores) / max(len(scores), 1)) or 1.0
+    return [
+        math.exp(-abs(result.score - edge) / std)
+        if result.match_probability is None
+        else 1 - 2 * abs(result.match_probability - 0.5)
+        for result in results
+    ]

@@ -13,6 +13,7 @@ import math
 import re
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
@@ -23,8 +24,13 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from visavis.core.errors import VisavisError
-from visavis.retrieval.server.limits import LRUCache, RateLimits, ServerLimits, request_cost
-from visavis.retrieval.server.prometheus import ServerMetrics
+from visavis.retrieval.server.limits import (
+    LRUCache,
+    RateLimits,
+    ServerLimits,
+    ServerMetrics,
+    request_cost,
+)
 from visavis.retrieval.server.schemas import error_response
 
 TOKEN_COOKIE = "visavis"
@@ -180,16 +186,18 @@ def validate_token(token: str) -> None:
     Raises:
         VisavisError: If the token is too short, or contains characters that a header cannot carry.
     """
+    problem = ""
     if len(token) < MIN_TOKEN_LENGTH:
-        raise VisavisError(
-            f"token: expected at least {MIN_TOKEN_LENGTH} characters, got {len(token)}. Make one "
-            "with: openssl rand -hex 16"
+        problem = (
+            f"at least {MIN_TOKEN_LENGTH} characters, got {len(token)}. Make one with: openssl "
+            "rand -hex 16"
         )
-    if not token.isascii() or not token.isprintable() or " " in token:
-        raise VisavisError(
-            "token: expected printable ASCII characters, got spaces or others. Use letters, digits "
-            "and dashes."
+    elif not token.isascii() or not token.isprintable() or " " in token:
+        problem = (
+            "printable ASCII characters, got spaces or others. Use letters, digits and dashes."
         )
+    if problem:
+        raise VisavisError(f"token: expected {problem}")
 
 
 class TokenAuth:
@@ -218,6 +226,7 @@ class TokenAuth:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self.is_valid_token(token.strip()):
             return True
+        # A browser sends the cookie of the login page. It reveals nothing about the token.
         cookie = cookie_parser(headers.get("cookie", "")).get(TOKEN_COOKIE, "")
         return hmac.compare_digest(_digest(cookie), _digest(self.cookie))
 
@@ -262,24 +271,18 @@ class RateLimiter:
         Returns:
             0 if the units were spent, else the seconds until they are available.
         """
-        now, client = time.monotonic() if now is None else now, _client_network(client)
+        now = time.monotonic() if now is None else now
+        with suppress(ValueError):  # a name instead of an address
+            address = ipaddress.ip_address(client)
+            if address.version == 6:
+                # One household controls a /64 network of IPv6.
+                client = str(ipaddress.ip_network((address, 64), strict=False))
         units, last_seen = self._buckets.get(client) or (self.rates.burst, now)
         # The bucket fills while the client is silent, up to the burst.
         units = min(self.rates.burst, units + (now - last_seen) * self.rates.per_s)
         is_allowed = units >= cost
         self._buckets.put(client, (units - cost if is_allowed else units, now))
         return 0.0 if is_allowed else (cost - units) / self.rates.per_s
-
-
-def _client_network(client: str) -> str:
-    """The address of a client. For IPv6 the /64 network, which one household controls."""
-    try:
-        address = ipaddress.ip_address(client)
-    except ValueError:
-        return client
-    return (
-        str(ipaddress.ip_network((address, 64), strict=False)) if address.version == 6 else client
-    )
 
 
 @dataclass(frozen=True)
@@ -417,6 +420,7 @@ class SecurityMiddleware:
                     f"The request was not complete within {self.limits.body_timeout_s:.0f} s. Send "
                     "it again.",
                 ) from None
+            # Counted, because a chunked request has no Content-Length.
             num_bytes += len(message.get("body", b""))
             is_complete = not message.get("more_body", False)
             if num_bytes > self.limits.max_body_bytes:

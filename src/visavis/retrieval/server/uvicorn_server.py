@@ -11,13 +11,15 @@ import webbrowser
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from visavis.core.errors import VisavisError, requires_extra
 from visavis.core.progress import Progress
 from visavis.evaluation.feedback.records import open_feedback
-from visavis.retrieval.server.limits import RateLimits, ServerLimits
+
+if TYPE_CHECKING:
+    from visavis.retrieval.server.limits import ServerLimits
 
 
 def run_service(
@@ -60,9 +62,10 @@ def run_service(
         import fastapi  # noqa: F401 - only checks that it is installed
         import prometheus_client  # noqa: F401
         import uvicorn
-    from visavis.retrieval.default_index import index_if_images
+    from visavis.retrieval.index_builder import index_if_images
     from visavis.retrieval.index_folder import Index, check_confirmed_stores
     from visavis.retrieval.server.application import create_app
+    from visavis.retrieval.server.limits import RateLimits, ServerLimits
     from visavis.retrieval.server.search_service import ServedIndex
     from visavis.retrieval.server.security import (
         is_loopback,
@@ -75,10 +78,8 @@ def run_service(
         raise VisavisError(
             f"index: expected one index, or two to compare, got {len(indexes)}. Pass one or two."
         )
-    root_path, host_names = (
-        validate_root_path(root_path),
-        [validate_host_name(name) for name in host_names],
-    )
+    root_path = validate_root_path(root_path)
+    host_names = [validate_host_name(name) for name in host_names]
     with ExitStack() as stack:
         listener = stack.enter_context(listening_socket(host, port))
         loopback = is_loopback(listener.getsockname()[0])
@@ -90,10 +91,14 @@ def run_service(
                 "--token, or omit --host."
             )
         indexes = [index_if_images(path, model, progress) for path in indexes]
+        paths = [Path(path).absolute() for path in indexes]
+        names = [path.name for path in paths]
+        if len(set(names)) < len(names):
+            names = ["/".join(path.parts[-2:]) for path in paths]
         stores = [store] if isinstance(store, str | Path) else list(store)
         served = [
             ServedIndex(Index.open(path, store=stores), name)
-            for path, name in zip(indexes, _index_names(indexes), strict=True)
+            for path, name in zip(indexes, names, strict=True)
         ]
         check_confirmed_stores([Path(path) for path in indexes], stores)
         file = None if feedback is None else stack.enter_context(open_feedback(feedback))
@@ -110,10 +115,12 @@ def run_service(
             limits=limits,
             rates=rates,
         )
-        logging.getLogger("uvicorn.error").setLevel(
-            logging.CRITICAL
-        )  # SecurityMiddleware logs errors in one line
-        url = _url(host, listener)
+        # SecurityMiddleware logs errors in one line.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(
+            host, f"[{host}]" if ":" in host else host
+        )
+        url = f"http://{shown}:{listener.getsockname()[1]}"
         items = " and ".join(f"{index.count:,} items of {index.name}" for index in served)
         with suppress(KeyboardInterrupt):
             # The socket already listens. Requests that come before uvicorn is ready wait.
@@ -154,20 +161,18 @@ def listening_socket(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server(address, family=family, backlog=2048, dualstack_ipv6=dual_stack)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise VisavisError(
-                f"{host}: port {port} is in use. Stop the program that uses it, or pass another "
-                "port with --port."
-            ) from None
-        if error.errno == errno.EACCES:
-            raise VisavisError(
-                f"{host}: port {port} is not permitted for this user. Pass a port above 1023 with "
-                "--port."
-            ) from None
-        raise VisavisError(
-            f"{host}:{port}: cannot listen: {os.strerror(error.errno or 0)}. Use 127.0.0.1, or an "
-            "address of this machine."
-        ) from None
+        system_message = os.strerror(error.errno or 0)
+        problems = {
+            errno.EADDRINUSE: f"{host}: port {port} is in use. Stop the program that uses it, or "
+            "pass another port with --port.",
+            errno.EACCES: f"{host}: port {port} is not permitted for this user. Pass a port above "
+            "1023 with --port.",
+        }
+        other = (
+            f"{host}:{port}: cannot listen: {system_message}. Use 127.0.0.1, or an address of this "
+            "machine."
+        )
+        raise VisavisError(problems.get(error.errno or 0, other)) from None
 
 
 def server_config(app: Any, limits: ServerLimits, *, behind_proxy: bool = False) -> Any:
@@ -233,27 +238,8 @@ def _request_timeout_protocol(limits: ServerLimits) -> type[Any]:
             if self.conn.their_state is not self._state:
                 if self._timer is not None:
                     self._timer.cancel()
-                self._state = self.conn.their_state
-                timeout_s = timeouts.get(self._state)
-                self._timer = (
-                    None
-                    if timeout_s is None
-                    else self.loop.call_later(timeout_s, self.transport.close)
-                )
+                self._state, self._timer = self.conn.their_state, None
+                if (timeout_s := timeouts.get(self._state)) is not None:
+                    self._timer = self.loop.call_later(timeout_s, self.transport.close)
 
     return RequestTimeoutProtocol
-
-
-def _url(host: str, listener: socket.socket) -> str:
-    port = listener.getsockname()[1]
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(
-        host, f"[{host}]" if ":" in host else host
-    )
-    return f"http://{shown}:{port}"
-
-
-def _index_names(indexes: Sequence[str | Path]) -> list[str]:
-    """Names of the folders, with the parent folder if both names are the same."""
-    paths = [Path(path).absolute() for path in indexes]
-    names = [path.name for path in paths]
-    return names if len(set(names)) == len(names) else ["/".join(path.parts[-2:]) for path in paths]

@@ -16,8 +16,7 @@ from visavis.retrieval.items import (
     metadata_tag,
     tags_to_metadata,
 )
-from visavis.retrieval.stores.base import CHECKSUM, row_checksum
-from visavis.retrieval.stores.vector_sets import ItemVectors, VectorSets
+from visavis.retrieval.stores.base import CHECKSUM, ItemVectors, VectorSets, row_checksum
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -156,12 +155,9 @@ def matching_rows(table: pa.Table, item_filter: ItemFilter) -> np.ndarray:
         tags = table["metadata"].combine_chunks()
         tag_rows, tag_texts = pc.list_parent_indices(tags).to_numpy(), pc.list_flatten(tags)
         for name, value in item_filter.metadata.items():
+            is_equal = pc.equal(tag_texts, metadata_tag(name, value))
             has_value = np.zeros(len(table), bool)
-            has_value[
-                tag_rows[
-                    pc.equal(tag_texts, metadata_tag(name, value)).to_numpy(zero_copy_only=False)
-                ]
-            ] = True
+            has_value[tag_rows[is_equal.to_numpy(zero_copy_only=False)]] = True
             mask &= has_value
     return mask
 

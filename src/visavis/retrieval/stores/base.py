@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -17,10 +17,10 @@ from visavis.core import storage
 from visavis.core.errors import ShapeError, StorageError, VisavisError
 from visavis.core.spec import validate_int
 from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter
-from visavis.retrieval.stores.vector_sets import MAX_NORM, ItemVectors, Queries, VectorSets
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
 
 CHECKSUM = "checksum"
 """Column of the checksums of the rows."""
@@ -67,6 +67,7 @@ class StoreDigest:
         """
         return cls(
             len(checksums),
+            # Unsigned, so that the sum wraps around modulo 2^64.
             f"{np.asarray(checksums, np.int64).view(np.uint64).sum(dtype=np.uint64):016x}",
         )
 
@@ -126,13 +127,6 @@ class VectorStore(Protocol):
 
         Returns:
             ``ITEM_FIELDS`` in the order of keys, and possibly other columns. May be memory-mapped.
-        """
-
-    def items(self) -> list[IndexItem]:
-        """Read all items.
-
-        Returns:
-            Items in the order of keys.
         """
 
     def vectors(self, keys: Sequence[str]) -> ItemVectors:
@@ -204,18 +198,20 @@ def store_errors(
     """
     try:
         yield
-    except VisavisError:
-        raise
     except BaseException as error:
         # Damaged files raise errors of every kind. A panic of the Rust code of LanceDB is not an
         # Exception.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        is_of_database = isinstance(error, Exception) or type(error).__name__ == "PanicException"
+        if isinstance(error, VisavisError) or not is_of_database:
             raise
-        # LanceDB has no error class for a full disk, only the text of the system.
-        if os.strerror(errno.ENOSPC) in str(error):
-            raise storage.disk_full(uri) from None
         remedy = f" {REMEDY}" if index_id else ""
-        raise StorageError(f"{uri}: {problem}: {reason(error)}.{remedy}") from None
+        # LanceDB has no error class for a full disk, only the text of the system.
+        is_full = os.strerror(errno.ENOSPC) in str(error)
+        raise (
+            storage.disk_full(uri)
+            if is_full
+            else StorageError(f"{uri}: {problem}: {reason(error)}.{remedy}")
+        ) from None
 
 
 def row_checksum(index_id: str, row: Mapping[str, Any], vector: np.ndarray) -> int:
@@ -272,82 +268,45 @@ def verify_rows(
 
 def validated_items(
     items: Sequence[IndexItem], vectors: ItemVectors, embedding_dim: int
-) -> tuple[list[IndexItem], np.ndarray]:
+) -> tuple[list[IndexItem], ItemVectors]:
     """Check items and vectors before they are added, and drop all but the last item of each key.
 
     Args:
         items: Items to add.
-        vectors: Their vectors, shape ``[N, D]``.
+        vectors: Their vectors, shape ``[N, D]``, or several per item.
         embedding_dim: Dimension of the vectors of the store.
 
     Returns:
         Items with unique keys, and their vectors in float32.
 
     Raises:
-        ShapeError: If the shape of the vectors is wrong, or a value is not finite.
+        ShapeError: If the shape of the vectors is wrong, a value is not finite, or one of several
+            vectors is longer than 1.
     """
+    problem = ""
     if isinstance(vectors, VectorSets):
-        raise ShapeError(
-            "vectors: expected one vector per item, got several. Use the store of an index of a "
-            "late-interaction model."
-        )
-    if vectors.shape != (len(items), embedding_dim):
-        raise ShapeError(
-            f"vectors: expected shape [{len(items)}, {embedding_dim}], got {list(vectors.shape)}. "
-            "Pass one vector per item."
-        )
-    if not np.isfinite(vectors).all():
-        raise ShapeError(
-            "vectors: expected finite values, got NaN or infinity. Encode the items again."
-        )
+        shape, expected = (len(vectors), *vectors.rows.shape[1:]), (len(items), embedding_dim)
+        # A comparison with NaN is false, so that this also finds values that are not finite.
+        is_unit = (np.linalg.norm(vectors.rows, axis=1) <= MAX_NORM).all()
+        if not (vectors.counts > 0).all() or not is_unit:
+            problem = (
+                "at least one unit vector per item, got none, or longer or infinite ones. "
+                "Normalize them."
+            )
+    else:
+        shape, expected = vectors.shape, (len(items), embedding_dim)
+        if not np.isfinite(vectors).all():
+            problem = "finite values, got NaN or infinity. Encode the items again."
+    if items and shape != expected:
+        problem = f"shape {list(expected)}, got {list(shape)}. Pass the vectors of these items."
+    if problem:
+        raise ShapeError(f"vectors: expected {problem}")
     # A request must not contain a key twice: which of the rows counts is undefined.
-    last = _last_rows(items)
-    return [items[row] for row in last], np.ascontiguousarray(vectors[last], np.float32)
-
-
-def validated_sets(
-    items: Sequence[IndexItem], vectors: ItemVectors, embedding_dim: int
-) -> tuple[list[IndexItem], VectorSets]:
-    """Check items with several vectors each, as ``validated_items`` does.
-
-    Args:
-        items: Items to add.
-        vectors: Their vectors.
-        embedding_dim: Dimension of the vectors of the store.
-
-    Returns:
-        Items with unique keys, and their vectors in float32.
-
-    Raises:
-        ShapeError: If there are not several vectors per item, their dimension is wrong, or a vector
-            is longer than 1 or not finite.
-    """
-    if not isinstance(vectors, VectorSets):
-        raise ShapeError(
-            f"vectors: expected several vectors per item, got one, of shape {list(vectors.shape)}. "
-            "Pass a VectorSets."
-        )
-    if len(vectors) != len(items) or (len(items) and vectors.rows.shape[1] != embedding_dim):
-        raise ShapeError(
-            f"vectors: expected {len(items)} items of dimension {embedding_dim}, got "
-            f"{len(vectors)} of {vectors.rows.shape[1]}. "
-            "Pass the vectors of these items."
-        )
-    if (
-        not (vectors.counts > 0).all()
-        or not (np.linalg.norm(vectors.rows, axis=1) <= MAX_NORM).all()
-    ):
-        raise ShapeError(
-            "vectors: expected at least one unit vector per item, got none, or longer or infinite "
-            "ones. Normalize them."
-        )
-    last = _last_rows(items)
-    return [items[row] for row in last], vectors[last]
-
-
-def _last_rows(items: Sequence[IndexItem]) -> list[int]:
-    """The last row of each key."""
-    return sorted({item.key: row for row, item in enumerate(items)}.values())
+    last = sorted({item.key: row for row, item in enumerate(items)}.values())
+    chosen = vectors[last]
+    return [items[row] for row in last], (
+        chosen if isinstance(chosen, VectorSets) else np.ascontiguousarray(chosen, np.float32)
+    )
 
 
 def validate_queries(queries: np.ndarray, top: int, embedding_dim: int) -> None:
@@ -362,13 +321,163 @@ def validate_queries(queries: np.ndarray, top: int, embedding_dim: int) -> None:
         ShapeError: If the shape of the queries is wrong, or a value is not finite.
         SpecError: If ``top`` is below 1.
     """
+    problem = ""
     if queries.ndim != 2 or queries.shape[1] != embedding_dim:
-        raise ShapeError(
-            f"queries: expected shape [Q, {embedding_dim}], got {list(queries.shape)}. Encode them "
-            "with the model of the index."
-        )
-    if not np.isfinite(queries).all():
-        raise ShapeError(
-            "queries: expected finite values, got NaN or infinity. Encode the queries again."
-        )
+        problem = f"shape [Q, {embedding_dim}], got {list(queries.shape)}"
+    elif not np.isfinite(queries).all():
+        # NaN compares as neither larger nor smaller, so that the ranking would be arbitrary.
+        problem = "finite values, got NaN or infinity"
+    if problem:
+        raise ShapeError(f"queries: expected {problem}. Encode them with the model of the index.")
     validate_int(top, "top", 1)
+
+
+MAX_NORM = 1.001
+"""Maximum length of a unit vector with rounding errors."""
+
+
+@dataclass(frozen=True)
+class VectorSets:
+    """Vectors of items with several vectors each, one item after the other. Indexing selects items.
+
+    Attributes:
+        rows: Vectors of all items, float32, shape ``[T, D]``. May be memory-mapped.
+        offsets: First row of each item, and the number of rows, int64, shape ``[N + 1]``.
+
+    Example:
+        >>> sets = VectorSets.from_arrays([np.ones((2, 3)), np.zeros((1, 3))])
+        >>> len(sets), [array.shape for array in sets], sets[[1]].rows.tolist()
+        (2, [(2, 3), (1, 3)], [[0.0, 0.0, 0.0]])
+    """
+
+    rows: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def from_arrays(cls, arrays: Sequence[np.ndarray]) -> VectorSets:
+        """Join the vectors of items.
+
+        Args:
+            arrays: Vectors of each item, shape ``[n, D]``.
+
+        Returns:
+            All items.
+        """
+        offsets = np.concatenate([[0], np.cumsum([len(array) for array in arrays], dtype=np.int64)])
+        rows = (
+            np.concatenate([np.asarray(array, np.float32) for array in arrays])
+            if arrays
+            else np.empty((0, 0), np.float32)
+        )
+        return cls(rows, offsets.astype(np.int64))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (
+            self.rows[start:stop]
+            for start, stop in zip(self.offsets, self.offsets[1:], strict=False)
+        )
+
+    def __getitem__(self, items: slice | Sequence[int] | np.ndarray) -> VectorSets:
+        if isinstance(items, slice):
+            start, stop, step = items.indices(len(self))
+            if step == 1:
+                offsets = self.offsets[start : max(start, stop) + 1]
+                return VectorSets(self.rows[offsets[0] : offsets[-1]], offsets - offsets[0])
+            items = range(start, stop, step)
+        index = np.asarray(items, np.int64)
+        offsets = np.concatenate([[0], np.cumsum(self.counts[index])])
+        return VectorSets(self.rows[self.rows_of(index)], offsets)
+
+    def rows_of(self, items: np.ndarray) -> np.ndarray:
+        """Find the rows of some items.
+
+        Args:
+            items: Numbers of the items, int64, shape ``[n]``.
+
+        Returns:
+            Rows of the first item, then of the second, and so on.
+        """
+        counts = self.counts[items]
+        ends = np.cumsum(counts)
+        # First row of each item, minus the rows before it in the result, plus a running number.
+        rows: np.ndarray = np.repeat(self.offsets[items] - (ends - counts), counts) + np.arange(
+            counts.sum()
+        )
+        return rows
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Number of vectors of each item, shape ``[N]``."""
+        return np.diff(self.offsets)
+
+    def mean_vectors(self) -> np.ndarray:
+        """Average the vectors of each item.
+
+        Returns:
+            Unit vectors, float32, shape ``[N, D]``.
+        """
+        means = np.add.reduceat(self.rows, self.offsets[:-1], axis=0) if len(self) else self.rows
+        norms = np.linalg.norm(means, axis=1, keepdims=True)
+        unit: np.ndarray = means / np.where(norms == 0, 1, norms)
+        return unit
+
+
+ItemVectors: TypeAlias = np.ndarray | VectorSets
+"""One vector per item, shape ``[N, D]``, or several."""
+
+
+def concatenate_vectors(parts: Sequence[ItemVectors]) -> ItemVectors:
+    """Join the vectors of items.
+
+    Args:
+        parts: Vectors of some items, at least one part. All parts have one vector per item, or all
+            have several.
+
+    Returns:
+        The vectors of all items. A single part is returned without a copy.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    rows = np.concatenate([part.rows if isinstance(part, VectorSets) else part for part in parts])
+    counts = [part.counts for part in parts if isinstance(part, VectorSets)]
+    return (
+        VectorSets(rows, np.concatenate([[0], np.cumsum(np.concatenate(counts))]))
+        if counts
+        else rows
+    )
+
+
+@dataclass(frozen=True)
+class MaxSimQuery:
+    """Query of late interaction: the weighted sum of the MaxSim scores of its parts.
+
+    Attributes:
+        weights: Weight of each part. The sum of their absolute values is 1.
+        parts: Unit vectors of each part, such as the words of a text, float32, shape ``[n, D]``.
+    """
+
+    weights: tuple[float, ...]
+    parts: tuple[np.ndarray, ...]
+
+    @classmethod
+    def from_vectors(cls, *parts: tuple[float, np.ndarray]) -> MaxSimQuery:
+        """Make a query from parts with any weights.
+
+        Args:
+            *parts: Weights and unit vectors, shape ``[n, D]``.
+
+        Returns:
+            The query.
+        """
+        total = sum(abs(weight) for weight, _ in parts)
+        return cls(
+            tuple(weight / total for weight, _ in parts),
+            tuple(np.ascontiguousarray(vectors, np.float32) for _, vectors in parts),
+        )
+
+
+Queries: TypeAlias = np.ndarray | Sequence[MaxSimQuery]
+"""Query vectors of shape ``[Q, D]``, or queries of late interaction."""

@@ -27,7 +27,6 @@ from torch import Tensor
 
 from visavis.core import storage
 from visavis.core.blocking import chunk_slices
-from visavis.core.errors import ShapeError
 from visavis.core.memory_budget import MemoryLimit, budget_bytes
 from visavis.retrieval.stores.base import validate_queries
 
@@ -72,22 +71,17 @@ class _Float32Pass:
         """Set the queries."""
         dim = queries.shape[1]
         relative_error = dim * UNIT_ROUNDOFF / (1 - dim * UNIT_ROUNDOFF) + ROUNDING_ERROR
-        self.queries, self.bound = (
-            queries,
-            (relative_error * self.max_norm * queries.norm(dim=1) * NORM_MARGIN)[:, None],
-        )
+        self.queries = queries
+        # Shape [queries, 1], which broadcasts to all groups.
+        self.bound = (relative_error * self.max_norm * queries.norm(dim=1) * NORM_MARGIN)[:, None]
 
     def products(self, rows: slice) -> Tensor:
         """Multiply the queries with some rows."""
         return self.queries @ self.rows[rows].T
 
-    def scale(self, groups: slice) -> tuple[Tensor, Tensor]:
-        """Return factor 1 and offset 0."""
-        return torch.ones(1, 1), torch.zeros(1, 1)
-
-    def error(self, groups: slice) -> Tensor:
-        """Bound the error of the products."""
-        return self.bound
+    def bounds(self, groups: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Return factor 1, offset 0, and the bound of the error of the products."""
+        return torch.ones(1, 1), torch.zeros(1, 1), self.bound
 
 
 class Int8Pass:
@@ -149,28 +143,20 @@ class Int8Pass:
             :, : rows.stop - rows.start
         ]
 
-    def scale(self, groups: slice) -> tuple[Tensor, Tensor]:
-        """Read the conversion of products to scores: ``factor * product + offset``.
+    def bounds(self, groups: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Read the conversion of products to scores, ``factor * product + offset``, and bound its
+        error.
 
         Args:
             groups: Groups of rows.
 
         Returns:
-            Factor and offset, of a shape that broadcasts to ``[Q, G]``.
-        """
-        return self.query_step * self.step[:, groups], self.offset
-
-    def error(self, groups: slice) -> Tensor:
-        """Bound the error of converted products.
-
-        Args:
-            groups: Groups of rows.
-
-        Returns:
-            Largest distance from the exact scores, of a shape that broadcasts to ``[Q, G]``.
+            Factor, offset, and largest distance from the exact scores, of shapes that broadcast to
+            ``[Q, G]``.
         """
         row_error = self.error_norm[:, groups] + ROUNDING_ERROR * self.row_norm[:, groups]
-        return self.query_norm * row_error + self.query_error * self.code_norm[:, groups]
+        error = self.query_norm * row_error + self.query_error * self.code_norm[:, groups]
+        return self.query_step * self.step[:, groups], self.offset, error
 
 
 class ExactSearch:
@@ -216,39 +202,26 @@ class ExactSearch:
             rows. K is the smaller of ``top`` and the number of rows.
 
         Raises:
-            ShapeError: If the shape of the queries or the mask is wrong, or a query is not finite.
+            ShapeError: If the shape of the queries is wrong, or a query is not finite.
             SpecError: If ``top`` is below 1.
         """
         validate_queries(queries, top, self.rows.shape[1])
-        if mask is not None and mask.shape != (len(self.rows),):
-            raise ShapeError(
-                f"mask: expected shape [{len(self.rows)}], got {list(mask.shape)}. Pass one value "
-                "per row."
-            )
         queries = np.ascontiguousarray(queries, np.float32)
         top = min(top, len(self.rows) if mask is None else int(mask.sum()))
-        if not len(queries) or not top:
-            return np.empty((len(queries), top), np.float32), np.empty(
-                (len(queries), top), np.int64
-            )
-        parts = [
-            self._search_chunk(queries[chunk], top, mask)
-            for chunk in chunk_slices(len(queries), MAX_QUERIES)
-        ]
-        scores, rows = zip(*parts, strict=True)
-        return np.concatenate(scores), np.concatenate(rows)
-
-    def _search_chunk(
-        self, queries: np.ndarray, top: int, mask: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        if self.coarse is None:
-            return self._run_pass(self._float32_pass, queries, top, mask, None)[0].to_arrays()
+        scores = np.empty((len(queries), top), np.float32)
+        rows = np.empty((len(queries), top), np.int64)
         max_candidates = max(MAX_CANDIDATES_PER_RESULT * top, len(self.rows) // 64)
-        best, unresolved = self._run_pass(self.coarse, queries, top, mask, max_candidates)
-        scores, rows = best.to_arrays()
-        if unresolved.any():
-            best, _ = self._run_pass(self._float32_pass, queries[unresolved], top, mask, None)
-            scores[unresolved], rows[unresolved] = best.to_arrays()
+        for chunk in chunk_slices(len(queries) if top else 0, MAX_QUERIES):
+            unresolved = np.arange(chunk.start, chunk.stop)
+            if self.coarse is not None:
+                best, given_up = self._run_pass(
+                    self.coarse, queries[chunk], top, mask, max_candidates
+                )
+                scores[chunk], rows[chunk] = best.to_arrays()
+                unresolved = unresolved[given_up]
+            if len(unresolved):
+                best, _ = self._run_pass(self._float32_pass, queries[unresolved], top, mask, None)
+                scores[unresolved], rows[unresolved] = best.to_arrays()
         return scores, rows
 
     def _run_pass(
@@ -266,10 +239,8 @@ class ExactSearch:
         coarse.prepare(torch.from_numpy(queries))
         # bound[q] holds the k best lower bounds of scores, highest first. Infinity gives a query
         # up.
-        bound, unresolved = (
-            torch.full((len(queries), top), -torch.inf),
-            torch.zeros(len(queries), dtype=torch.bool),
-        )
+        bound = torch.full((len(queries), top), -torch.inf)
+        unresolved = torch.zeros(len(queries), dtype=torch.bool)
         blocks = chunk_slices(len(self.rows), self._block_rows(len(queries)))
         for block in blocks:
             allowed = None if mask is None else torch.from_numpy(mask[block])
@@ -310,21 +281,24 @@ def _find_candidates(
     products = coarse.products(block)
     lowest = -torch.inf if products.is_floating_point() else torch.iinfo(products.dtype).min
     if allowed is not None:
+        # In place, because the products are not used elsewhere.
         products.masked_fill_(~allowed, lowest)
     num_queries, num_rows = products.shape
     if num_rows % GROUP_ROWS:
         products = torch.nn.functional.pad(products, (0, -num_rows % GROUP_ROWS), value=lowest)
     products = products.view(num_queries, -1, GROUP_ROWS)
     first, num_groups = block.start // GROUP_ROWS, products.shape[1]
-    groups = slice(first, first + num_groups)
-    (factor, offset), error = coarse.scale(groups), coarse.error(groups)
+    factor, offset, error = coarse.bounds(slice(first, first + num_groups))
+    # Shape [queries, groups].
     highest = products.amax(2) * factor + offset
     bound = torch.cat([bound, highest - error], 1).topk(bound.shape[1], dim=1).values
+    # Groups that may hold one of the k best rows of a query.
     query, group = (highest + error >= bound[:, -1:]).nonzero(as_tuple=True)
     pair_factor, pair_offset, pair_error = (
         value.expand(num_queries, num_groups)[query, group][:, None]
         for value in (factor, offset, error)
     )
+    # Shape [pairs, GROUP_ROWS].
     upper_bound = products[query, group] * pair_factor + pair_offset + pair_error
     pair, column = (upper_bound >= bound[query, -1:]).nonzero(as_tuple=True)
     row = group[pair] * GROUP_ROWS + column
@@ -366,16 +340,15 @@ class _BestRows:
     def __init__(self, rows: np.ndarray, queries: np.ndarray, top: int, memory: MemoryLimit):
         self.rows, self.queries, self.top = rows, queries.astype(np.float64), top
         self.chunk_rows = max(min(budget_bytes(memory, "cpu") // (16 * rows.shape[1]), 2**14), 1)
-        self.query, self.row, self.score = (
-            np.empty(0, np.int64),
-            np.empty(0, np.int64),
-            np.empty(0, np.float32),
-        )
+        # One entry per kept pair of a query and a row, ordered by query, then best first.
+        self.query, self.row = np.empty(0, np.int64), np.empty(0, np.int64)
+        self.score = np.empty(0, np.float32)
 
     def add(self, query: np.ndarray, row: np.ndarray) -> None:
         """Score candidates and keep the best of all so far."""
         order = np.lexsort((row, query))
         query, row = query[order], row[order]
+        # Candidates of query q are starts[q] to starts[q + 1].
         starts = np.searchsorted(query, np.arange(len(self.queries) + 1))
         scores = [
             exact_scores(
@@ -389,16 +362,15 @@ class _BestRows:
         score = np.concatenate([self.score, *scores])
         order = np.lexsort((row, -score, query))
         query, row, score = query[order], row[order], score[order]
+        # Position within the entries of a query, which are sorted by query.
         rank = np.arange(len(query)) - np.searchsorted(query, query)
         is_best = rank < self.top
         self.query, self.row, self.score = query[is_best], row[is_best], score[is_best]
 
     def to_arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Scores and rows, both ``[Q, K]``. Queries that were given up have zeros."""
-        scores, rows = (
-            np.zeros((len(self.queries), self.top), np.float32),
-            np.zeros((len(self.queries), self.top), np.int64),
-        )
+        scores = np.zeros((len(self.queries), self.top), np.float32)
+        rows = np.zeros((len(self.queries), self.top), np.int64)
         rank = np.arange(len(self.query)) - np.searchsorted(self.query, self.query)
         scores[self.query, rank], rows[self.query, rank] = self.score, self.row
         return scores, rows
@@ -451,6 +423,7 @@ def supports_int8_matmul() -> bool:
     ) or not hasattr(torch, "_int_mm"):
         return False
     largest_codes = torch.full((GROUP_ROWS, MIN_DIM), MAX_CODE, dtype=torch.int8)
+    # Without VNNI, the kernels of some processors saturate sums of two products in int16.
     return all(
         bool(
             (
@@ -525,31 +498,30 @@ def _quantize(vectors: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.nd
     )
     mean = np.asarray(total / max(len(vectors), 1), np.float32)
     scales = np.empty((4, len(codes) // GROUP_ROWS), np.float32)
+    center = torch.from_numpy(mean)
     for chunk in chunks:
-        chunk_codes, chunk_scales = _quantize_chunk(
-            torch.from_numpy(np.array(vectors[chunk])), torch.from_numpy(mean)
+        shifted = torch.from_numpy(np.array(vectors[chunk])) - center
+        # Padded to whole groups, shape [groups, GROUP_ROWS, D].
+        shifted = torch.nn.functional.pad(shifted, (0, 0, 0, -len(shifted) % GROUP_ROWS)).view(
+            -1, GROUP_ROWS, vectors.shape[1]
         )
-        codes[chunk.start : chunk.start + len(chunk_codes)] = chunk_codes.numpy()
-        first_group = chunk.start // GROUP_ROWS
-        scales[:, first_group : first_group + chunk_scales.shape[1]] = chunk_scales.numpy()
+        step = shifted.abs().amax((1, 2), keepdim=True) / MAX_CODE
+        # A group whose rows all equal the mean has step 0. Dividing by it would give NaN codes.
+        step[step == 0] = 1.0
+        chunk_codes = (shifted / step).round()
+        rounded = chunk_codes * step
+        norms = torch.stack(
+            [
+                (shifted - rounded).norm(dim=2),
+                rounded.norm(dim=2),
+                shifted.norm(dim=2) + 2 * center.norm(),
+            ]
+        ).amax(2)
+        first = chunk.start // GROUP_ROWS
+        codes[chunk.start :][: len(shifted) * GROUP_ROWS] = (
+            chunk_codes.to(torch.int8).flatten(0, 1).numpy()
+        )
+        scales[:, first : first + len(shifted)] = torch.cat(
+            [step[None, :, 0, 0], norms * NORM_MARGIN]
+        ).numpy()
     return scales, mean
-
-
-def _quantize_chunk(rows: Tensor, center: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes ``[N, D]`` of rows, padded to whole groups, and the scales ``[4, G]`` of ``Int8Pass``."""
-    shifted = torch.nn.functional.pad(rows - center, (0, 0, 0, -len(rows) % GROUP_ROWS)).view(
-        -1, GROUP_ROWS, rows.shape[1]
-    )
-    step = shifted.abs().amax((1, 2), keepdim=True) / MAX_CODE
-    # A group whose rows all equal the mean.
-    step[step == 0] = 1.0
-    codes = (shifted / step).round()
-    rounded = codes * step
-    norms = torch.stack(
-        [
-            (shifted - rounded).norm(dim=2),
-            rounded.norm(dim=2),
-            shifted.norm(dim=2) + 2 * center.norm(),
-        ]
-    ).amax(2)
-    return codes.to(torch.int8).flatten(0, 1), torch.cat([step[None, :, 0, 0], norms * NORM_MARGIN])

@@ -29,13 +29,15 @@ from visavis.retrieval.stores.arrow_tables import (
 )
 from visavis.retrieval.stores.base import (
     CHECKSUM,
+    ItemVectors,
     StoreDigest,
+    VectorSets,
     store_errors,
     validated_items,
-    validated_sets,
     verify_rows,
 )
 from visavis.retrieval.stores.exact_search import is_int8_faster, max_row_norm, write_int8_codes
+from visavis.retrieval.stores.snapshot_store import SnapshotStore
 from visavis.retrieval.stores.table_snapshot import (
     ITEMS_FILE,
     OFFSETS_FILE,
@@ -45,12 +47,9 @@ from visavis.retrieval.stores.table_snapshot import (
     VECTORS_FILE,
     PartDescription,
     SnapshotPart,
-    SnapshotStore,
     TableSnapshot,
-    file_hashes,
     file_stats,
 )
-from visavis.retrieval.stores.vector_sets import ItemVectors, VectorSets
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -113,66 +112,54 @@ class LanceStore(SnapshotStore):
         os.environ.setdefault("LANCE_LOG", "error")
         with requires_extra("search", "an index"):
             import lancedb
-        self.uri, self.memory, self.index_id, self.late_interaction = (
-            str(uri),
-            memory,
-            index_id,
-            late_interaction,
-        )
-        self._verify_files = verify_files
+        self.uri, self.memory, self.index_id = str(uri), memory, index_id
+        self.late_interaction, self._verify_files = late_interaction, verify_files
         # A search reads one version throughout, also if an update ends meanwhile.
         self._keeps_version = embedding_dim is None and bool(index_id)
         self._storage_errors = partial(
             store_errors, self.uri, index_id, "the table cannot be read or written", _reason
         )
         self.remote = "://" in self.uri
+        self._database: Any
+        self._table: Any
+        several = late_interaction is not None
         with self._storage_errors():
-            if (
-                embedding_dim is None
-                and not self.remote
-                and not os.path.isdir(Path(self.uri) / f"{TABLE}.lance")
-            ):
-                raise self._no_table()
-            self._database: Any = lancedb.connect(self.uri, read_consistency_interval=timedelta(0))
-            self._table = self._open_table(embedding_dim)
+            # Connecting would create the folder.
+            is_missing = not self.remote and not os.path.isdir(Path(self.uri) / f"{TABLE}.lance")
+            if not is_missing or embedding_dim is not None:
+                self._database = lancedb.connect(self.uri, read_consistency_interval=timedelta(0))
+                try:
+                    self._table = self._database.open_table(TABLE)
+                except ValueError as error:
+                    is_missing = "was not found" in str(error)
+                    if not is_missing:
+                        raise
+            if is_missing:
+                if embedding_dim is None:
+                    raise DataError(
+                        f"{self.uri}: expected a table of items, got none. Run visavis index to "
+                        "create it."
+                    )
+                schema = arrow_schema(embedding_dim, several=several)
+                self._table = self._database.create_table(TABLE, schema=schema, exist_ok=True)
         column = self._table.schema.field("vector").type
-        if hasattr(column, "list_size") == (late_interaction is not None):
-            one, several = "one vector", "several vectors"
-            expected, stored = (one, several) if late_interaction is None else (several, one)
-            raise ShapeError(
-                f"{self.uri}: expected {expected} per item, got {stored}. Pass another folder."
-            )
-        self.embedding_dim: int = (
-            column if late_interaction is None else column.value_type
-        ).list_size
-        if embedding_dim not in (None, self.embedding_dim):
-            raise ShapeError(
-                f"{self.uri}: expected vectors of dimension {embedding_dim}, got "
-                f"{self.embedding_dim}. Pass another folder."
-            )
-        self._batch_rows = BATCH_ROWS if late_interaction is None else BATCH_SETS
+        stores_several = not hasattr(column, "list_size")
+        self.embedding_dim: int = (column.value_type if stores_several else column).list_size
+        problem = ""
+        if stores_several != several:
+            kinds = ("one vector", "several vectors")
+            problem = f"{kinds[several]} per item, got {kinds[stores_several]}"
+        elif embedding_dim not in (None, self.embedding_dim):
+            problem = f"vectors of dimension {embedding_dim}, got {self.embedding_dim}"
+        if problem:
+            raise ShapeError(f"{self.uri}: expected {problem}. Pass another folder.")
+        self._item_columns = [*ITEM_FIELDS, CHECKSUM, *([NUM_VECTORS] if several else [])]
+        self._batch_rows = BATCH_SETS if several else BATCH_ROWS
         self._snapshot: tuple[str, TableSnapshot] | None = None
-
-    def _open_table(self, embedding_dim: int | None) -> Any:
-        try:
-            return self._database.open_table(TABLE)
-        except ValueError as error:
-            if "was not found" not in str(error):
-                raise
-            if embedding_dim is None:
-                raise self._no_table() from None
-            schema = arrow_schema(embedding_dim, several=self.late_interaction is not None)
-            return self._database.create_table(TABLE, schema=schema, exist_ok=True)
-
-    def _no_table(self) -> DataError:
-        return DataError(
-            f"{self.uri}: expected a table of items, got none. Run visavis index to create it."
-        )
 
     def add(self, items: Sequence[IndexItem], vectors: ItemVectors) -> None:
         """Add or replace items, see ``VectorStore.add``."""
-        validated = validated_items if self.late_interaction is None else validated_sets
-        items, vectors = validated(items, vectors, self.embedding_dim)
+        items, vectors = validated_items(items, vectors, self.embedding_dim)
         if items:
             with self._change():
                 merge = (
@@ -193,13 +180,17 @@ class LanceStore(SnapshotStore):
         """Verify the table and the snapshot, see ``VectorStore.verify``. A damaged snapshot is
         rebuilt.
         """
-        several = [] if self.late_interaction is None else [NUM_VECTORS]
         with self._storage_errors():
             table, row_ids, _ = self._read_checksums()
             for _, batch in self._read_rows(
-                table, np.sort(row_ids), [*ITEM_FIELDS, CHECKSUM, *several, "vector"]
+                table, np.sort(row_ids), [*self._item_columns, "vector"]
             ):
-                self._verify(batch.drop_columns("vector"), self._vectors_of(batch))
+                rows = flat_values(batch["vector"]).reshape(-1, self.embedding_dim)
+                vectors: ItemVectors = rows
+                if self.late_interaction is not None:
+                    ends = np.cumsum(batch[NUM_VECTORS].to_numpy())
+                    vectors = VectorSets(rows, np.concatenate([[0], ends]))
+                self._verify(batch.drop_columns("vector"), vectors)
         self._snapshot, self._verify_files = None, True
         self.snapshot()
 
@@ -225,8 +216,7 @@ class LanceStore(SnapshotStore):
 
     def close(self) -> None:
         """Close the table and the snapshot."""
-        self._snapshot = None
-        self._table = self._database = None
+        self._snapshot = self._table = self._database = None
 
     def snapshot(self) -> TableSnapshot:
         """Open the snapshot of the newest version, and build it if it is missing or damaged.
@@ -241,27 +231,32 @@ class LanceStore(SnapshotStore):
             self._keeps_version or self._snapshot[0] == self._version()
         ):
             return self._snapshot[1]
-        folder = self._snapshot_folder()
+        # Next to the table if that is writable, else in the cache.
+        folder = Path(self.uri) / SNAPSHOT_FOLDER
+        if self.remote or not os.access(self.uri, os.W_OK):
+            name = self.uri if self.remote else os.path.realpath(self.uri)
+            digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+            folder = storage.cache_folder() / SNAPSHOT_FOLDER / digest
         with storage.folder_lock(folder, wait=True):
             version = self._version()
             # A killed process leaves partial files.
             # Its other files may be damaged without a change of size and time.
             was_killed = any(folder.glob(".*.part"))
             in_full = self._verify_files or was_killed
-            snapshot = self._open_snapshot(folder / version, in_full)
-            if snapshot is None:
-                self._write_snapshot(folder / version, self._open_older_snapshot(folder, in_full))
-                snapshot = self._open_snapshot(folder / version, in_full=False)
-                assert snapshot is not None
+            opened = self._open_snapshot(folder / version, in_full)
+            if opened is None:
+                self._write_snapshot(folder / version, in_full)
+                opened = self._open_snapshot(folder / version, in_full=False)
+                assert opened is not None
                 storage.remove_partial_files(folder)
-                names = {part.name for part in snapshot.parts}
+                names = {part.name for part in opened.parts}
                 for stale in folder.iterdir():
                     if os.path.isdir(stale) and stale.name not in names:
                         storage.remove_folder(stale)
             if was_killed:
                 storage.remove_partial_files(folder)
-            self._snapshot = version, snapshot
-        return snapshot
+            self._snapshot = version, opened
+        return opened
 
     def _open_snapshot(self, folder: Path, in_full: bool) -> TableSnapshot | None:
         """The snapshot that was written with a part. None if it does not exist, or is damaged, and
@@ -282,25 +277,18 @@ class LanceStore(SnapshotStore):
                 storage.remove_folder(part)
             return None
 
-    def _open_older_snapshot(self, folder: Path, in_full: bool) -> TableSnapshot | None:
-        """The newest intact snapshot of an older version."""
-        names = (
-            [path.name for path in folder.iterdir() if re.fullmatch(r"\d+-\d+", path.name)]
-            if os.path.isdir(folder)
+    def _write_snapshot(self, folder: Path, in_full: bool) -> None:
+        """Write a part with the items that the kept parts of the newest intact snapshot of an older
+        version do not have.
+        """
+        versions = (
+            [path.name for path in folder.parent.iterdir() if re.fullmatch(r"\d+-\d+", path.name)]
+            if os.path.isdir(folder.parent)
             else []
         )
-        newest_first = sorted(names, key=lambda name: [-int(number) for number in name.split("-")])
-        return next(
-            (
-                snapshot
-                for name in newest_first
-                if (snapshot := self._open_snapshot(folder / name, in_full)) is not None
-            ),
-            None,
-        )
-
-    def _write_snapshot(self, folder: Path, older: TableSnapshot | None) -> None:
-        """Write a part with the items that the kept parts of an older snapshot do not have."""
+        newest_first = sorted(versions, key=lambda name: [-int(part) for part in name.split("-")])
+        opened = (self._open_snapshot(folder.parent / name, in_full) for name in newest_first)
+        older = next((snapshot for snapshot in opened if snapshot is not None), None)
         with self._storage_errors(), storage.atomic_folder(folder) as part:
             table, row_ids, checksums = self._read_checksums()
             kept, is_new = _kept_parts([] if older is None else older.parts, checksums)
@@ -311,22 +299,21 @@ class LanceStore(SnapshotStore):
             if len(removed):
                 storage.write_array(part / REMOVED_FILE, removed)
             max_norm = self._write_part(part, table, row_ids[is_new])
-            hashes = file_hashes(part)
-            names = tuple(old.name for old, _ in kept)
-            digest = StoreDigest.from_checksums(checksums)
+            hashes = {path.name: storage.content_hash(path) for path in part.iterdir()}
             PartDescription(
                 self.index_id,
                 folder.name,
                 hashes,
                 file_stats(part, hashes),
-                names,
-                digest,
+                tuple(old.name for old, _ in kept),
+                StoreDigest.from_checksums(checksums),
                 max_norm,
             ).write(part)
 
     def _read_checksums(self) -> tuple[Any, np.ndarray, np.ndarray]:
         """The newest version of the table, and the id and checksum of each of its rows."""
         table = self._database.open_table(TABLE)
+        # Another process may add a version while this one is read.
         table.checkout(self._table.version)
         rows = table.search().select([CHECKSUM]).with_row_id(True).to_arrow()
         return table, rows["_rowid"].to_numpy(), rows[CHECKSUM].to_numpy()
@@ -340,13 +327,6 @@ class LanceStore(SnapshotStore):
             batch = table.take_row_ids(ids).select(list(columns)).with_row_id().to_arrow()
             yield batch["_rowid"].to_numpy(), batch.drop_columns("_rowid")
 
-    def _vectors_of(self, batch: pa.Table) -> ItemVectors:
-        """Vectors of a batch."""
-        rows = flat_values(batch["vector"]).reshape(-1, self.embedding_dim)
-        if self.late_interaction is None:
-            return rows
-        return VectorSets(rows, np.concatenate([[0], np.cumsum(batch[NUM_VECTORS].to_numpy())]))
-
     def _write_part(self, part: Path, table: Any, row_ids: np.ndarray) -> float | None:
         """Write items in the order of keys, their vectors, and codes or pooled vectors if these are
         faster. Return the maximum norm.
@@ -355,17 +335,15 @@ class LanceStore(SnapshotStore):
 
         # In the order of the files of the table.
         row_ids, batch_rows = np.sort(row_ids), self._batch_rows
-        several = [] if self.late_interaction is None else [NUM_VECTORS]
-        batches = [
-            batch
-            for _, batch in self._read_rows(table, row_ids, [*ITEM_FIELDS, CHECKSUM, *several])
-        ]
+        several = self.late_interaction is not None
+        batches = [batch for _, batch in self._read_rows(table, row_ids, self._item_columns)]
         items = (
             pa.concat_tables(batches)
             .append_column("_row", pa.array(np.arange(len(row_ids))))
             .sort_by("key")
             .combine_chunks()
         )
+        # Row of the part by position in the order of the files of the table.
         row_of = np.argsort(items["_row"].to_numpy())
         items = items.drop_columns("_row")
         with (
@@ -390,7 +368,17 @@ class LanceStore(SnapshotStore):
             self._verify(items.slice(start, batch_rows), item_vectors[start : start + batch_rows])
         vectors.flush()
         if several:
-            _write_sets(part, sets)
+            from visavis.retrieval.stores.maxsim_search import (
+                MIN_ITEMS,
+                POOLED_VECTORS,
+                pool_vectors,
+            )
+
+            storage.write_array(part / OFFSETS_FILE, offsets)
+            if len(sets) >= MIN_ITEMS:
+                pooled = pool_vectors(sets, POOLED_VECTORS)
+                storage.write_array(part / POOLED_FILE, pooled.rows)
+                storage.write_array(part / POOLED_OFFSETS_FILE, pooled.offsets)
             return None
         if is_int8_faster(*vectors.shape):
             write_int8_codes(part, vectors)
@@ -407,17 +395,6 @@ class LanceStore(SnapshotStore):
             newest = max(self._table.list_versions(), key=lambda version: version["version"])
         return f"{newest['version']}-{int(newest['timestamp'].timestamp() * 1e6)}"
 
-    def _snapshot_folder(self) -> Path:
-        """The folder of snapshots: next to the table if that is writable, else in the cache."""
-        if not self.remote and os.access(self.uri, os.W_OK):
-            return Path(self.uri) / SNAPSHOT_FOLDER
-        name = self.uri if self.remote else os.path.realpath(self.uri)
-        return (
-            storage.cache_folder()
-            / SNAPSHOT_FOLDER
-            / hashlib.sha256(name.encode()).hexdigest()[:16]
-        )
-
 
 def _kept_parts(
     parts: Sequence[SnapshotPart], checksums: np.ndarray
@@ -432,11 +409,7 @@ def _kept_parts(
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    kept, is_new, num_new = (
-        list[tuple[SnapshotPart, np.ndarray]](),
-        np.ones(len(checksums), bool),
-        len(checksums),
-    )
+    kept, is_new = list[tuple[SnapshotPart, np.ndarray]](), np.ones(len(checksums), bool)
     stored = [part.table[CHECKSUM].to_numpy() for part in parts]
     # Row of the table with the checksum of each row of the parts, which is a hash of the whole row.
     # -1: it was removed.
@@ -453,7 +426,7 @@ def _kept_parts(
         own if part.live is None else np.where(part.live, own, -1)
         for part, own in zip(parts, rows, strict=True)
     ]
-    num_new -= sum(int((own >= 0).sum()) for own in rows)
+    num_new = len(checksums) - sum(int((own >= 0).sum()) for own in rows)
     for part, own in sorted(zip(parts, rows, strict=True), key=lambda pair: (pair[1] >= 0).sum()):
         live = own >= 0
         if live.sum() <= max(2 * num_new, len(live) // 2, MIN_PART_ROWS):
@@ -462,19 +435,6 @@ def _kept_parts(
             kept.append((part, live))
             is_new[own[live]] = False
     return kept, is_new
-
-
-def _write_sets(folder: Path, sets: VectorSets) -> None:
-    """Write the offsets of items with several vectors, and pooled vectors for a first pass in large
-    collections.
-    """
-    from visavis.retrieval.stores.maxsim_search import MIN_ITEMS, POOLED_VECTORS, pool_vectors
-
-    storage.write_array(folder / OFFSETS_FILE, sets.offsets)
-    if len(sets) >= MIN_ITEMS:
-        pooled = pool_vectors(sets, POOLED_VECTORS)
-        storage.write_array(folder / POOLED_FILE, pooled.rows)
-        storage.write_array(folder / POOLED_OFFSETS_FILE, pooled.offsets)
 
 
 def _reason(error: BaseException) -> str:

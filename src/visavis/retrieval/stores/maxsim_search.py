@@ -25,9 +25,8 @@ from visavis.core.blocking import chunk_slices
 from visavis.core.encoded import MaxSimDirection, unit_rows
 from visavis.core.errors import ShapeError
 from visavis.core.memory_budget import MemoryLimit, budget_bytes
-from visavis.retrieval.stores.base import validate_queries
+from visavis.retrieval.stores.base import MAX_NORM, MaxSimQuery, VectorSets, validate_queries
 from visavis.retrieval.stores.exact_search import UNIT_ROUNDOFF, shared_tensor
-from visavis.retrieval.stores.vector_sets import MAX_NORM, MaxSimQuery, VectorSets
 
 # Of 100,000 noisy copies of photos with 49 regions, and 60 captions, the best 2,048 items by 1, 2, 4 and 9 pooled vectors contained 96.2,
 # 98.0, 99.0 and 99.8 % of the true top 10 of "t2i", and all of "both" (benchmarks/late_interaction.py --recall).
@@ -85,6 +84,7 @@ class MaxSimSearch:
         for query in queries:
             for part in query.parts:
                 validate_queries(part, top, self.sets.rows.shape[1])
+                # The mean of no words is NaN, which would rank all items arbitrarily.
                 if not len(part):
                     raise ShapeError(
                         "queries: expected at least one vector per part, got none. Remove the "
@@ -92,13 +92,11 @@ class MaxSimSearch:
                     )
         rows = np.arange(len(self.sets)) if mask is None else np.flatnonzero(mask)
         top = min(top, len(rows))
-        results = [self._search_one(query, top, rows) for query in queries] if top else []
-        scores, items = (
-            np.empty((len(queries), top), np.float32),
-            np.empty((len(queries), top), np.int64),
-        )
-        for number, (best_scores, best_items) in enumerate(results):
-            scores[number], items[number] = best_scores, best_items
+        scores = np.empty((len(queries), top), np.float32)
+        items = np.empty((len(queries), top), np.int64)
+        if top:
+            for number, query in enumerate(queries):
+                scores[number], items[number] = self._search_one(query, top, rows)
         return scores, items
 
     def _search_one(
@@ -112,6 +110,7 @@ class MaxSimSearch:
             *map(len, query.parts), int(self.sets.counts.max())
         )
         error = 2 * num_terms * UNIT_ROUNDOFF * MAX_NORM**2
+        # Both the k-th best score and that of another item may be wrong by the error.
         items = items[scores >= np.partition(scores, -top)[-top] - 2 * error]
         exact = self.exact_scores(items, query)
         order = np.lexsort((items, -exact))[:top]
@@ -169,35 +168,26 @@ class MaxSimSearch:
             min(CHUNK_ROWS, budget_bytes(self.memory, "cpu") // (8 * (dim + 2 * len(vectors)))), 1
         )
         chunk_items = max(max_rows // max(int(self.sets.counts.max()), 1), 1)
-        blocks = [
-            self._score_block(
-                self.sets[chunk] if is_dense else self.sets[selected[chunk]], vectors, query
-            )
-            for chunk in chunk_slices(len(selected), chunk_items)
-        ]
+        lengths, blocks = [len(part) for part in query.parts], list[Tensor]()
+        factor = 0.5 if self.direction == "both" else 1.0
+        for chunk in chunk_slices(len(selected), chunk_items):
+            sets = self.sets[chunk] if is_dense else self.sets[selected[chunk]]
+            # Shape [words, rows]. The vectors of an item are adjacent in a row of this product, so
+            # that their maximum is fast.
+            products = vectors @ shared_tensor(sets.rows).to(vectors.dtype).T
+            total = products.new_zeros(len(sets))
+            if self.direction != "i2t":
+                best = _reduce_items(products, sets, "max").split(lengths)
+                for weight, part in zip(query.weights, best, strict=True):
+                    total += factor * weight * part.mean(0)
+            if self.direction != "t2i":
+                counts = torch.from_numpy(sets.counts)
+                for weight, part in zip(query.weights, products.split(lengths), strict=True):
+                    sums = _reduce_items(part.amax(0, keepdim=True), sets, "sum")[0]
+                    total += factor * weight * sums / counts
+            blocks.append(total)
         scores: np.ndarray = torch.cat(blocks).numpy()
         return scores[items] if is_dense else scores
-
-    def _score_block(self, sets: VectorSets, vectors: Tensor, query: MaxSimQuery) -> Tensor:
-        # The vectors of an item are adjacent in a row of this product, so that their maximum is
-        # fast.
-        products = vectors @ shared_tensor(sets.rows).to(vectors.dtype).T
-        total, lengths = products.new_zeros(len(sets)), [len(part) for part in query.parts]
-        factor = 0.5 if self.direction == "both" else 1.0
-        if self.direction != "i2t":
-            for weight, best in zip(
-                query.weights, _reduce_items(products, sets, "max").split(lengths), strict=True
-            ):
-                total += factor * weight * best.mean(0)
-        if self.direction != "t2i":
-            for weight, part in zip(query.weights, products.split(lengths), strict=True):
-                total += (
-                    factor
-                    * weight
-                    * _reduce_items(part.amax(0, keepdim=True), sets, "sum")[0]
-                    / torch.from_numpy(sets.counts)
-                )
-        return total
 
 
 def _reduce_items(values: Tensor, sets: VectorSets, operation: str) -> Tensor:
@@ -207,6 +197,7 @@ def _reduce_items(values: Tensor, sets: VectorSets, operation: str) -> Tensor:
         grid = values.view(len(values), len(sets), count)
         return grid.amax(2) if operation == "max" else grid.sum(2)
     reduce = np.maximum if operation == "max" else np.add
+    # Items of different sizes, of which reduceat reduces each segment.
     return torch.from_numpy(reduce.reduceat(values.numpy(), sets.offsets[:-1], axis=1))
 
 
@@ -250,6 +241,7 @@ def _cluster_means(vectors: Tensor, count: int) -> Tensor:
         centers.append(vectors[batch, nearest.argmin(1)])
     means = torch.stack(centers[1:], 1)
     for _ in range(POOLING_STEPS):
+        # Shape [items, vectors, clusters].
         members = torch.nn.functional.one_hot((vectors @ means.mT).argmax(-1), count).to(
             vectors.dtype
         )

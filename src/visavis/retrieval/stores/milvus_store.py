@@ -21,14 +21,15 @@ from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilte
 from visavis.retrieval.stores.arrow_tables import table_from_rows
 from visavis.retrieval.stores.base import (
     CHECKSUM,
+    ItemVectors,
     Neighbor,
+    Queries,
     StoreDigest,
     store_errors,
     validate_queries,
 )
 from visavis.retrieval.stores.exact_search import exact_scores
-from visavis.retrieval.stores.memory_store import MemoryStore
-from visavis.retrieval.stores.vector_sets import ItemVectors, Queries
+from visavis.retrieval.stores.snapshot_store import RowStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +49,7 @@ _PLAIN = re.compile(r"[\w ./:=+-]*", re.ASCII)
 _open_stores = Counter[str]()
 
 
-class MilvusStore(MemoryStore):
+class MilvusStore(RowStore):
     """Items in a collection of Milvus at ``http(s)://HOST:PORT`` (token from ``MILVUS_TOKEN``) or
     in ``FILE.db`` of Milvus Lite.
 
@@ -136,6 +137,7 @@ class MilvusStore(MemoryStore):
         return int(fields["vector"]["params"]["dim"])
 
     def _create_collection(self, embedding_dim: int) -> None:
+        """Create the collection with one vector per item and the index FLAT."""
         from pymilvus import DataType
 
         schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
@@ -161,11 +163,11 @@ class MilvusStore(MemoryStore):
         )
 
     def read_rows(self) -> Iterator[dict[str, Any]]:
-        """Read all rows, see ``MemoryStore.read_rows``."""
+        """Read all rows, see ``RowStore.read_rows``."""
         return self._iterate(NO_FILTER, ["vector"])
 
     def write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add or replace rows, see ``MemoryStore.write_rows``."""
+        """Add or replace rows, see ``RowStore.write_rows``."""
         with self._storage_errors():
             for chunk in chunk_slices(len(rows), BATCH_ITEMS):
                 self._client.upsert(
@@ -173,7 +175,7 @@ class MilvusStore(MemoryStore):
                 )
 
     def delete_rows(self, keys: Sequence[str]) -> None:
-        """Delete rows, see ``MemoryStore.delete_rows``."""
+        """Delete rows, see ``RowStore.delete_rows``."""
         ids = sorted(set(map(_id, keys)))
         with self._storage_errors():
             for chunk in chunk_slices(len(ids), BATCH_ITEMS):
@@ -216,6 +218,7 @@ class MilvusStore(MemoryStore):
                 len(ranked) >= top and hits[-1]["distance"] < ranked[top - 1].score - score_error
             ):
                 return ranked[:top]
+            # Few queries have many equal scores, so that the first attempt is usually the last.
             limit *= 4
         return self._rank(query, list(self._iterate(item_filter, ["vector"])), item_filter)[:top]
 
@@ -304,7 +307,7 @@ class MilvusStore(MemoryStore):
             self.verified_vectors([row])
 
     def verified_vectors(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        """Check the checksums of rows, see ``MemoryStore.verified_vectors``."""
+        """Check the checksums of rows, see ``RowStore.verified_vectors``."""
         with self._storage_errors():
             return super().verified_vectors(rows)
 
@@ -357,6 +360,7 @@ def milvus_filter(item_filter: ItemFilter) -> str:
     if item_filter.path:
         literals = re.split(r"[*?]", item_filter.path)
         start, end = _PLAIN.match(literals[0]), _PLAIN.fullmatch(literals[-1])
+        # _ is a wildcard of Milvus, so that the prefix ends before the first one.
         prefix = start[0].partition("_")[0] if start else ""
         conditions += [f'path like "{prefix}%"'] if prefix else []
         conditions += (

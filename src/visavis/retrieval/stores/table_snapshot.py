@@ -8,7 +8,6 @@ writes only the changed items, and a killed process leaves the previous snapshot
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -26,18 +25,20 @@ from visavis.core.errors import DataError, StorageError, log_debug
 from visavis.core.memory_budget import MemoryLimit
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 from visavis.retrieval.stores.arrow_tables import find_keys, items_from_table, matching_rows
-from visavis.retrieval.stores.base import CHECKSUM, Neighbor, StoreDigest
+from visavis.retrieval.stores.base import (
+    CHECKSUM,
+    ItemVectors,
+    Neighbor,
+    Queries,
+    StoreDigest,
+    VectorSets,
+    concatenate_vectors,
+)
 from visavis.retrieval.stores.exact_search import (
     CODES,
     ExactSearch,
     open_int8_codes,
     supports_int8_matmul,
-)
-from visavis.retrieval.stores.vector_sets import (
-    ItemVectors,
-    Queries,
-    VectorSets,
-    concatenate_vectors,
 )
 
 if TYPE_CHECKING:
@@ -93,19 +94,16 @@ class PartDescription:
             DataError: If it is damaged or missing, the part belongs to another table, or other
                 files are in the folder.
         """
-        if not os.path.isdir(folder):
-            raise DataError("it is missing.")
         description: PartDescription | None = storage.read_checksummed_json(
             folder / CHECKSUMS_FILE, cls, error=DataError
         )
-        # A file more or less than described means that a copy of the folder is incomplete or mixed.
-        names = {path.name for path in folder.iterdir()} - {CHECKSUMS_FILE}
-        if (
-            description is None
-            or (description.index_id, description.version) != (index_id, folder.name)
-            or names != set(description.files)
+        if description is None or (
+            (description.index_id, description.version) != (index_id, folder.name)
+            # A file more or less than described means that a copy of the folder is incomplete or
+            # mixed.
+            or {path.name for path in folder.iterdir()} != {*description.files, CHECKSUMS_FILE}
         ):
-            raise DataError("it belongs to another table, or a file is missing.")
+            raise DataError("it is missing or belongs to another table, or a file is missing.")
         return description
 
     def write(self, folder: Path) -> None:
@@ -154,18 +152,6 @@ def file_stats(folder: Path, names: Sequence[str] | dict[str, str]) -> dict[str,
     }
 
 
-def file_hashes(folder: Path) -> dict[str, str]:
-    """Compute the SHA-256 of all files of a folder.
-
-    Args:
-        folder: The folder.
-
-    Returns:
-        Hash by file name.
-    """
-    return {path.name: storage.content_hash(path) for path in folder.iterdir()}
-
-
 @dataclass(eq=False)
 class SnapshotPart:
     """Items in the order of keys, and their vectors.
@@ -210,52 +196,28 @@ class SnapshotPart:
         rows: np.ndarray = storage.read_array(folder / VECTORS_FILE, dimensions=2, memory_map=True)
         # Everything is opened now: another process may remove the files of this version later.
         if late_interaction is None:
-            coarse = (
-                open_int8_codes(folder)
-                if os.path.exists(folder / CODES) and supports_int8_matmul()
-                else None
-            )
-            log_debug(
-                __name__,
-                "exact search in %d vectors, %s",
-                len(rows),
-                "int8 codes first" if coarse else "float32",
-            )
-            return cls(
-                table,
-                rows,
-                ExactSearch(rows, coarse=coarse, memory=memory, max_norm=description.max_norm),
-                folder.name,
-            )
+            has_codes = os.path.exists(folder / CODES) and supports_int8_matmul()
+            coarse = open_int8_codes(folder) if has_codes else None
+            first_pass = "int8 codes first" if coarse else "float32"
+            log_debug(__name__, "exact search in %d vectors, %s", len(rows), first_pass)
+            search = ExactSearch(rows, coarse=coarse, memory=memory, max_norm=description.max_norm)
+            return cls(table, rows, search, folder.name)
         from visavis.retrieval.stores.maxsim_search import MaxSimSearch
 
-        sets, pooled = (
-            VectorSets(rows, storage.read_array(folder / OFFSETS_FILE, dimensions=1, kinds="i")),
-            None,
-        )
+        offsets = storage.read_array(folder / OFFSETS_FILE, dimensions=1, kinds="i")
+        sets, pooled = VectorSets(rows, offsets), None
         if os.path.exists(folder / POOLED_FILE):
             pooled_rows = storage.read_array(folder / POOLED_FILE, dimensions=2, memory_map=True)
-            pooled = VectorSets(
-                pooled_rows,
-                storage.read_array(folder / POOLED_OFFSETS_FILE, dimensions=1, kinds="i"),
-            )
-        return cls(
-            table,
-            sets,
-            MaxSimSearch(sets, late_interaction, pooled=pooled, memory=memory),
-            folder.name,
-        )
+            offsets = storage.read_array(folder / POOLED_OFFSETS_FILE, dimensions=1, kinds="i")
+            pooled = VectorSets(pooled_rows, offsets)
+        set_search = MaxSimSearch(sets, late_interaction, pooled=pooled, memory=memory)
+        return cls(table, sets, set_search, folder.name)
 
     @cached_property
     def keys(self) -> pa.Array:
         """Keys of the items."""
         column = self.table["key"]
         return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-    @property
-    def num_live(self) -> int:
-        """Number of items in the snapshot."""
-        return len(self.table) if self.live is None else int(self.live.sum())
 
     @property
     def live_table(self) -> pa.Table:
@@ -334,13 +296,12 @@ class TableSnapshot:
         Raises:
             DataError: If a part is missing or damaged.
         """
-        descriptions = [
-            (name, PartDescription.read(folder.parent / name, description.index_id))
-            for name in description.parts
-        ]
+        folders = [*(folder.parent / name for name in description.parts), folder]
         parts = [
-            SnapshotPart.open(folder.parent / name, older, memory, late_interaction)
-            for name, older in [*descriptions, (folder.name, description)]
+            SnapshotPart.open(
+                path, PartDescription.read(path, description.index_id), memory, late_interaction
+            )
+            for path in folders
         ]
         snapshot = cls(parts, description.digest)
         if REMOVED_FILE in description.files:
@@ -361,10 +322,8 @@ class TableSnapshot:
             scores, rows = part.vector_search.search(queries, top, part.mask(item_filter))  # type: ignore[arg-type]
             keys = part.keys.take(rows.ravel()).to_pylist()
             recent_rows |= zip(keys, (rows.ravel() + start).tolist(), strict=True)
-            neighbors, (num_queries, count) = (
-                list(map(Neighbor, keys, scores.ravel().tolist())),
-                rows.shape,
-            )
+            neighbors = list(map(Neighbor, keys, scores.ravel().tolist()))
+            num_queries, count = rows.shape
             found.append(
                 [neighbors[query * count : (query + 1) * count] for query in range(num_queries)]
             )
@@ -385,6 +344,7 @@ class TableSnapshot:
         for part, start in zip(self.parts, self._starts, strict=False):
             if len(missing := np.flatnonzero(rows < 0)):
                 found = part.find([keys[number] for number in missing.tolist()])
+                # A row of a part counts through all parts.
                 rows[missing] = np.where(found < 0, -1, found + start)
         return rows
 
@@ -396,6 +356,7 @@ class TableSnapshot:
             for part, own in zip(self.parts, self._split(rows), strict=True)
             for item in items_from_table(part.table.take(own))
         ]
+        # Read part by part, so that the order of the keys is restored.
         by_key = {item.key: item for item in items}
         return {key: by_key[key] for key in keys if key in by_key}
 
@@ -454,51 +415,3 @@ class TableSnapshot:
     def digest(self) -> StoreDigest:
         """Number of items, and the sum of their checksums."""
         return self._digest or StoreDigest.from_checksums(self.table[CHECKSUM].to_numpy())
-
-
-class SnapshotStore(ABC):
-    """Base of stores that search a snapshot of their newest version. The methods of ``VectorStore``
-    are documented there.
-    """
-
-    @abstractmethod
-    def snapshot(self) -> TableSnapshot:
-        """Open the snapshot of the newest version.
-
-        Returns:
-            The snapshot.
-        """
-
-    def search(
-        self, queries: Queries, top: int, item_filter: ItemFilter = NO_FILTER
-    ) -> list[list[Neighbor]]:
-        """Find the items with the highest inner products, see ``VectorStore.search``."""
-        return self.snapshot().search(queries, top, item_filter)
-
-    def get(self, keys: Sequence[str]) -> dict[str, IndexItem]:
-        """Read some items, see ``VectorStore.get``."""
-        return self.snapshot().get(keys)
-
-    def table(self) -> pa.Table:
-        """Read all items as columns, see ``VectorStore.table``."""
-        return self.snapshot().table
-
-    def items(self) -> list[IndexItem]:
-        """Read all items, see ``VectorStore.items``."""
-        return items_from_table(self.table())
-
-    def vectors(self, keys: Sequence[str]) -> ItemVectors:
-        """Read the vectors of some items, see ``VectorStore.vectors``."""
-        return self.snapshot().vectors(keys)
-
-    def all_vectors(self) -> ItemVectors:
-        """Read the vectors of all items, see ``VectorStore.all_vectors``."""
-        return self.snapshot().all_vectors
-
-    def count(self, item_filter: ItemFilter = NO_FILTER) -> int:
-        """Count items, see ``VectorStore.count``."""
-        return self.snapshot().count(item_filter)
-
-    def digest(self) -> StoreDigest:
-        """Summarize all items and vectors, see ``VectorStore.digest``."""
-        return self.snapshot().digest

@@ -1,4 +1,4 @@
-"""VSE-infinity: generalized pooling over regions and over words."""
+"""Matchers with one unit vector per item: Heads, VSE++ and VSE-infinity."""
 
 from __future__ import annotations
 
@@ -9,24 +9,223 @@ import torch
 from torch import Tensor, nn
 
 from visavis.core.encoded import AttentionWeights, Encoded
-from visavis.core.spec import DropoutRate, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat
+from visavis.core.spec import (
+    DropoutRate,
+    NonNegativeInt,
+    OptionalLayerCount,
+    PositiveFloat,
+    PositiveInt,
+    UnitFloat,
+    require_field,
+)
 from visavis.models.base import (
     GlobalMatcher,
+    MatcherConfig,
     encode_unit_rows,
     get_mask,
     get_vectors,
     open_image_backbone,
     valid_mask,
 )
-from visavis.models.image_text.cross_attention import EPSILON
 from visavis.models.layers import (
+    EPSILON,
     GeneralizedPooling,
     ResidualMLP,
+    Whitening,
     build_mlp,
+    max_pool,
     mean_pool,
     xavier_linear,
 )
-from visavis.models.word_encoders import WordMatcherConfig, build_word_encoder
+from visavis.models.word_encoders import TextCNN, WordMatcherConfig, build_word_encoder, pool_words
+
+
+class Heads(GlobalMatcher):
+    """A small network per side on cached features of frozen encoders. The image encoder may be
+    trained with it, from pixels.
+
+    With ``hidden_layers`` = 0, each side is one linear layer: the fine-tuning of CLIP in the
+    Unified paper (appendix B). Texts are features, or token ids of word embeddings trained from
+    scratch, which go through a ``TextCNN`` and one linear layer.
+
+    Args:
+        config: The architecture.
+    """
+
+    name = "Heads"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MatcherConfig):
+        """Architecture of ``Heads``.
+
+        Attributes:
+            embedding_dim: Dimensions of the embeddings.
+            hidden_layers: Hidden layers with ReLU and dropout before the linear output.
+            hidden_dim: Dimensions of each hidden layer.
+            dropout: Dropout of hidden layers.
+            input_dropout: Dropout of the features.
+            bilinear: Leave image features unchanged. With ``hidden_layers`` = 0 the score is
+                ``unit(v) . unit(W t)``.
+            word_dim: Dimensions of a learned word embedding.
+            num_filters: Filters of the ``TextCNN`` per size.
+            word_dropout: Dropout of word embeddings and of the outputs of filters.
+            backbone: Image encoder for pixels, which a recipe may train.
+            whiten_text: Whether to whiten pooled text features with the mean and covariance of the
+                training captions.
+        """
+
+        embedding_dim: PositiveInt = 1024
+        hidden_layers: OptionalLayerCount = 1
+        hidden_dim: PositiveInt = 2048
+        dropout: DropoutRate = 0.5
+        input_dropout: DropoutRate = 0.0
+        bilinear: bool = False
+        word_dim: PositiveInt = 300
+        num_filters: PositiveInt = 512
+        word_dropout: DropoutRate = 0.4
+        backbone: str = ""
+        whiten_text: bool = False
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            require_field(
+                not self.whiten_text or self.text_granularity == "pooled",
+                self,
+                "whiten_text",
+                'False unless texts are "pooled"',
+            )
+
+        @property
+        def backbone_granularity(self) -> Literal["pooled"]:
+            return "pooled"
+
+    visual_granularities = ("pooled", "pixels")
+    text_granularities = ("pooled", "tokens")
+    config: Config
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.backbone = open_image_backbone(config, config.backbone)
+        # A bilinear score compares texts with image features as they are.
+        output_dim = config.visual_input_dim if config.bilinear else config.embedding_dim
+        layers = {
+            key: getattr(config, key)
+            for key in ("hidden_layers", "hidden_dim", "dropout", "input_dropout")
+        }
+        self.visual = (
+            nn.Identity()
+            if config.bilinear
+            else build_mlp(config.visual_input_dim, output_dim, **layers)
+        )
+        self.whitening = Whitening(config.text_input_dim) if config.whiten_text else nn.Identity()
+        if config.text_granularity == "pooled":
+            self.text = build_mlp(config.text_input_dim, output_dim, **layers)
+        else:
+            text_cnn = TextCNN(
+                config.text_input_dim,
+                config.word_dim,
+                config.num_filters,
+                dropout=config.word_dropout,
+            )
+            self.text = nn.Sequential(
+                text_cnn,
+                nn.Dropout(config.word_dropout),
+                nn.Linear(text_cnn.output_dim, output_dim),
+            )
+
+    def encode_visual(self, items: Encoded) -> Encoded:
+        return encode_unit_rows(self.visual(get_vectors(self.backbone(items))))
+
+    def encode_text(self, items: Encoded) -> Encoded:
+        return encode_unit_rows(
+            self.text(
+                self.whitening(get_vectors(items))
+                if self.config.text_granularity == "pooled"
+                else items
+            )
+        )
+
+
+class VSEPlusPlus(GlobalMatcher):
+    """VSE++: one linear layer on the image, the last state of a GRU over the words.
+
+    Images are pooled features, regions that are projected and then pooled, or pixels through a
+    trainable image encoder.
+
+    Args:
+        config: The architecture.
+
+    Source:
+        Faghri et al., VSE++ (2018).
+
+    Differs from:
+        The released code, which normalizes features of a trained CNN before the linear layer. Here
+        they are never normalized.
+    """
+
+    name = "VSE++"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(WordMatcherConfig):
+        """Architecture of ``VSEPlusPlus``.
+
+        Attributes:
+            embedding_dim: Dimensions of the embeddings.
+            bidirectional: Whether the GRU has two directions, which are averaged.
+            word_pool: Pooling of word states.
+            region_pool: Pooling of projected regions, "max" in the Unified paper's VSE++ on
+                regions. "encoder": the pooled output of the image encoder (layer fc7 of VGG19, the
+                class token or pooler of a ViT), for pixels only.
+            dropout: Dropout of word embeddings.
+            backbone: Image encoder for pixels, which a recipe may train.
+        """
+
+        embedding_dim: PositiveInt = 1024
+        bidirectional: bool = False
+        word_pool: Literal["last", "max", "mean"] = "last"
+        region_pool: Literal["max", "mean", "encoder"] = "max"
+        dropout: DropoutRate = 0.0
+        backbone: str = ""
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            require_field(
+                self.region_pool != "encoder" or self.visual_granularity == "pixels",
+                self,
+                "region_pool",
+                'max or mean: "encoder" is for pixels',
+            )
+
+        @property
+        def backbone_granularity(self) -> Literal["pooled", "regions"]:
+            return "pooled" if self.region_pool == "encoder" else "regions"
+
+    visual_granularities = ("pooled", "regions", "pixels")
+    text_granularities = ("tokens",)
+    config: Config
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.backbone = open_image_backbone(config, config.backbone)
+        self.visual = xavier_linear(config.visual_input_dim, config.embedding_dim)
+        self.text_backbone, self.text = build_word_encoder(
+            config, config.embedding_dim, bidirectional=config.bidirectional, dropout=config.dropout
+        )
+
+    def encode_visual(self, items: Encoded) -> Encoded:
+        items = self.backbone(items)
+        vectors = self.visual(get_vectors(items))
+        # Regions [N, R, D]. Pooled features are [N, D] already.
+        if vectors.dim() == 3:
+            pool = max_pool if self.config.region_pool == "max" else mean_pool
+            vectors = pool(vectors, get_mask(items))
+        return encode_unit_rows(vectors)
+
+    def encode_text(self, items: Encoded) -> Encoded:
+        items = self.text_backbone(items)
+        return encode_unit_rows(
+            pool_words(self.text(items), get_mask(items), self.config.word_pool)
+        )
 
 
 class VSEInfinity(GlobalMatcher):
@@ -196,7 +395,9 @@ class VSEInfinity(GlobalMatcher):
         # The sums of the contributions are the pooled vectors, so that contributions / norms add up
         # to the cosine.
         norms = region_parts.sum(1).norm() * word_parts.sum(1).norm()
+        # Shape [words, regions].
         contributions = word_parts[0] @ region_parts[0].T / norms
+        # A share of the attention cannot be negative.
         positive = contributions.clamp(min=0)
         return AttentionWeights(
             positive / positive.sum(1, keepdim=True).clamp(min=EPSILON), contributions.sum(1)

@@ -1,9 +1,9 @@
-"""Matchers of several experts per video: gates, NetVLAD, and a score that the text weights."""
+"""Matchers of several experts per video: gates, NetVLAD, a score that the text weights, CE and MMT."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from visavis.core.blocking import ScoreCost
 from visavis.core.encoded import Encoded, seconds_part, unit_rows
-from visavis.core.spec import DropoutRate, NonNegativeInt, PositiveInt, require_field
+from visavis.core.errors import ShapeError
+from visavis.core.spec import DropoutRate, LayerCount, NonNegativeInt, PositiveInt, require_field
 from visavis.models.base import Matcher, get_mask, get_part, get_vectors, valid_mask
 from visavis.models.encoders.text_backbone import TextBackbone
-from visavis.models.layers import MaskedBatchNorm, at_least_float32
+from visavis.models.layers import MaskedBatchNorm, at_least_float32, max_pool, mean_pool
 from visavis.models.word_encoders import GRUWordEncoder, WordMatcherConfig, pool_words
 
 
@@ -106,7 +107,17 @@ class CollaborativeGating(nn.Module):
         Returns:
             Unit vectors, shape ``[N, E, D]``, 0 where an expert is missing.
         """
-        attention = self.attention(self._relations(experts, present))
+        # mean_j g(x_i, x_j), [N, E, D]. g and h are linear around a ReLU: the map of a
+        # concatenation is the sum of two maps, the mean of maps the map of the mean.
+        # [N, E, E, 1]: the experts j that are present and differ from i.
+        same_expert = torch.eye(experts.shape[1], dtype=torch.bool, device=experts.device)
+        others = (present[:, None, :] & ~same_expert)[..., None]
+        hidden = (
+            self.self_projection(experts)[:, :, None] + self.other_projection(experts)[:, None]
+        ).relu()
+        count = others.sum(2)
+        relations = self.relation_output((hidden * others).sum(2) / count.clamp_min(1))
+        attention = self.attention(relations * (count > 0))
         gated = [
             experts[:, i]
             * (
@@ -118,19 +129,6 @@ class CollaborativeGating(nn.Module):
             )
         ]
         return unit_rows(torch.stack(gated, 1)) * present[..., None]
-
-    def _relations(self, experts: Tensor, present: Tensor) -> Tensor:
-        """Return ``mean_j g(x_i, x_j)``, ``[N, E, D]``."""
-        # g and h are linear around a ReLU: the map of a concatenation is the sum of two maps, the
-        # mean of maps the map of the mean.
-        # [N, E, E, 1]: the experts j that are present and differ from i.
-        same_expert = torch.eye(experts.shape[1], dtype=torch.bool, device=experts.device)
-        others = (present[:, None, :] & ~same_expert)[..., None]
-        hidden = (
-            self.self_projection(experts)[:, :, None] + self.other_projection(experts)[:, None]
-        ).relu()
-        count = others.sum(2)
-        return self.relation_output((hidden * others).sum(2) / count.clamp_min(1)) * (count > 0)
 
 
 class NetVLAD(nn.Module):
@@ -176,6 +174,7 @@ class NetVLAD(nn.Module):
             Vectors, shape ``[N, num_clusters D]``, 0 without valid vectors.
         """
         present = valid_mask(Encoded(items, mask))
+        # Shape [N, L, clusters], 0 at padding and without ghost clusters.
         assignment = (
             self.norm(self.assign(items), present).softmax(-1)[..., : len(self.centers)]
             * present[..., None]
@@ -183,6 +182,7 @@ class NetVLAD(nn.Module):
         # sum_l a_lk (x_l - c_k) = sum_l a_lk x_l - c_k sum_l a_lk, without residuals of each
         # vector.
         sums = assignment.transpose(1, 2) @ items.masked_fill(~present[..., None], 0.0)
+        # Shape [N, clusters, D].
         residuals = sums - assignment.sum(1)[..., None] * self.centers
         return unit_rows(unit_rows(residuals).flatten(1))
 
@@ -388,3 +388,257 @@ def _without_experts(present: Tensor) -> Tensor:
     """Return 1 for a video without experts, else 0, ``[V, 1]``."""
     # Added to the sum of weights, so that score and gradient are 0 instead of 0 / 0.
     return (present.sum(-1, keepdim=True) == 0).to(present.dtype)
+
+
+class CE(ExpertMatcher):
+    """CE: collaborative experts. Features are averaged over time, or pooled by NetVLAD, and gated
+    by the other experts.
+
+    Each expert goes through a linear layer to length 1, then through ``CollaborativeGating``. The
+    order of frames has no effect. Texts and score are those of every ``ExpertMatcher``.
+
+    Args:
+        config: The architecture.
+
+    Source:
+        Liu et al., Use What You Have: Video Retrieval Using Representations From Collaborative
+        Experts (2019).
+
+    Differs from:
+        The released code averages the scores of a training video's captions before the loss, where
+        it samples several captions.
+    """
+
+    name = "CE"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(ExpertMatcher.Config):
+        """Architecture of ``CE``.
+
+        Attributes:
+            word_pool: Pooling of words.
+            netvlad_clusters: Number of NetVLAD clusters, by the name of an expert. Other experts
+                are averaged over time.
+        """
+
+        word_pool: Literal["vlad", "first", "last", "max", "mean"] = "vlad"
+        netvlad_clusters: dict[str, PositiveInt] = field(default_factory=dict)
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            require_field(
+                set(self.netvlad_clusters) <= set(self.experts),
+                self,
+                "netvlad_clusters",
+                f"names among {', '.join(self.experts)}",
+            )
+
+    config: Config
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.visual = CollaborativeExpertEncoder(config)
+
+
+class CollaborativeExpertEncoder(nn.Module):
+    """Encoder of videos with one vector per expert, gated by one another.
+
+    Args:
+        config: The architecture.
+    """
+
+    def __init__(self, config: CE.Config):
+        super().__init__()
+        clusters = config.netvlad_clusters
+        self.netvlads = nn.ModuleDict(
+            {
+                # Keys are numbers, because a name of an expert may have a dot, which a module name
+                # may not.
+                str(i): NetVLAD(dim, clusters[name])
+                for i, (name, dim) in enumerate(config.experts.items())
+                if name in clusters
+            }
+        )
+        pooled_dims = [dim * clusters.get(name, 1) for name, dim in config.experts.items()]
+        self.projections = nn.ModuleList(
+            nn.Linear(dim, config.embedding_dim) for dim in pooled_dims
+        )
+        self.gating = CollaborativeGating(len(pooled_dims), config.embedding_dim)
+
+    def forward(self, experts: Sequence[ExpertFeatures]) -> Tensor:
+        """Encode videos.
+
+        Args:
+            experts: Features of each expert, in the order of the config.
+
+        Returns:
+            Unit vectors, shape ``[N, E, embedding_dim]``, 0 where an expert is missing.
+        """
+        pooled = [
+            self.netvlads[str(i)](expert.features, expert.mask)
+            if str(i) in self.netvlads
+            else expert.pool(mean_pool)
+            for i, expert in enumerate(experts)
+        ]
+        projected = [
+            unit_rows(project(vectors))
+            for project, vectors in zip(self.projections, pooled, strict=True)
+        ]
+        gated: Tensor = self.gating(
+            torch.stack(projected, 1), torch.stack([expert.present for expert in experts], 1)
+        )
+        return gated
+
+
+class MMT(ExpertMatcher):
+    """MMT: multi-modal transformer. The features of all experts at all times attend to one another.
+
+    Each expert's features go through a linear layer to length 1, plus an embedding of the expert
+    and one of the time. The sequence starts with a video token and one aggregate token per expert,
+    the projection of its maximum over time. The encoder's state of this token is the vector of the
+    expert. Texts and score are those of every ``ExpertMatcher``.
+
+    Args:
+        config: The architecture.
+
+    Source:
+        Gabeur et al., Multi-modal Transformer for Video Retrieval (2020), section 3.
+
+    Differs from:
+        In the released code, missing experts count in the score of MSR-VTT, and all weights start
+        at a standard deviation of 0.02, at which a narrow model does not start to use the order.
+        The paper has further embeddings for aggregates and unknown times. In the code, and with
+        ``time_unit="second"`` here, both have the embedding of the first second.
+    """
+
+    name = "MMT"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(ExpertMatcher.Config):
+        """Architecture of ``MMT``.
+
+        Attributes:
+            layers: Layers of the transformer.
+            heads: Attention heads.
+            feedforward_dim: Hidden dimensions of the feed-forward layers.
+            attention_dropout: Dropout of the transformer.
+            max_length: Maximum number of features per expert. ``visual.max_length`` samples longer
+                ones.
+            time_unit: Time of a feature: its position in the sequence, or its second in the video.
+            max_seconds: Number of embeddings of seconds. Later features share the last one.
+        """
+
+        layers: LayerCount = 4
+        heads: PositiveInt = 4
+        feedforward_dim: PositiveInt = 3072
+        attention_dropout: DropoutRate = 0.1
+        max_length: PositiveInt = 30
+        time_unit: Literal["position", "second"] = "position"
+        max_seconds: PositiveInt = 32
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            require_field(
+                self.embedding_dim % self.heads == 0,
+                self,
+                "heads",
+                f"a divisor of embedding_dim, {self.embedding_dim}",
+            )
+
+    config: Config
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.visual = ExpertTransformer(config)
+
+
+class ExpertTransformer(nn.Module):
+    """Encoder of videos with one vector per expert.
+
+    Args:
+        config: The architecture.
+    """
+
+    def __init__(self, config: MMT.Config):
+        super().__init__()
+        dim, self.max_length, self.reads_seconds = (
+            config.embedding_dim,
+            config.max_length,
+            config.time_unit == "second",
+        )
+        self.projections = nn.ModuleList(
+            nn.Linear(inputs, dim) for inputs in config.experts.values()
+        )
+        self.video_token = nn.Parameter(torch.zeros(dim))
+        self.expert_embeddings = nn.Embedding(len(config.experts), dim)
+        # 0: the aggregate token
+        self.time_embeddings = nn.Embedding(
+            config.max_seconds if self.reads_seconds else 1 + config.max_length, dim
+        )
+        self.norm, self.dropout = nn.LayerNorm(dim, eps=1e-12), nn.Dropout(config.attention_dropout)
+        layer = nn.TransformerEncoderLayer(
+            dim,
+            config.heads,
+            config.feedforward_dim,
+            config.attention_dropout,
+            "gelu",
+            layer_norm_eps=1e-12,
+            batch_first=True,
+        )
+        self.encoder = nn.TransformerEncoder(layer, config.layers, enable_nested_tensor=False)
+        # Length 1 on average, as the features.
+        for embedding in (self.expert_embeddings, self.time_embeddings):
+            nn.init.normal_(embedding.weight, std=dim**-0.5)
+
+    def forward(self, experts: Sequence[ExpertFeatures]) -> Tensor:
+        """Encode videos.
+
+        Args:
+            experts: Features of each expert, in the order of the config.
+
+        Returns:
+            Unit vectors, shape ``[N, E, embedding_dim]``, 0 where an expert is missing.
+
+        Raises:
+            ShapeError: If an expert has more than ``max_length`` features, or seconds are needed
+                and no expert has them.
+        """
+        if self.reads_seconds and all(expert.seconds is None for expert in experts):
+            raise ShapeError(
+                "MMT: expected features with seconds for time_unit='second', got none. Convert "
+                "published features with times, or set "
+                "model.time_unit=position."
+            )
+        present = torch.stack([expert.present for expert in experts], 1)
+        aggregates, tokens, masks = list[Tensor](), list[Tensor](), list[Tensor]()
+        for index, (project, expert) in enumerate(zip(self.projections, experts, strict=True)):
+            features = expert.features
+            if features.shape[1] > self.max_length:
+                raise ShapeError(
+                    f"MMT: expected at most {self.max_length} features per expert, got "
+                    f"{features.shape[1]}. Set visual.max_length to "
+                    "sample them at equal intervals, or a larger model.max_length."
+                )
+            embedding = self.expert_embeddings.weight[index]
+            aggregates.append(
+                unit_rows(project(expert.pool(max_pool)))
+                + embedding
+                + self.time_embeddings.weight[0]
+            )
+            # Row 0 of the time embeddings is that of aggregates, and of unknown seconds.
+            if not self.reads_seconds:
+                times = torch.arange(1, 1 + features.shape[1], device=features.device)
+            elif expert.seconds is None:
+                times = torch.zeros_like(expert.mask, dtype=torch.long)
+            else:
+                times = expert.seconds.clamp(0, self.time_embeddings.num_embeddings - 1).long()
+            tokens.append(unit_rows(project(features)) + embedding + self.time_embeddings(times))
+            masks.append(expert.mask)
+        video_token = self.video_token.expand(len(present), 1, -1)
+        states = self.dropout(
+            self.norm(torch.cat([video_token, torch.stack(aggregates, 1), *tokens], 1))
+        )
+        # The video token is always present: attention over nothing would be NaN.
+        present_tokens = torch.cat([torch.ones_like(present[:, :1]), present, *masks], 1)
+        encoded = self.encoder(states, src_key_padding_mask=~present_tokens)
+        return unit_rows(encoded[:, 1 : 1 + len(experts)]) * present[..., None]

@@ -1,32 +1,84 @@
-"""Base of stores that keep rows in any database, and search them in memory."""
+"""Bases of stores that search a snapshot of their items, among them stores that keep rows in any
+database.
+"""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from visavis.core.errors import ShapeError
 from visavis.core.memory_budget import MemoryLimit
-from visavis.retrieval.items import IndexItem
+from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 from visavis.retrieval.stores.arrow_tables import table_from_rows
 from visavis.retrieval.stores.base import (
     CHECKSUM,
+    ItemVectors,
+    Neighbor,
+    Queries,
+    StoreDigest,
     row_checksum,
     validated_items,
     verify_rows,
 )
 from visavis.retrieval.stores.exact_search import ExactSearch
-from visavis.retrieval.stores.table_snapshot import SnapshotPart, SnapshotStore, TableSnapshot
-from visavis.retrieval.stores.vector_sets import ItemVectors
+from visavis.retrieval.stores.table_snapshot import SnapshotPart, TableSnapshot
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
-class MemoryStore(SnapshotStore):
+class SnapshotStore(ABC):
+    """Base of stores that search a snapshot of their newest version. The methods of ``VectorStore``
+    are documented there.
+    """
+
+    @abstractmethod
+    def snapshot(self) -> TableSnapshot:
+        """Open the snapshot of the newest version.
+
+        Returns:
+            The snapshot.
+        """
+
+    def search(
+        self, queries: Queries, top: int, item_filter: ItemFilter = NO_FILTER
+    ) -> list[list[Neighbor]]:
+        """Find the items with the highest inner products, see ``VectorStore.search``."""
+        return self.snapshot().search(queries, top, item_filter)
+
+    def get(self, keys: Sequence[str]) -> dict[str, IndexItem]:
+        """Read some items, see ``VectorStore.get``."""
+        return self.snapshot().get(keys)
+
+    def table(self) -> pa.Table:
+        """Read all items as columns, see ``VectorStore.table``."""
+        return self.snapshot().table
+
+    def vectors(self, keys: Sequence[str]) -> ItemVectors:
+        """Read the vectors of some items, see ``VectorStore.vectors``."""
+        return self.snapshot().vectors(keys)
+
+    def all_vectors(self) -> ItemVectors:
+        """Read the vectors of all items, see ``VectorStore.all_vectors``."""
+        return self.snapshot().all_vectors
+
+    def count(self, item_filter: ItemFilter = NO_FILTER) -> int:
+        """Count items, see ``VectorStore.count``."""
+        return self.snapshot().count(item_filter)
+
+    def digest(self) -> StoreDigest:
+        """Summarize all items and vectors, see ``VectorStore.digest``."""
+        return self.snapshot().digest
+
+
+class RowStore(SnapshotStore):
     """Items with one unit vector each, which are read and verified as a whole.
 
-    A subclass reads, writes and deletes rows, and is added to ``visavis.retrieval.stores.CATALOG``.
+    A subclass reads, writes and deletes rows, and is added to ``visavis.retrieval.stores.catalog.CATALOG``.
     A row has the fields ``ITEM_FIELDS``, ``CHECKSUM`` and ``vector``, float32, shape ``[D]``. Its
     ``key`` is unique. The methods of ``VectorStore`` are documented there.
 

@@ -1,1 +1,0 @@
-"""Published matching models of videos and texts."""
