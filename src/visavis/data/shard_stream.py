@@ -474,6 +474,7 @@ class StreamLoader(Loader):
         Yields:
             The batches.
         """
+        # The first problem is logged at once, the number of all at the end.
         skipped, end, log = 0, start, logging.getLogger(__name__)
         for batch in super().epoch(epoch, start=start, stop=stop, training=training, device=device):
             assert isinstance(batch, StreamBatch)
