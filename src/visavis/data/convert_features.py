@@ -675,6 +675,7 @@ def _write_experts(
     if not embedding_dims:
         return {}
     with_experts = content.videos_with_experts
+    # Videos with experts first, then those with captions alone.
     names = list(with_experts | dict.fromkeys(captions))
     if without_experts := names[len(with_experts) :]:
         _require(
@@ -722,6 +723,7 @@ def _write_caption_features(
         for caption, array in zip(captions, arrays, strict=True):
             # Equal captions of several videos share the features of the first one.
             features.setdefault(caption, array)
+    # Of the first caption. All others must have it.
     embedding_dim = next(iter(features.values())).shape[-1]
     for caption, array in features.items():
         # Not _require: the message would take longer than the check.

@@ -478,6 +478,7 @@ class Dataset:
         Returns:
             The data set with all images and fewer captions.
         """
+        # Captions keep their order, so that rows of stored features are read in order.
         indices = np.sort(indices)
         return replace(
             self,
@@ -552,6 +553,7 @@ class Dataset:
             return hash_parts(
                 self.images.fingerprint.encode(), self.captions.fingerprint.encode(), image_of
             )
+        # Separators of fields and items, which names and captions rarely contain.
         digest = hashlib.sha256()
         for image in self.images:
             digest.update(f"{image.name}\x1f{image.split}\x1e".encode())

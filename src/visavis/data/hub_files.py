@@ -309,6 +309,7 @@ def hub_repository(folder: Path) -> Path | None:
     Returns:
         The resolved folder of the repository. None: the folder is not in a snapshot.
     """
+    # A link of the cache leads from snapshots/REVISION to blobs.
     snapshots = next(
         (parent for parent in Path(os.path.realpath(folder)).parents if parent.name == "snapshots"),
         None,

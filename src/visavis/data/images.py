@@ -214,6 +214,7 @@ def make_thumbnail(
     """
     with _translate_errors(name):
         image = _open(content, name, allow_animated=True, max_pixels=max_pixels)
+        # Before the conversion, which loses both.
         profile, mode = image.info.get("icc_profile"), image.mode
         _reduce(image, max_side, max_pixels)
         image = _to_upright_rgb(image)

@@ -79,6 +79,7 @@ class Standardization:
             count += len(values)
             total = total + values.sum(0)
             squares = squares + values.square().sum(0)
+        # In float64: the difference of two large numbers follows.
         mean = total / count
         std = (squares / count - mean.square()).clamp(min=0).sqrt()
         return cls(tuple(mean.tolist()), tuple(std.where(std > MIN_STD, 1.0).tolist()), signed_sqrt)
@@ -291,6 +292,7 @@ class StoredFeatures:
             The items in the given order.
         """
         encoded = self.store.read(self.rows[index])
+        # [n, crops, ...] to [n, ...]
         encoded = encoded.map(lambda part: part.mean(1)) if self.crops > 1 else encoded
         return encoded if self.standardization is None else self.standardization(encoded)
 

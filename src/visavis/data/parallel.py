@@ -32,6 +32,7 @@ def cpu_cores() -> int:
     Returns:
         The number of cores. Processes of torchrun on one machine share them.
     """
+    # A container may allow fewer cores than the machine has.
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )

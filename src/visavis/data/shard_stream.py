@@ -31,7 +31,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -417,6 +417,11 @@ class StreamSchedule(BatchSchedule):
         return min(count, self.batches_per_epoch or count)
 
 
+# Model input of the images and captions, ids of the items, whether each item of the request is in
+# the batch, and the problems of the others.
+StreamContents = tuple[Encoded, Encoded, np.ndarray, np.ndarray, list[str]]
+
+
 @dataclass(frozen=True)
 class StreamBatch(Batch):
     """A batch of a stream.
@@ -474,6 +479,7 @@ class StreamLoader(Loader):
         Yields:
             The batches.
         """
+        # The first problem is logged at once, the number of all at the end.
         skipped, end, log = 0, start, logging.getLogger(__name__)
         for batch in super().epoch(epoch, start=start, stop=stop, training=training, device=device):
             assert isinstance(batch, StreamBatch)
@@ -503,16 +509,16 @@ class StreamLoader(Loader):
         epoch: int,
         number: int,
     ) -> StreamBatch:
-        items = request.images[request.own_images][contents.usable]
-        ids = torch.from_numpy(contents.ids)
+        visual, text, numbers, usable, skipped = contents
+        items, ids = request.images[request.own_images][usable], torch.from_numpy(numbers)
         # An item is an image and its caption, so both have the same numbers.
         return StreamBatch(
             images=items,
             captions=items,
             image_ids=ids,
             text_ids=ids,
-            visual=contents.visual,
-            text=contents.text,
+            visual=visual,
+            text=text,
             epoch=epoch,
             index=number,
             loader=self,
@@ -520,26 +526,8 @@ class StreamLoader(Loader):
             global_captions=request.images,
             image_start=request.own_images.start,
             caption_start=request.own_images.start,
-            skipped=tuple(contents.skipped),
+            skipped=tuple(skipped),
         )
-
-
-class StreamContents(NamedTuple):
-    """Contents of a batch.
-
-    Attributes:
-        visual: Model input of the images.
-        text: Model input of the captions.
-        ids: Ids of the items.
-        usable: Whether each item of the request is in the batch.
-        skipped: Problems of the others.
-    """
-
-    visual: Encoded
-    text: Encoded
-    ids: np.ndarray
-    usable: np.ndarray
-    skipped: list[str]
 
 
 @dataclass(frozen=True)
@@ -571,7 +559,7 @@ class StreamReader:
         """
         usable, skipped = np.ones(len(request.images[request.own_images]), bool), list[str]()
         try:
-            return StreamContents(*self._read(request, usable), usable, skipped)
+            return *self._read(request, usable), usable, skipped
         except DataError:
             if not self.stream.skip_bad:
                 raise
@@ -586,7 +574,7 @@ class StreamReader:
             raise DataError(
                 f"{self.stream.pattern}: expected a usable item in a batch, got none: {skipped[0]}"
             )
-        return StreamContents(*self._read(request, usable), usable, skipped)
+        return *self._read(request, usable), usable, skipped
 
     def _read(
         self, request: BatchRequest, selected: np.ndarray

@@ -99,6 +99,7 @@ def list_shards(pattern: str) -> list[ShardFile]:
         urls = list(counts)
     elif re.search(r"\{.+\}", pattern):
         urls = expand_braces(pattern)
+    # In the order of the pattern, which numbers the items of a stream.
     files = [file for url in urls for file in _list_url(url)]
     require(
         files,
@@ -190,6 +191,7 @@ def local_copy(file: ShardFile) -> Path:
     limit = -1.0
     with suppress(ValueError):
         limit = float(value) * 1e9
+    # A shard that was replaced has another copy.
     identity = json.dumps([file.url, file.size, file.changed_ns]).encode()
     folder = storage.cache_folder() / "shards"
     suffix = os.path.splitext(file.url)[1]

@@ -305,6 +305,7 @@ def frame_at(source: VideoSource, name: str, seconds: float) -> PILImage:
     if seconds <= 0:
         return first_frame(source, name)
     with _open_stream(source, name) as (container, stream):
+        # Times of frames count from here.
         start = 0.0 if stream.start_time is None else float(stream.start_time * stream.time_base)
         container.seek(round((start + seconds) * 1e6), backward=True)
         last: Any = None

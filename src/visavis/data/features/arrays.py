@@ -129,6 +129,7 @@ class ArrayFeatures:
         self._first_row = dict(
             zip(arrays, np.cumsum([0, *map(len, arrays.values())]).tolist(), strict=False)
         )
+        # Equal in all arrays, which their readers check.
         self.shape = next(iter(arrays.values())).shape[1:]
 
     @classmethod

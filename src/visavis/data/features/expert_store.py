@@ -229,6 +229,7 @@ class ExpertStore:
             a missing expert. L is at least 1. Experts with known times have the part
             ``seconds_part(name)``, ``[n, L, 1]``.
         """
+        # Seconds are padded as their vectors: the same offsets, one dimension.
         index = np.asarray(rows)
         arrays = {name: (expert.vectors, expert.offsets) for name, expert in self._experts.items()}
         for name, expert in self._experts.items():
@@ -725,6 +726,7 @@ def _keys(name: str) -> Iterable[str]:
 
 def _convert(files: list[Path], folder: Path, on_progress: ProgressCallback) -> None:
     images = read_regions(files, on_progress)
+    # The first image gives the dimension of the store.
     first = next(images, None)
     if first is None:
         raise DataError(

@@ -379,6 +379,7 @@ def list_split_tables(folder: Path) -> Listing:
         for path in sorted(folder.glob(pattern))
         if os.path.isfile(path)
     ]
+    # Other tables of the folder, such as prices, have no split in their names.
     files = [path for path in tables if split_in_name(path.relative_to(folder))]
     for path, split in splits_of_files(files, folder).items():
         _add_rows(listing, path, split, readers[path.suffix])

@@ -432,6 +432,7 @@ def match_coco_ids(data: Dataset, path: Path) -> tuple[dict[int, int], dict[int,
     Raises:
         DataError: If an image is not in the list, or has other captions there.
     """
+    # Names, because the positions differ in parts of a data set.
     listed = {image.filename: image for image in storage.read_json(path, _CocoList).images}
     images: dict[int, int] = {}
     captions: dict[int, int] = {}
@@ -655,6 +656,7 @@ def find_precomp_files(path: str | Path) -> list[Path]:
 
 
 def _check_shapes(folder: Path, features: dict[str, np.ndarray]) -> None:
+    # Of an image: [D] or [R, D].
     shapes = {split: rows.shape[1:] for split, rows in features.items()}
     first = next(iter(shapes), "")
     if other := next((split for split, shape in shapes.items() if shape != shapes[first]), None):

@@ -457,6 +457,7 @@ def make_scene_pairs(
         for _ in range(MAX_TRIES):
             if (fact_pair := _sample_edit(kind, scene, rng)) is None:
                 break
+            # An edit may be true, too: "a star" of a scene with a star and a heart.
             true, edited = fact_relevance([scene], fact_pair)[0]
             if true == 1 and edited < 1:
                 pairs.append(
