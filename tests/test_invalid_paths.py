@@ -141,7 +141,7 @@ WORK = {
     "convert": "visavis.models.encoders.checkpoint_files.read_checkpoint",
     "data_convert": "visavis.data.convert_features._parse_source",
     "data_scenes": "visavis.data.synthetic.write_synthetic_clips",
-    "demo": "visavis.research.demo_run._Demo.run",
+    "demo": "visavis.research.demo_run._run_stages",
     "diagnose": "visavis.research.diagnostics.contribution_analysis.diagnose_run",
     "export": "visavis.models.retriever.Retriever.load",
     "explain": "visavis.research.diagnostics.attention_maps.attention_map",

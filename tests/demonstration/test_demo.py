@@ -178,7 +178,7 @@ def test_demo_numbers_its_default_folder(tmp_path, monkeypatch):
 
 
 def test_demo_reports_its_folder_when_stopped(tmp_path, monkeypatch):
-    def stop(*_):
+    def stop(*_, **__):
         raise KeyboardInterrupt
 
     progress = RecordedProgress()

@@ -203,7 +203,8 @@ def test_relevance_command_evaluates_estimators(people, vectors_file, tiny_model
         )  # equal sentences have the highest relevance and the highest rating
         assert 0 <= row.share_above_threshold <= 1
         assert row.captions_per_s > 0
-        assert 0 < row.million_pairs_s < 1000
+        assert row.million_pairs_s > 0
+    assert rows[0].million_pairs_s < 1000
     shown = CliRunner().invoke(
         app,
         ["relevance", *(part for spec in specs for part in ("--estimator", spec)), "--json"],
