@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from visavis.core.encoded import Encoded
-from visavis.data.item_sources import Standardization
+from visavis.data.features.standardization import Standardization
 
 
 @pytest.mark.parametrize("root", [False, True])

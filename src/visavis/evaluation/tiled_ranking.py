@@ -1,8 +1,9 @@
 """Ranks of all images and texts in both directions, from tiles of the score matrix, which is never
 held as a whole.
 
-A rank is a count: of the candidates that score at least as high as the positive of the query. Two
-details make it exact:
+A rank is a count: of the other candidates that score higher than the positive of the query, and, as
+the ties demand, of those with its score. `positive_ranks` has the same definition on one block. Two
+details make it exact here:
 
 - Positive scores come from the same product. A product of another shape, or an elementwise sum,
   rounds differently, so that an item could outrank itself. The tiles that hold positive pairs are

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from visavis.core.blocking import chunk_slices
-from visavis.core.errors import VisavisError
 from visavis.core.process_group import ProcessGroup
 from visavis.losses.objectives.base import Objective, PairwiseObjective
 from visavis.losses.objectives.pairs import find_positive_pairs
@@ -43,43 +42,6 @@ class ValueAndGradients(NamedTuple):
     gradients: InputGradients
     annotation_grads: list[tuple[Tensor, Tensor]]
     bias_grad: Tensor | float = 0.0
-
-
-def attach_gradients(value: Tensor, gradients: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Attach a value with known gradients to the graph.
-
-    Args:
-        value: A scalar.
-        gradients: Pairs of an input and the gradient of the value with respect to it.
-
-    Returns:
-        The value. Its backward pass multiplies the known gradients by the upstream gradient.
-    """
-    needed = [
-        (tensor, gradient.reshape(tensor.shape).to(tensor.dtype))
-        for tensor, gradient in gradients
-        if tensor.requires_grad
-    ]
-    return _KnownGradients.apply(
-        value, [gradient for _, gradient in needed], *(tensor for tensor, _ in needed)
-    )
-
-
-class _KnownGradients(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor], *_inputs: Tensor) -> Tensor:
-        ctx.gradients = gradients
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise VisavisError(
-                "PairLoss cannot be differentiated twice, because its gradient is computed in the "
-                "forward pass. "
-                "Call the objective on the score matrix instead: objective(scores, targets)."
-            )
-        return None, None, *(gradient * upstream[0] for gradient in ctx.gradients)
 
 
 class DirectionLoss(NamedTuple):

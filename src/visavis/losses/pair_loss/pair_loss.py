@@ -18,7 +18,14 @@ from torch import Tensor, nn
 
 from visavis.core.blocking import Score, ScoreCost, checked_scores
 from visavis.core.encoded import Encoded, Items, as_encoded
-from visavis.core.errors import ShapeError, SpecError, format_value, log_debug, warn
+from visavis.core.errors import (
+    ShapeError,
+    SpecError,
+    VisavisError,
+    format_value,
+    log_debug,
+    warn,
+)
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.process_group import ProcessGroup, select_process_group
 from visavis.losses.logits import (
@@ -39,7 +46,6 @@ from visavis.losses.objectives.base import (
 )
 from visavis.losses.pair_loss.blocks import (
     ValueAndGradients,
-    attach_gradients,
     run_row_blocks,
     run_shared_blocks,
 )
@@ -535,7 +541,7 @@ class PairLoss(nn.Module):
             if not needs_grad:
                 return result.value
             gradients = _local_gradients(result, images, texts, scores.parameters, biases, group)
-        return attach_gradients(result.value, gradients)
+        return _attach_gradients(result.value, gradients)
 
     def _block_scores(
         self,
@@ -659,3 +665,40 @@ def _split_scale_and_bias(
 
 def _dtype_note(number: Any) -> str:
     return f" of {number.dtype}" if isinstance(number, Tensor) and number.numel() == 1 else ""
+
+
+def _attach_gradients(value: Tensor, gradients: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Attach a value with known gradients to the graph.
+
+    Args:
+        value: A scalar.
+        gradients: Pairs of an input and the gradient of the value with respect to it.
+
+    Returns:
+        The value. Its backward pass multiplies the known gradients by the upstream gradient.
+    """
+    needed = [
+        (tensor, gradient.reshape(tensor.shape).to(tensor.dtype))
+        for tensor, gradient in gradients
+        if tensor.requires_grad
+    ]
+    return _KnownGradients.apply(
+        value, [gradient for _, gradient in needed], *(tensor for tensor, _ in needed)
+    )
+
+
+class _KnownGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor], *_inputs: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise VisavisError(
+                "PairLoss cannot be differentiated twice, because its gradient is computed in the "
+                "forward pass. "
+                "Call the objective on the score matrix instead: objective(scores, targets)."
+            )
+        return None, None, *(gradient * upstream[0] for gradient in ctx.gradients)

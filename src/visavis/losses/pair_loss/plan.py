@@ -198,9 +198,10 @@ class ExecutionPlan:
     """How a loss is computed. ``print`` describes it in one line.
 
     Attributes:
-        path: "dense" for the graph of one matrix, "cached" for one direction after the other over
-            cached cosines, "row_blocks" for the same with blocks that are scored when needed,
-            "tiles" for tiles that serve both directions.
+        path: "dense" for the graph of one matrix, "tiles" for tiles that serve both directions,
+            "cached" for blocks of queries over cached cosines, "row_blocks" for blocks of queries
+            that are scored when needed. Blocks of queries take one direction after the other, unless
+            ``shares_blocks``.
         num_queries: Number of images and of texts that are queries.
         block_rows: Maximum number of queries of a block, for each direction.
         block_columns: Maximum number of candidates that are scored with a graph at once, for each

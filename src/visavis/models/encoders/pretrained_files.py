@@ -60,6 +60,11 @@ def cached_hub_folder(name: str) -> Path | None:
     Returns:
         The folder. None if the model is missing or incomplete.
     """
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    # The functions of the hub take longer to import than the folder to look for.
+    if not os.path.isdir(os.path.join(HF_HUB_CACHE, f"models--{name.replace('/', '--')}")):
+        return None
     from huggingface_hub import snapshot_download
 
     try:

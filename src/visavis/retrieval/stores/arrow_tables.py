@@ -216,6 +216,21 @@ def equal_lists(first: pa.Array, second: pa.Array) -> np.ndarray:
     return is_equal
 
 
+def row_indices(rows: np.ndarray) -> pa.Array:
+    """Convert row numbers for ``take``. pyarrow would import pandas to convert an array of numpy.
+
+    Args:
+        rows: Row numbers, shape ``[n]``.
+
+    Returns:
+        The same memory as int64.
+    """
+    import pyarrow as pa
+
+    buffer = pa.py_buffer(np.ascontiguousarray(rows, np.int64))
+    return pa.Array.from_buffers(pa.int64(), len(rows), [None, buffer])
+
+
 def find_keys(column: pa.Array, keys: Sequence[str]) -> np.ndarray:
     """Find keys in a sorted column.
 

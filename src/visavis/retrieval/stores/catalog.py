@@ -12,7 +12,7 @@ from visavis.core.encoded import MaxSimDirection
 from visavis.core.errors import DataError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.own_code import loaded_parts
-from visavis.retrieval.stores.base import VectorStore
+from visavis.retrieval.stores.base import StoreDigest, VectorStore
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class StoreKind:
         extra: Extra of visavis that installs its library. "": it needs none.
         default: Location or name that is used without a choice of the user.
         several_vectors: Whether it stores several vectors per item, for late-interaction models.
+        reads_digest: Whether it is called with ``digest``, too.
     """
 
     place: str | type
@@ -35,6 +36,7 @@ class StoreKind:
     extra: str = ""
     default: str = ""
     several_vectors: bool = False
+    reads_digest: bool = False
 
     @property
     def store_class(self) -> Any:
@@ -53,6 +55,7 @@ CATALOG: dict[str, StoreKind] = {
         extra="search",
         default="items.lance in the folder of the index",
         several_vectors=True,
+        reads_digest=True,
     ),
     "Milvus": StoreKind(
         "visavis.retrieval.stores.milvus_store:MilvusStore",
@@ -121,6 +124,7 @@ def open_store(
     index_id: str = "",
     late_interaction: MaxSimDirection | None = None,
     verify_files: bool = False,
+    digest: StoreDigest | None = None,
 ) -> VectorStore:
     """Open the store of a URI, or create it if ``embedding_dim`` is given.
 
@@ -135,6 +139,8 @@ def open_store(
             LanceDB. None: one vector per item.
         verify_files: Whether to verify the snapshot of LanceDB by checksums, instead of by the
             sizes and times of its files.
+        digest: Summary of the items that a store must have which is not changed. LanceDB then opens
+            a local snapshot of these items, and the table only where it is needed.
 
     Returns:
         The store.
@@ -146,12 +152,14 @@ def open_store(
         StorageError: If the store cannot be read or written.
         MissingExtra: If the library of the store is not installed.
     """
-    store: VectorStore = find_store_kind(str(uri), late_interaction).store_class(
+    kind = find_store_kind(str(uri), late_interaction)
+    store: VectorStore = kind.store_class(
         str(uri),
         embedding_dim,
         memory,
         index_id=index_id,
         late_interaction=late_interaction,
         verify_files=verify_files,
+        **({"digest": digest} if kind.reads_digest else {}),
     )
     return store

@@ -8,7 +8,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -85,6 +85,8 @@ class LanceStore(SnapshotStore):
             None: one vector per item.
         verify_files: Whether to verify the snapshot by checksums, instead of by the sizes and times
             of its files.
+        digest: Summary of the items, if they are only read. A local snapshot of them is opened
+            instead of the table, because importing LanceDB takes longer than a search.
 
     Raises:
         DataError: If the table is missing and ``embedding_dim`` is None.
@@ -103,15 +105,13 @@ class LanceStore(SnapshotStore):
         index_id: str = "",
         late_interaction: MaxSimDirection | None = None,
         verify_files: bool = False,
+        digest: StoreDigest | None = None,
     ):
         if os.path.exists(uri) and not os.path.isdir(uri):
             raise DataError(
                 f"{uri}: expected the folder of a store, got a file. Pass a folder, or a file name "
                 "ending in .db for Milvus."
             )
-        os.environ.setdefault("LANCE_LOG", "error")
-        with requires_extra("search", "an index"):
-            import lancedb
         self.uri, self.memory, self.index_id = str(uri), memory, index_id
         self.late_interaction, self._verify_files = late_interaction, verify_files
         # A search reads one version throughout, also if an update ends meanwhile.
@@ -120,9 +120,25 @@ class LanceStore(SnapshotStore):
             store_errors, self.uri, index_id, "the table cannot be read or written", _reason
         )
         self.remote = "://" in self.uri
-        self._database: Any
-        self._table: Any
+        self._database: Any = None
+        self._table: Any = None
         several = late_interaction is not None
+        self._item_columns = [*ITEM_FIELDS, CHECKSUM, *([NUM_VECTORS] if several else [])]
+        self._batch_rows = BATCH_SETS if several else BATCH_ROWS
+        self._snapshot = None if digest is None else self._open_snapshot_of(digest)
+        if self._snapshot is None:
+            self._open_table(embedding_dim)
+        else:
+            vectors = self._snapshot[1].parts[-1].vectors
+            rows = vectors.rows if isinstance(vectors, VectorSets) else vectors
+            self.embedding_dim = rows.shape[1]
+
+    def _open_table(self, embedding_dim: int | None) -> None:
+        """Open the table, or create it if a dimension is given."""
+        os.environ.setdefault("LANCE_LOG", "error")
+        with requires_extra("search", "an index"):
+            import lancedb
+        several = self.late_interaction is not None
         with self._storage_errors():
             # Connecting would create the folder.
             is_missing = not self.remote and not os.path.isdir(Path(self.uri) / f"{TABLE}.lance")
@@ -144,7 +160,7 @@ class LanceStore(SnapshotStore):
                 self._table = self._database.create_table(TABLE, schema=schema, exist_ok=True)
         column = self._table.schema.field("vector").type
         stores_several = not hasattr(column, "list_size")
-        self.embedding_dim: int = (column.value_type if stores_several else column).list_size
+        self.embedding_dim = (column.value_type if stores_several else column).list_size
         problem = ""
         if stores_several != several:
             kinds = ("one vector", "several vectors")
@@ -153,9 +169,32 @@ class LanceStore(SnapshotStore):
             problem = f"vectors of dimension {embedding_dim}, got {self.embedding_dim}"
         if problem:
             raise ShapeError(f"{self.uri}: expected {problem}. Pass another folder.")
-        self._item_columns = [*ITEM_FIELDS, CHECKSUM, *([NUM_VECTORS] if several else [])]
-        self._batch_rows = BATCH_SETS if several else BATCH_ROWS
-        self._snapshot: tuple[str, TableSnapshot] | None = None
+
+    def _open_snapshot_of(self, digest: StoreDigest) -> tuple[str, TableSnapshot] | None:
+        """The version and the snapshot of a local table with exactly these items. None if there is
+        none, or an update may have been killed.
+        """
+        folder = self._snapshot_folder()
+        versions = Path(self.uri) / f"{TABLE}.lance" / "_versions"
+        if not os.path.isdir(versions) or not os.path.isdir(folder):
+            return None
+        with storage.folder_lock(folder, wait=True):
+            if any(folder.glob(".*.part")):
+                return None
+            for name in _newest_first(folder):
+                with suppress(DataError):
+                    if PartDescription.read(folder / name, self.index_id).digest == digest:
+                        opened = self._open_snapshot(folder / name, self._verify_files)
+                        return None if opened is None else (name, opened)
+        return None
+
+    def _snapshot_folder(self) -> Path:
+        """Next to the table if that is writable, else in the cache."""
+        if not self.remote and os.access(self.uri, os.W_OK):
+            return Path(self.uri) / SNAPSHOT_FOLDER
+        name = self.uri if self.remote else os.path.realpath(self.uri)
+        digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+        return storage.cache_folder() / SNAPSHOT_FOLDER / digest
 
     def add(self, items: Sequence[IndexItem], vectors: ItemVectors) -> None:
         """Add or replace items, see ``VectorStore.add``."""
@@ -200,6 +239,7 @@ class LanceStore(SnapshotStore):
         Args:
             retention: Age from which versions are removed.
         """
+        self._require_table()
         with self._storage_errors():
             self._table.optimize(cleanup_older_than=retention)
 
@@ -208,11 +248,16 @@ class LanceStore(SnapshotStore):
         """Compact the table after this change if it is due. The versions count the changes, because
         most processes make a single one.
         """
+        self._require_table()
         with self._storage_errors():
             before = self._table.version
             yield
             if self._table.version // COMPACT_EVERY > before // COMPACT_EVERY:
                 self.optimize()
+
+    def _require_table(self) -> None:
+        if self._table is None:
+            self._open_table(self.embedding_dim)
 
     def close(self) -> None:
         """Close the table and the snapshot."""
@@ -231,12 +276,7 @@ class LanceStore(SnapshotStore):
             self._keeps_version or self._snapshot[0] == self._version()
         ):
             return self._snapshot[1]
-        # Next to the table if that is writable, else in the cache.
-        folder = Path(self.uri) / SNAPSHOT_FOLDER
-        if self.remote or not os.access(self.uri, os.W_OK):
-            name = self.uri if self.remote else os.path.realpath(self.uri)
-            digest = hashlib.sha256(name.encode()).hexdigest()[:16]
-            folder = storage.cache_folder() / SNAPSHOT_FOLDER / digest
+        folder = self._snapshot_folder()
         with storage.folder_lock(folder, wait=True):
             version = self._version()
             # A killed process leaves partial files.
@@ -281,13 +321,8 @@ class LanceStore(SnapshotStore):
         """Write a part with the items that the kept parts of the newest intact snapshot of an older
         version do not have.
         """
-        versions = (
-            [path.name for path in folder.parent.iterdir() if re.fullmatch(r"\d+-\d+", path.name)]
-            if os.path.isdir(folder.parent)
-            else []
-        )
-        newest_first = sorted(versions, key=lambda name: [-int(part) for part in name.split("-")])
-        opened = (self._open_snapshot(folder.parent / name, in_full) for name in newest_first)
+        names = _newest_first(folder.parent) if os.path.isdir(folder.parent) else []
+        opened = (self._open_snapshot(folder.parent / name, in_full) for name in names)
         older = next((snapshot for snapshot in opened if snapshot is not None), None)
         with self._storage_errors(), storage.atomic_folder(folder) as part:
             table, row_ids, checksums = self._read_checksums()
@@ -312,6 +347,7 @@ class LanceStore(SnapshotStore):
 
     def _read_checksums(self) -> tuple[Any, np.ndarray, np.ndarray]:
         """The newest version of the table, and the id and checksum of each of its rows."""
+        self._require_table()
         table = self._database.open_table(TABLE)
         # Another process may add a version while this one is read.
         table.checkout(self._table.version)
@@ -391,9 +427,16 @@ class LanceStore(SnapshotStore):
         """Number and time of the newest version. The time distinguishes it from that of a deleted
         table, which also started at 1.
         """
+        self._require_table()
         with self._storage_errors():
             newest = max(self._table.list_versions(), key=lambda version: version["version"])
         return f"{newest['version']}-{int(newest['timestamp'].timestamp() * 1e6)}"
+
+
+def _newest_first(folder: Path) -> list[str]:
+    """Versions of the snapshots in a folder."""
+    versions = [path.name for path in folder.iterdir() if re.fullmatch(r"\d+-\d+", path.name)]
+    return sorted(versions, key=lambda name: [-int(part) for part in name.split("-")])
 
 
 def _kept_parts(

@@ -78,7 +78,8 @@ class SnapshotStore(ABC):
 class RowStore(SnapshotStore):
     """Items with one unit vector each, which are read and verified as a whole.
 
-    A subclass reads, writes and deletes rows, and is added to ``visavis.retrieval.stores.catalog.CATALOG``.
+    A subclass reads, writes and deletes rows. A ``StoreKind`` names its locations: in ``CATALOG`` of
+    ``visavis.retrieval.stores.catalog``, or in your own file.
     A row has the fields ``ITEM_FIELDS``, ``CHECKSUM`` and ``vector``, float32, shape ``[D]``. Its
     ``key`` is unique. The methods of ``VectorStore`` are documented there.
 

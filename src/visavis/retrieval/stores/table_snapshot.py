@@ -24,7 +24,12 @@ from visavis.core.encoded import MaxSimDirection
 from visavis.core.errors import DataError, StorageError, log_debug
 from visavis.core.memory_budget import MemoryLimit
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
-from visavis.retrieval.stores.arrow_tables import find_keys, items_from_table, matching_rows
+from visavis.retrieval.stores.arrow_tables import (
+    find_keys,
+    items_from_table,
+    matching_rows,
+    row_indices,
+)
 from visavis.retrieval.stores.base import (
     CHECKSUM,
     ItemVectors,
@@ -320,7 +325,7 @@ class TableSnapshot:
         recent_rows, found = dict[str, int](), list[list[list[Neighbor]]]()
         for part, start in zip(self.parts, self._starts, strict=False):
             scores, rows = part.vector_search.search(queries, top, part.mask(item_filter))  # type: ignore[arg-type]
-            keys = part.keys.take(rows.ravel()).to_pylist()
+            keys = part.keys.take(row_indices(rows.ravel())).to_pylist()
             recent_rows |= zip(keys, (rows.ravel() + start).tolist(), strict=True)
             neighbors = list(map(Neighbor, keys, scores.ravel().tolist()))
             num_queries, count = rows.shape
@@ -354,7 +359,7 @@ class TableSnapshot:
         items = [
             item
             for part, own in zip(self.parts, self._split(rows), strict=True)
-            for item in items_from_table(part.table.take(own))
+            for item in items_from_table(part.table.take(row_indices(own)))
         ]
         # Read part by part, so that the order of the keys is restored.
         by_key = {item.key: item for item in items}

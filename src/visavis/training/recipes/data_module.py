@@ -20,11 +20,11 @@ from visavis.core.run_context import RunContext
 from visavis.core.spec import build_object
 from visavis.data.dataset import Dataset
 from visavis.data.features.expert_store import ExpertStore
+from visavis.data.features.standardization import Standardization
 from visavis.data.item_sources import (
     AnyFeatures,
     ConcatSource,
     ItemSource,
-    Standardization,
     StoredFeatures,
 )
 from visavis.data.loader import BatchSchedule, Loader, share_workers
