@@ -18,7 +18,7 @@ SEARCH = ["search", "index", "a red circle"]
 PROGRAM = """
 import atexit, sys
 def report():
-    known = ("visavis", "torch", "transformers", "lancedb")
+    known = ("visavis", "torch", "transformers", "lancedb", "pandas")
     names = sorted(name for name in sys.modules if name in known or name[:8] == "visavis.")
     print(*names, file=sys.stderr)
 atexit.register(report)
@@ -84,6 +84,7 @@ def test_search_imports_no_training_and_no_other_store(folder):
     prefixes = tuple(f"visavis.{name}" for name in unused)
     assert not [name for name in names if name.startswith(prefixes)]
     assert not [name for name in names if name.endswith(("milvus_store", "maxsim_search"))]
+    assert not {"transformers", "lancedb", "pandas"} & set(names)
 
 
 def test_import_of_models_loads_no_objective_and_no_command():

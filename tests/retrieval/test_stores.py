@@ -390,3 +390,24 @@ def test_lance_store_reports_object_storage_errors(object_storage):
         match=r"^s3://no-such-bucket/x: the table cannot be read or written: The specified bucket does not exist\.$",
     ):
         LanceStore("s3://no-such-bucket/x", DIM)
+
+
+def test_table_is_opened_only_for_a_change(tmp_path):
+    generator = np.random.default_rng(0)
+    items = sorted(random_items(generator, 4), key=lambda item: item.key)
+    vectors = generator.normal(size=(4, DIM)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    with closing(LanceStore(tmp_path, DIM, index_id="ab")) as writer:
+        writer.add(items[:3], vectors[:3])
+        digest = writer.digest()
+    with closing(LanceStore(tmp_path, DIM, index_id="ab", digest=digest)) as opened:
+        assert opened._table is None
+        assert opened.table()["key"].to_pylist() == [item.key for item in items[:3]]
+        opened.add(items[3:], vectors[3:])
+        assert opened.count() == 4
+        newer = opened.digest()
+    for known, is_known in ((digest, False), (newer, True)):
+        with closing(LanceStore(tmp_path, index_id="ab", digest=known)) as reader:
+            assert (reader._table is None) == is_known
+            assert reader.digest() == newer
+            reader.verify()

@@ -552,7 +552,7 @@ def open_index_store(
                 late_interaction=manifest.late_interaction,
                 # Without a digest, the last update was interrupted.
                 verify_files=manifest.digest is None,
-                digest=None if create else manifest.digest,
+                digest=manifest.digest,
             )
             # The caller closes the store. Up to ``pop_all``, an error closes it.
             stack.callback(vectors.close)

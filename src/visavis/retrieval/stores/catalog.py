@@ -139,8 +139,8 @@ def open_store(
             LanceDB. None: one vector per item.
         verify_files: Whether to verify the snapshot of LanceDB by checksums, instead of by the
             sizes and times of its files.
-        digest: Summary of the items that a store must have which is not changed. LanceDB then opens
-            a local snapshot of these items, and the table only where it is needed.
+        digest: Summary of the items, if it is known. LanceDB then opens a local snapshot of these
+            items, and the table only for a change.
 
     Returns:
         The store.

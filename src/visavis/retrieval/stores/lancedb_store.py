@@ -85,8 +85,8 @@ class LanceStore(SnapshotStore):
             None: one vector per item.
         verify_files: Whether to verify the snapshot by checksums, instead of by the sizes and times
             of its files.
-        digest: Summary of the items, if they are only read. A local snapshot of them is opened
-            instead of the table, because importing LanceDB takes longer than a search.
+        digest: Summary of the items, if it is known. A local snapshot of them is opened instead of
+            the table, until a change needs the table: importing LanceDB takes longer than a search.
 
     Raises:
         DataError: If the table is missing and ``embedding_dim`` is None.
@@ -181,7 +181,8 @@ class LanceStore(SnapshotStore):
         with storage.folder_lock(folder, wait=True):
             if any(folder.glob(".*.part")):
                 return None
-            for name in _newest_first(folder):
+            # An older version would hide that the table has changed since.
+            for name in _newest_first(folder)[:1]:
                 with suppress(DataError):
                     if PartDescription.read(folder / name, self.index_id).digest == digest:
                         opened = self._open_snapshot(folder / name, self._verify_files)
@@ -273,7 +274,7 @@ class LanceStore(SnapshotStore):
             StorageError: If the snapshot cannot be written, or the table is damaged.
         """
         if self._snapshot is not None and (
-            self._keeps_version or self._snapshot[0] == self._version()
+            self._keeps_version or self._table is None or self._snapshot[0] == self._version()
         ):
             return self._snapshot[1]
         folder = self._snapshot_folder()
