@@ -14,13 +14,16 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from urllib.request import urlopen
 
 import torch
 from torch import Tensor
@@ -31,6 +34,8 @@ from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation import evaluate
 
 IMPORT_TORCH = ("-c", "import torch")
+SERVE = "serve INDEX, until it answers"
+POLL_SECONDS = 0.05
 COMMANDS: dict[str, tuple[str, ...]] = {
     "search INDEX TEXT": ("search", "index", "a red circle"),
     "index, unchanged": ("index", "run", "scenes/images", "--out", "index"),
@@ -38,6 +43,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "catalog objectives": ("catalog", "objectives"),
     "catalog recipes": ("catalog", "recipes"),
     "train --dry-run": ("train", "demo", "--data", "scenes", "--dry-run"),
+    SERVE: ("serve", "index", "--port"),
 }
 EVALUATIONS = (500, 1000, 5000)
 """Images, each with five captions."""
@@ -56,11 +62,34 @@ def prepare(folder: Path) -> None:
 
 
 def processor_seconds(arguments: tuple[str, ...], folder: Path) -> float:
-    """Processor time of a Python process and its children."""
+    """Processor time of a Python process and its children. A server is ended when it answers."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, *arguments], cwd=folder, check=True, capture_output=True)
+    if "serve" in arguments:
+        serve_until_ready(arguments, folder)
+    else:
+        subprocess.run([sys.executable, *arguments], cwd=folder, check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def serve_until_ready(arguments: tuple[str, ...], folder: Path) -> None:
+    """Start a server at a free port, and end it when it answers."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    quiet = subprocess.DEVNULL
+    server = subprocess.Popen(
+        [sys.executable, *arguments, str(port)], cwd=folder, stdout=quiet, stderr=quiet
+    )
+    try:
+        while True:
+            with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/"):
+                return
+            if server.poll() is not None:
+                raise RuntimeError(f"visavis serve ended with code {server.returncode}")
+            time.sleep(POLL_SECONDS)
+    finally:
+        server.terminate()
+        server.wait()
 
 
 def time_command(name: str, folder: Path, rounds: int) -> str:
