@@ -93,14 +93,14 @@ class TrainingPlan(NotebookTable):
             optimizer = phase.optimizer
             length = "" if steps is None else f" of {steps:,} steps"
             text = (
-                f"{phase.epochs} epochs{length} with {training.batch_size} {unit}, "
+                f"{phase.epochs} {'epoch' if phase.epochs == 1 else 'epochs'}{length} with {training.batch_size} {unit}, "
                 f"{phase.objective!r}, {phase.supervision!r}, {optimizer.name} at "
                 f"{optimizer.lr:g}, {phase.schedule.kind} schedule"
             )
             lines.append([f"phase {number}", text])
         evaluation = recipe.evaluation
         tested = f", tested on {evaluation.test}" if evaluation.test else ""
-        text = f"validated on {evaluation.validation}{tested}: {' and '.join(evaluation.protocols)}"
+        text = f"validated on {evaluation.validation}{tested}, protocol {' and '.join(evaluation.protocols)}"
         lines.append(["evaluation", text])
         for name, member in self.members.items():
             lines += [[f"{name}: {key}", text] for key, text in member.lines()]
