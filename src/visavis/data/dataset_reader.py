@@ -31,6 +31,7 @@ from visavis.core.errors import (
 from visavis.core.notebook import NotebookTable
 from visavis.core.own_code import loaded_parts
 from visavis.data.dataset import Dataset, Image, ProgressCallback, require
+from visavis.data.dataset_cache import DatasetCache
 from visavis.data.file_names import split_priority
 from visavis.data.formats.caption_table import (
     CAPTION_LINES,
@@ -79,6 +80,8 @@ def known_formats() -> list[DatasetFormat]:
 
 # A larger CSV file is opened like a Parquet file, without a Python object per caption.
 LARGE_FILE_BYTES = 256 * 2**20
+# Findings that may end without a change of a file in the folder of the data set.
+UNSETTLED_KINDS = {"missing image", "unreadable image", "broken archive"}
 # A check of more images does not open them.
 MAX_CHECKED_IMAGES = 1_000_000
 
@@ -121,6 +124,11 @@ def open_dataset(
         if data.skipped and not skip_bad:
             raise _unusable_items(source, path, data.skipped[0], data.skipped[1:])
         return data
+    options = (skip_bad, decode_images, frames_per_second, decode_all_frames, decoder_versions())
+    # The code of a user's own format may change.
+    cache = DatasetCache.of(source, *options) if dataset_format in FORMATS else None
+    if cache is not None and (stored := cache.read()) is not None:
+        return stored
     listing = _list(dataset_format, source)
     if decode_images:
         validate_images(
@@ -133,7 +141,11 @@ def open_dataset(
     if losses and not skip_bad and any(image.usable for image in listing.images):
         kinds = summarize_kinds(Counter(finding.kind for finding in losses))
         raise _unusable_items(listing.source, path, kinds, losses)
-    return listing.dataset()
+    data = listing.dataset()
+    if cache is not None and UNSETTLED_KINDS.isdisjoint(finding.kind for finding in losses):
+        folder = source if os.path.isdir(source) else source.parent
+        cache.write(data, [folder, listing.folder or folder])
+    return data
 
 
 def _unusable_items(
