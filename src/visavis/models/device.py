@@ -47,6 +47,20 @@ def choose_device(
     return device
 
 
+def seed_device(device: torch.device, seed: int) -> None:
+    """Seed the random numbers of a device. A training does it before each step.
+
+    Args:
+        device: The device.
+        seed: The seed.
+    """
+    if device.type == "cpu":
+        # torch.manual_seed also notes a stack trace for each kind of device that is not in use.
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
 def autocast_context(
     device: torch.device, setting: bool | Literal["auto", "float16"]
 ) -> torch.autocast:

@@ -26,7 +26,7 @@ from visavis.core.errors import RunError
 from visavis.core.progress import TrainingStep
 from visavis.data.loader import Batch, derive_seed
 from visavis.models import Matcher
-from visavis.models.device import choose_device
+from visavis.models.device import choose_device, seed_device
 from visavis.training.checkpoint import Checkpoint, TrainerState
 from visavis.training.encoder_blocks import prepare_encoders
 from visavis.training.monitoring.alerts import find_alerts, new_alerts
@@ -215,7 +215,8 @@ class Trainer:
         control.lr_factor = lr_factor(
             self.phase.schedule, state.phase_step, steps, self.phase.epochs
         )
-        torch.manual_seed(derive_seed(self.recipe.seed, state.step, *self.group.seed_numbers))
+        seed = derive_seed(self.recipe.seed, state.step, *self.group.seed_numbers)
+        seed_device(self.device, seed)
         # Processes differ by the auxiliary loss of the model, whose gradients are averaged, too.
         value = self.group.mean(
             self.train_step.backward(batch, self.supervision.targets, control.loss_scale)
@@ -291,7 +292,12 @@ class Trainer:
             self.recipe,
         )
         val, _ = validation_metrics(
-            self.matcher, self.train_step.loss, self.supervision, self.val_loader, self.recipe
+            self.matcher,
+            self.train_step.loss,
+            self.supervision,
+            self.val_loader,
+            self.recipe,
+            encoded,
         )
         # The second stage of a two-stage model scores in another unit, so its similarities are not
         # logged.

@@ -70,9 +70,12 @@ class Standardization:
             Standardized features with the same mask.
         """
         assert isinstance(items.vectors, Tensor)
-        values = _signed_sqrt(items.vectors) if self.signed_sqrt else items.vectors
-        mean, std = (statistic.to(values.device) for statistic in self._tensors)
-        return Encoded((values - mean) / std, items.mask)
+        mean, std = self._tensors.to(items.vectors.device)
+        # In place, because this is a part of each training step.
+        values = (
+            _signed_sqrt(items.vectors).sub_(mean) if self.signed_sqrt else items.vectors - mean
+        )
+        return Encoded(values.div_(std), items.mask)
 
     @cached_property
     def _tensors(self) -> Tensor:
@@ -80,4 +83,4 @@ class Standardization:
 
 
 def _signed_sqrt(values: Tensor) -> Tensor:
-    return values.sign() * values.abs().sqrt()
+    return values.abs().sqrt_().copysign_(values)

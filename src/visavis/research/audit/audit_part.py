@@ -31,7 +31,7 @@ from visavis.data.item_sources import ItemSource, StoredFeatures
 from visavis.data.loader import derive_seed
 from visavis.data.vocabulary import tokenize
 from visavis.models import Matcher
-from visavis.models.device import choose_device
+from visavis.models.device import choose_device, seed_device
 from visavis.models.encoders.preprocessing import blank_image
 from visavis.models.inference import consecutive_batches
 from visavis.training.encoder_blocks import prepare_encoders
@@ -320,7 +320,7 @@ def fit_model(
             for batch in loader.epoch(epoch):
                 # Each step has its own seed, so that dropout does not depend on how often the model
                 # was evaluated.
-                torch.manual_seed(derive_seed(seed, done))
+                seed_device(device, derive_seed(seed, done))
                 on_device = batch.to(device)
                 warmup = loss_warmup_factor(phase.loss_warmup_epochs, step, steps)
                 value = train_step.backward(on_device, supervisor.targets, warmup)

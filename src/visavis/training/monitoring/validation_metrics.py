@@ -270,7 +270,12 @@ def hubness(result: Evaluation, data: Dataset) -> dict[str, Any]:
 
 @torch.no_grad()
 def validation_metrics(
-    matcher: Matcher, loss: PairLoss, supervision: Supervision, loader: Loader, recipe: Recipe
+    matcher: Matcher,
+    loss: PairLoss,
+    supervision: Supervision,
+    loader: Loader,
+    recipe: Recipe,
+    encoded: tuple[Encoded, Encoded] | None = None,
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Measure a model on the first batches of a fixed schedule. The model is left in evaluation
     mode.
@@ -281,6 +286,7 @@ def validation_metrics(
         supervision: Source of the targets.
         loader: Batches of a split.
         recipe: Recipe, whose ``training.metric_batches`` is the number of batches.
+        encoded: All encoded images and captions of the split. None: the batches are encoded.
 
     Returns:
         Mean loss, similarities and shares of queries with a gradient, and the health metrics of the
@@ -291,7 +297,13 @@ def validation_metrics(
     for batch in loader.epoch(
         0, stop=recipe.training.metric_batches, training=False, device=device
     ):
-        visual, text = matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
+        if encoded is None:
+            visual, text = matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
+        else:
+            visual, text = (
+                items[torch.from_numpy(index)].to(device)
+                for items, index in zip(encoded, (batch.images, batch.captions), strict=True)
+            )
         targets = supervision.targets(visual, text, batch).to(device)
         visual, text = matcher.first_stage_items(visual), matcher.first_stage_items(text)
         scores = score_matrix(matcher.score, visual, text, recipe.memory or None)

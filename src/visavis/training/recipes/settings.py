@@ -367,7 +367,7 @@ class TrainingSettings(RecipeSection):
     threads: int = Field(0, ge=0, le=1024)
     workers: int = Field(-1, ge=-1, le=1024)
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    metric_batches: int = Field(8, gt=0)
+    metric_batches: int = Field(2, gt=0)
     batches_per_epoch: int = Field(0, ge=0)
     track: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = Field(
         (), strict=False

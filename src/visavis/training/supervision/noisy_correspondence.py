@@ -20,6 +20,7 @@ from visavis.losses.objectives import Triplet
 from visavis.losses.scoring import score_matrix
 from visavis.losses.targets import Factors, Targets
 from visavis.models.base import Matcher, evaluation_mode
+from visavis.models.device import seed_device
 from visavis.training.supervision.base import Supervision, TrainingContext
 
 MarginGrowth = Literal["linear", "exponential", "sine"]
@@ -164,15 +165,11 @@ class NoisySupervision(Supervision):
         """Train the second network on the same batch, with the labels from the division of the
         first. See `Supervision.observe`.
         """
-        torch.manual_seed(
-            derive_seed(
-                self._context.seed,
-                batch.epoch,
-                batch.index,
-                SECOND_NETWORK,
-                *self._context.group.seed_numbers,
-            )
+        group = self._context.group
+        seed = derive_seed(
+            self._context.seed, batch.epoch, batch.index, SECOND_NETWORK, *group.seed_numbers
         )
+        seed_device(self._context.device, seed)
         self._second.step(
             batch, lambda _visual, _text, batch: self._margin_targets(batch, SECOND_NETWORK)
         )
