@@ -40,7 +40,14 @@ from visavis.data.vocabulary import tokenize
 from visavis.evaluation import Evaluation, evaluate
 from visavis.evaluation.protocols import first_images
 from visavis.models.base import evaluation_mode
-from visavis.models.inference import device_score, score_indexed_pairs
+from visavis.models.encoders.encoder_spec import EncoderSpec
+from visavis.models.inference import (
+    batches_by_length,
+    device_score,
+    encode_items,
+    join_batches,
+    score_indexed_pairs,
+)
 from visavis.models.retriever import Retriever
 from visavis.training.runs.open_run import open_run, read_run_recipe
 
@@ -388,6 +395,10 @@ def recall_changes(edit: str, before: Evaluation, after: Evaluation) -> tuple[Re
     )
 
 
+TextInputs = dict[tuple[EncoderSpec | None, tuple[str, ...]], Encoded]
+"""Features of texts, by their frozen encoder and the texts."""
+
+
 def probe_run(
     run: Path,
     images: int,
@@ -397,6 +408,7 @@ def probe_run(
     memory: MemoryLimit = None,
     *,
     with_edits: bool = True,
+    shared_inputs: TextInputs | None = None,
 ) -> ProbeReport:
     """Probe the best model of a run.
 
@@ -408,6 +420,8 @@ def probe_run(
         split: Name of the split. Default: the test split of the recipe.
         memory: Memory for blocks of scores.
         with_edits: Also measure recall after edits that keep captions true and images recognizable.
+        shared_inputs: Inputs of earlier runs, to which those of this run are added. Runs with the
+            same frozen text encoder then encode the same edited captions once.
 
     Returns:
         The results.
@@ -426,7 +440,9 @@ def probe_run(
         data_module.data.split(split or recipe.evaluation.test), validate_int(images, "images", 0)
     )
     model = Retriever(matcher, data_module.processor, memory=recipe.memory or None)
-    inputs = _ProbeInputs(model, probed, *data_module.encode(matcher, probed), progress)
+    shared_inputs = {} if shared_inputs is None else shared_inputs
+    encoded = data_module.encode(matcher, probed)
+    inputs = _ProbeInputs(model, probed, *encoded, progress, shared_inputs)
     folder = resolve_path(recipe.data.path)
     if os.path.isfile(folder / "clips.jsonl"):
         source = "the ground truth of the synthetic clips"
@@ -475,6 +491,7 @@ class _ProbeInputs:
     visual: Encoded
     text: Encoded
     progress: Progress
+    shared_inputs: TextInputs
 
     def encode_texts(self, texts: list[str]) -> Encoded:
         """Encode texts. Those that are captions of the data set are encoded already, and half of
@@ -484,12 +501,29 @@ class _ProbeInputs:
         encoded = [self.text]  # captions of the data set come first
         if new := [text for text in dict.fromkeys(texts) if text not in row_of]:
             row_of |= {text: row for row, text in enumerate(new, len(self.text))}
-            encoded.append(
-                self.model.encode_text(
-                    new, lambda done, total: self.progress.update("captions", done, total, 0.0)
-                )
-            )
+            encoded.append(self._encode_new_texts(new))
         return collect_batches(encoded)[torch.tensor([row_of[text] for text in texts])]
+
+    @torch.inference_mode()
+    def _encode_new_texts(self, texts: list[str]) -> Encoded:
+        processor, batches = self.model.processor, batches_by_length(texts, self.model.batch_size)
+        key = processor.text, tuple(texts)
+
+        def read_texts(index: np.ndarray) -> Encoded:
+            return processor.process_texts([texts[i] for i in index], self.model.device)
+
+        inputs = self.shared_inputs.get(key) or join_batches(
+            [read_texts(index) for index in batches], batches
+        )
+        if processor.text is not None:  # tokens are read again in less time
+            self.shared_inputs[key] = inputs
+        return encode_items(
+            self.model.matcher,
+            "text",
+            lambda index: inputs[torch.from_numpy(index)],
+            batches,
+            on_batch=lambda done, total: self.progress.update("captions", done, total, 0.0),
+        )
 
     def encode_images(self, name: str) -> Encoded:
         """Encode all images with an edit of `IMAGE_EDITS`, or "unchanged"."""

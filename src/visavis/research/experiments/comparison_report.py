@@ -123,7 +123,13 @@ def write_comparison_report(comparison: Comparison, progress: Progress) -> None:
         "capability tests",
         "probed",
         progress,
-        lambda run: probe_run(run, PROBED_IMAGES, NoProgress(), with_edits=False),
+        partial(
+            probe_run,
+            images=PROBED_IMAGES,
+            progress=NoProgress(),
+            with_edits=False,
+            shared_inputs={},
+        ),
     )
     feedback_pairs = []
     for metric, label in comparison.feedback.labels.items() if comparison.feedback else ():
