@@ -9,9 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from visavis.core.errors import ShapeError, SpecError
+from visavis.retrieval.stores import exact_search
 from visavis.retrieval.stores.exact_search import (
     GROUP_ROWS,
+    MAX_CODE,
     ExactSearch,
+    dot_kernels,
     open_int8_codes,
     supports_int8_matmul,
     write_int8_codes,
@@ -42,6 +45,36 @@ def assert_equals_reference(
 def unit(generator: np.random.Generator, *shape: int) -> np.ndarray:
     rows = generator.standard_normal(shape)
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+PRODUCTS = {
+    "numkong": pytest.param("numkong", id="numkong"),
+    "avx2": pytest.param("avx2", id="numkong, AVX2"),
+    "torch": pytest.param(
+        "torch",
+        id="torch",
+        marks=pytest.mark.skipif(
+            not supports_int8_matmul(), reason="this processor has no int8 instructions"
+        ),
+    ),
+}
+AVX512 = ("skylake", "icelake", "genoa", "sapphire", "turin")
+
+
+@pytest.fixture(params=PRODUCTS.values())
+def products(request, monkeypatch):
+    """Compute products with numkong, with numkong as on an older processor, or with torch."""
+    kernels = dot_kernels()
+    available = [name for name in AVX512 if kernels.get_capabilities().get(name)]
+    if request.param == "torch":
+        monkeypatch.setattr(exact_search, "dot_kernels", lambda: None)
+    elif request.param == "avx2":
+        monkeypatch.setattr(exact_search, "supports_int8_matmul", lambda: False)
+        for name in available:
+            kernels.disable_capability(name)
+    yield request.param
+    for name in available:
+        kernels.enable_capability(name)
 
 
 @given(
@@ -77,7 +110,7 @@ def test_search_does_not_depend_on_blocks(monkeypatch, top, masked):
         assert_equals_reference(ExactSearch(rows), queries, top, mask)
 
 
-@pytest.mark.skipif(not supports_int8_matmul(), reason="this processor has no int8 instructions")
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(
     "kind", ["plain", "large mean", "large dimension", "ties", "varying norms", "zeros"]
@@ -99,12 +132,37 @@ def test_search_with_int8_codes_is_exact(tmp_path, kind, masked):
     write_int8_codes(tmp_path, rows)
     mask = generator.random(len(rows)) < 0.3 if masked else None
     for top in (1, 10, 300):
-        assert_equals_reference(
-            ExactSearch(rows, coarse=open_int8_codes(tmp_path)), queries, top, mask
-        )
+        # One query and several take different products.
+        for chosen in (queries, queries[:1]):
+            exact = ExactSearch(rows, coarse=open_int8_codes(tmp_path))
+            assert_equals_reference(exact, chosen, top, mask)
 
 
-@pytest.mark.skipif(not supports_int8_matmul(), reason="this processor has no int8 instructions")
+@pytest.mark.usefixtures("products")
+@pytest.mark.parametrize("threads", [1, 3])
+def test_search_in_float32_is_exact_for_one_query(monkeypatch, threads):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(exact_search, "MIN_ROWS_PER_THREAD", 100)
+    generator = np.random.default_rng(3)
+    rows = unit(generator, 3001, 96) * np.exp(3 * generator.standard_normal((3001, 1)))
+    rows[2000:] = rows[:1001]
+    assert_equals_reference(ExactSearch(rows.astype(np.float32)), unit(generator, 1, 96), 20)
+
+
+@pytest.mark.usefixtures("products")
+@pytest.mark.parametrize("dim", [64, 100, 512, 2048])
+def test_products_of_the_largest_codes_are_exact(dim):
+    signs = np.random.default_rng(4).choice([-1, 1], (GROUP_ROWS, dim)).astype(np.int8)
+    codes = MAX_CODE * signs
+    codes[0], codes[1] = MAX_CODE, -MAX_CODE
+    coarse = exact_search.Int8Pass(codes, np.ones((4, 1), np.float32), np.zeros(dim, np.float32))
+    coarse.prepare(torch.ones(1, dim))
+    expected = MAX_CODE * codes.astype(np.int64).sum(1)
+    # float32 holds integers up to 2**24. The bound allows for its rounding above.
+    assert np.allclose(coarse.products(slice(0, GROUP_ROWS)), expected, rtol=2**-24, atol=0)
+
+
+@pytest.mark.usefixtures("products")
 def test_int8_error_is_within_a_tight_bound(tmp_path):
     generator = np.random.default_rng(2)
     rows, queries = unit(generator, 2048, 96), unit(generator, 5, 96)
@@ -127,11 +185,19 @@ def test_int8_error_is_within_a_tight_bound(tmp_path):
     assert (deviation > error / 20).any() and error.max() < 0.03
 
 
-def test_search_blocks_follow_memory_limit():
+def test_search_blocks_follow_memory_limit(monkeypatch):
     rows = unit(np.random.default_rng(0), 5000, 16)
-    exact = ExactSearch(rows, memory="1MB")
-    assert exact._block_rows(64) < ExactSearch(rows, memory="1GB")._block_rows(64)
-    assert_equals_reference(exact, rows[:64], 5)
+    blocks = list[slice]()
+    find_candidates = exact_search._find_candidates
+    monkeypatch.setattr(
+        exact_search,
+        "_find_candidates",
+        lambda coarse, block, *rest: blocks.append(block) or find_candidates(coarse, block, *rest),
+    )
+    assert_equals_reference(ExactSearch(rows, memory="1GB"), rows[:64], 5)
+    large = len(blocks)
+    assert_equals_reference(ExactSearch(rows, memory="1MB"), rows[:64], 5)
+    assert len(blocks) - large > large
 
 
 def test_search_rejects_invalid_arguments():

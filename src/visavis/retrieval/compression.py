@@ -27,7 +27,7 @@ from visavis.retrieval.stores.exact_search import (
     ExactSearch,
     Int8Pass,
     exact_scores,
-    supports_int8_matmul,
+    has_int8_products,
 )
 from visavis.retrieval.stores.maxsim_search import (
     MIN_CANDIDATES,
@@ -182,12 +182,12 @@ def compare_encodings(
     encodings = [
         benchmark.measure("float32", _search_rows(rows, memory, int8=False), dim, 4 * dim, 4 * dim)
     ]
-    if supports_int8_matmul():
+    if has_int8_products():
         encodings.append(
             benchmark.measure("int8", _search_rows(rows, memory, int8=True), dim, dim, 5 * dim)
         )
     for short_dim in matryoshka_dims:
-        int8 = supports_int8_matmul() and short_dim >= MIN_DIM
+        int8 = has_int8_products() and short_dim >= MIN_DIM
         nearest = _search_rows(_normalize(rows[:, :short_dim]), memory, int8=int8)
         scanned, stored = (short_dim, 5 * short_dim) if int8 else (4 * short_dim, 4 * short_dim)
         encodings.append(

@@ -16,10 +16,11 @@ maximum of each group is stored.
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Sequence
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from torch import Tensor
 from visavis.core import storage
 from visavis.core.blocking import chunk_slices
 from visavis.core.memory_budget import MemoryLimit, budget_bytes
+from visavis.data.parallel import map_in_order
 from visavis.retrieval.stores.base import validate_queries
 
 GROUP_ROWS = 32
@@ -48,9 +50,16 @@ limit.
 
 CODES, SCALES, MEAN = "codes.npy", "scales.npy", "mean.npy"
 MAX_CODE = 127
-MIN_ROWS, MIN_DIM = 2**15, 64
+MAX_KERNEL_QUERIES, MAX_INT8_KERNEL_QUERIES = 4, 16
+"""Queries up to which numkong is faster than the matrix product of torch: with VNNI or in float32,
+and int8 codes compared with float32 without VNNI.
+"""
+MIN_ROWS, MIN_DIM = 2**12, 64
 """Smaller collections and shorter vectors are not faster with int8 codes."""
 CHUNK_ROWS = 2**10
+MIN_ROWS_PER_THREAD = 2**15
+SMALL_SEARCH_BYTES = 2**20
+"""Memory that a search always uses. Reading the free memory takes as long as such a search."""
 
 
 class _Float32Pass:
@@ -65,7 +74,7 @@ class _Float32Pass:
     """
 
     def __init__(self, rows: np.ndarray, max_norm: float):
-        self.rows, self.max_norm = shared_tensor(rows), max_norm
+        self.rows, self.max_norm = rows, max_norm
 
     def prepare(self, queries: Tensor) -> None:
         """Set the queries."""
@@ -77,7 +86,9 @@ class _Float32Pass:
 
     def products(self, rows: slice) -> Tensor:
         """Multiply the queries with some rows."""
-        return self.queries @ self.rows[rows].T
+        if len(self.queries) <= MAX_KERNEL_QUERIES and dot_kernels() is not None:
+            return _kernel_products(self.queries, self.rows[rows])
+        return self.queries @ shared_tensor(self.rows[rows]).T
 
     def bounds(self, groups: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Return factor 1, offset 0, and the bound of the error of the products."""
@@ -96,7 +107,7 @@ class Int8Pass:
     """
 
     def __init__(self, codes: np.ndarray, scales: np.ndarray, mean: np.ndarray):
-        self.codes, self.mean = shared_tensor(codes), shared_tensor(mean)
+        self.codes, self.mean = codes, mean.astype(np.float64)
         self.step, self.error_norm, self.code_norm, self.row_norm = shared_tensor(scales)[:, None]
 
     @classmethod
@@ -118,15 +129,16 @@ class Int8Pass:
         Args:
             queries: Query vectors, float32, shape ``[Q, D]``.
         """
-        step = queries.abs().amax(1, keepdim=True) / MAX_CODE
+        # numpy, because torch takes three times as long for a single query.
+        array = queries.numpy()
+        step = np.abs(array).max(1, keepdims=True) / np.float32(MAX_CODE)
         # A query of zeros has step 0. Dividing by it would give NaN codes.
         step[step == 0] = 1.0
-        self.query_codes = (queries / step).round().to(torch.int8)
-        self.query_step, self.query_norm = step, queries.norm(dim=1, keepdim=True) * NORM_MARGIN
-        self.query_error = (queries - self.query_codes * step).norm(
-            dim=1, keepdim=True
-        ) * NORM_MARGIN
-        self.offset = (queries.double() @ self.mean.double()).float()[:, None]
+        codes = np.rint(array / step)
+        norms = _norms(array), _norms(array - codes * step), step
+        self.query_norm, self.query_error, self.query_step = map(torch.from_numpy, norms)
+        self.query_codes = torch.from_numpy(codes.astype(np.int8))
+        self.offset = torch.from_numpy((array @ self.mean).astype(np.float32)[:, None])
 
     def products(self, rows: slice) -> Tensor:
         """Multiply the codes of the queries with those of some rows.
@@ -137,11 +149,19 @@ class Int8Pass:
         Returns:
             Products, shape ``[Q, N]``.
         """
+        if dot_kernels() is not None and (
+            len(self.query_codes) <= MAX_KERNEL_QUERIES or not supports_int8_matmul()
+        ):
+            return _kernel_products(self.query_codes, self.codes[rows])
         # The codes are padded to whole groups.
         stop = -(-rows.stop // GROUP_ROWS) * GROUP_ROWS
-        return torch._int_mm(self.query_codes, self.codes[rows.start : stop].T)[
-            :, : rows.stop - rows.start
-        ]
+        codes = shared_tensor(self.codes[rows.start : stop])
+        return torch._int_mm(self.query_codes, codes.T)[:, : rows.stop - rows.start]
+
+    @property
+    def max_queries(self) -> int:
+        """Number of queries up to which codes are faster than float32."""
+        return MAX_QUERIES if supports_int8_matmul() else MAX_INT8_KERNEL_QUERIES
 
     def bounds(self, groups: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Read the conversion of products to scores, ``factor * product + offset``, and bound its
@@ -157,6 +177,30 @@ class Int8Pass:
         row_error = self.error_norm[:, groups] + ROUNDING_ERROR * self.row_norm[:, groups]
         error = self.query_norm * row_error + self.query_error * self.code_norm[:, groups]
         return self.query_step * self.step[:, groups], self.offset, error
+
+
+def _norms(rows: np.ndarray) -> np.ndarray:
+    """Upper bounds of the norms of float32 rows, shape ``[N, 1]``."""
+    return np.sqrt(np.einsum("nd,nd->n", rows, rows))[:, None] * np.float32(NORM_MARGIN)
+
+
+def _kernel_products(queries: Tensor, rows: np.ndarray) -> Tensor:
+    """Inner products of a few queries with rows by numkong, float32, shape ``[Q, N]``. Each thread
+    multiplies a part of the rows.
+    """
+    products = torch.empty(len(queries), len(rows))
+    rows_per_thread = -(-len(rows) // torch.get_num_threads())
+    parts = chunk_slices(len(rows), max(rows_per_thread, MIN_ROWS_PER_THREAD))
+
+    def multiply(part: slice) -> None:
+        result = dot_kernels().cdist(queries.numpy(), rows[part], "dot", out_dtype="float32")
+        products[:, part] = torch.from_numpy(np.asarray(result))
+
+    if len(parts) == 1:
+        multiply(parts[0])
+    else:
+        deque(map_in_order(multiply, parts, threads=len(parts)), maxlen=0)
+    return products
 
 
 class ExactSearch:
@@ -213,7 +257,7 @@ class ExactSearch:
         max_candidates = max(MAX_CANDIDATES_PER_RESULT * top, len(self.rows) // 64)
         for chunk in chunk_slices(len(queries) if top else 0, MAX_QUERIES):
             unresolved = np.arange(chunk.start, chunk.stop)
-            if self.coarse is not None:
+            if self.coarse is not None and len(unresolved) <= self.coarse.max_queries:
                 best, given_up = self._run_pass(
                     self.coarse, queries[chunk], top, mask, max_candidates
                 )
@@ -235,13 +279,21 @@ class ExactSearch:
         """The best rows, and which queries were given up because they had more than
         ``max_candidates``.
         """
-        best, candidates = _BestRows(self.rows, queries, top, self.memory), list[_Candidates]()
+        score_bytes = 16 * len(queries) * len(self.rows)
+        budget = (
+            SMALL_SEARCH_BYTES
+            if score_bytes <= SMALL_SEARCH_BYTES
+            else budget_bytes(self.memory, "cpu")
+        )
+        best, candidates = _BestRows(self.rows, queries, top, budget), list[_Candidates]()
         coarse.prepare(torch.from_numpy(queries))
         # bound[q] holds the k best lower bounds of scores, highest first. Infinity gives a query
         # up.
         bound = torch.full((len(queries), top), -torch.inf)
         unresolved = torch.zeros(len(queries), dtype=torch.bool)
-        blocks = chunk_slices(len(self.rows), self._block_rows(len(queries)))
+        # A multiple of GROUP_ROWS, as far as memory allows.
+        block_groups = min(MAX_SCORES, budget // 16) // len(queries) // GROUP_ROWS
+        blocks = chunk_slices(len(self.rows), max(block_groups, 1) * GROUP_ROWS)
         for block in blocks:
             allowed = None if mask is None else torch.from_numpy(mask[block])
             if allowed is None or allowed.any():
@@ -251,11 +303,12 @@ class ExactSearch:
                 block is blocks[-1]
                 or sum(len(query) for query, _, _ in candidates) > MAX_CANDIDATES
             ):
-                remaining = _prune(candidates, bound[:, -1])
-                if max_candidates is not None:
-                    unresolved |= (
-                        torch.bincount(remaining[0], minlength=len(queries)) > max_candidates
-                    )
+                # The candidates of the only block have the final bound already.
+                one_block = len(blocks) == 1
+                remaining = candidates[0] if one_block else _prune(candidates, bound[:, -1])
+                if max_candidates is not None and len(remaining[0]) > max_candidates:
+                    counts = torch.bincount(remaining[0], minlength=len(queries))
+                    unresolved |= counts > max_candidates
                     bound[unresolved] = torch.inf
                     remaining = _prune([remaining], bound[:, -1])
                 candidates = [remaining]
@@ -263,11 +316,6 @@ class ExactSearch:
                     best.add(remaining[0].numpy(), remaining[1].numpy())
                     candidates = []
         return best, unresolved.numpy()
-
-    def _block_rows(self, num_queries: int) -> int:
-        """Rows of a block: the largest multiple of ``GROUP_ROWS`` that memory allows."""
-        max_scores = min(MAX_SCORES, budget_bytes(self.memory, "cpu") // 16)
-        return max(max_scores // num_queries // GROUP_ROWS, 1) * GROUP_ROWS
 
 
 _Candidates: TypeAlias = tuple[Tensor, Tensor, Tensor]
@@ -290,16 +338,16 @@ def _find_candidates(
     first, num_groups = block.start // GROUP_ROWS, products.shape[1]
     factor, offset, error = coarse.bounds(slice(first, first + num_groups))
     # Shape [queries, groups].
-    highest = products.amax(2) * factor + offset
-    bound = torch.cat([bound, highest - error], 1).topk(bound.shape[1], dim=1).values
+    shift = offset + error
+    highest = products.amax(2) * factor + shift
+    bound = torch.cat([bound, highest - 2 * error], 1).topk(bound.shape[1], dim=1).values
     # Groups that may hold one of the k best rows of a query.
-    query, group = (highest + error >= bound[:, -1:]).nonzero(as_tuple=True)
-    pair_factor, pair_offset, pair_error = (
-        value.expand(num_queries, num_groups)[query, group][:, None]
-        for value in (factor, offset, error)
+    query, group = (highest >= bound[:, -1:]).nonzero(as_tuple=True)
+    pair_factor, pair_shift = (
+        value.expand(num_queries, num_groups)[query, group][:, None] for value in (factor, shift)
     )
     # Shape [pairs, GROUP_ROWS].
-    upper_bound = products[query, group] * pair_factor + pair_offset + pair_error
+    upper_bound = products[query, group] * pair_factor + pair_shift
     pair, column = (upper_bound >= bound[query, -1:]).nonzero(as_tuple=True)
     row = group[pair] * GROUP_ROWS + column
     # The last group may be padded.
@@ -337,16 +385,17 @@ def exact_scores(rows: np.ndarray, query: np.ndarray) -> np.ndarray:
 class _BestRows:
     """The best rows of each query so far, by exact score."""
 
-    def __init__(self, rows: np.ndarray, queries: np.ndarray, top: int, memory: MemoryLimit):
+    def __init__(self, rows: np.ndarray, queries: np.ndarray, top: int, budget: int):
         self.rows, self.queries, self.top = rows, queries.astype(np.float64), top
-        self.chunk_rows = max(min(budget_bytes(memory, "cpu") // (16 * rows.shape[1]), 2**14), 1)
+        self.chunk_rows = max(min(budget // (16 * rows.shape[1]), 2**14), 1)
         # One entry per kept pair of a query and a row, ordered by query, then best first.
         self.query, self.row = np.empty(0, np.int64), np.empty(0, np.int64)
         self.score = np.empty(0, np.float32)
 
     def add(self, query: np.ndarray, row: np.ndarray) -> None:
         """Score candidates and keep the best of all so far."""
-        order = np.lexsort((row, query))
+        # Rows of a query are in order, because blocks are.
+        order = np.argsort(query, kind="stable")
         query, row = query[order], row[order]
         # Candidates of query q are starts[q] to starts[q + 1].
         starts = np.searchsorted(query, np.arange(len(self.queries) + 1))
@@ -410,6 +459,21 @@ def shared_tensor(array: np.ndarray) -> Tensor:
 
 
 @cache
+def dot_kernels() -> Any:
+    """Return numkong, whose inner products of one query with many rows are limited by memory on any
+    processor.
+
+    Returns:
+        The module. None if it is not installed.
+    """
+    try:
+        import numkong
+    except ImportError:
+        return None
+    return numkong
+
+
+@cache
 def supports_int8_matmul() -> bool:
     """Check whether the processor has int8 instructions (VNNI, AMX) that make torch faster, with
     exact results.
@@ -444,7 +508,16 @@ def is_int8_faster(rows: int, embedding_dim: int) -> bool:
     Returns:
         Whether codes are worth storing.
     """
-    return rows >= MIN_ROWS and embedding_dim >= MIN_DIM and supports_int8_matmul()
+    return rows >= MIN_ROWS and embedding_dim >= MIN_DIM and has_int8_products()
+
+
+def has_int8_products() -> bool:
+    """Check for fast products of int8 codes, by numkong or by instructions of the processor.
+
+    Returns:
+        Whether int8 codes can be used.
+    """
+    return dot_kernels() is not None or supports_int8_matmul()
 
 
 def write_int8_codes(folder: Path, vectors: np.ndarray) -> None:

@@ -42,8 +42,8 @@ from visavis.retrieval.stores.base import (
 from visavis.retrieval.stores.exact_search import (
     CODES,
     ExactSearch,
+    is_int8_faster,
     open_int8_codes,
-    supports_int8_matmul,
 )
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class SnapshotPart:
         rows: np.ndarray = storage.read_array(folder / VECTORS_FILE, dimensions=2, memory_map=True)
         # Everything is opened now: another process may remove the files of this version later.
         if late_interaction is None:
-            has_codes = os.path.exists(folder / CODES) and supports_int8_matmul()
+            has_codes = os.path.exists(folder / CODES) and is_int8_faster(*rows.shape)
             coarse = open_int8_codes(folder) if has_codes else None
             first_pass = "int8 codes first" if coarse else "float32"
             log_debug(__name__, "exact search in %d vectors, %s", len(rows), first_pass)
