@@ -408,9 +408,7 @@ def encode_in_shards(
             (
                 number,
                 [
-                    replace(
-                        file, location=replace(file.location, path=file.location.path.absolute())
-                    )
+                    replace(file, place=replace(file.location, path=file.location.path.absolute()))
                     for file in shard
                 ],
             )

@@ -485,7 +485,8 @@ def _unchanged_files(table: pa.Table, files: Sequence[SourceFile]) -> tuple[np.n
     is_equal = (table["size"].to_numpy() == sizes[file_of]) & (
         table["modified_ns"].to_numpy() == times[file_of]
     )
-    tags = pa.array([metadata_tags(file.metadata) for file in files], pa.list_(pa.string()))
+    metadata = [metadata_tags(file.metadata) if file.metadata else () for file in files]
+    tags = pa.array(metadata, pa.list_(pa.string()))
     rows = np.flatnonzero(is_equal)
     is_equal[rows] = equal_lists(
         table["metadata"].combine_chunks().take(rows), tags.take(file_of[rows])

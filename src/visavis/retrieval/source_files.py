@@ -33,17 +33,20 @@ from visavis.data.video import is_video
 
 # Stores hold times as int64 ns: up to the year 2262. File systems may report later times.
 MAX_TIME_NS = 2**63 - 1
+NO_METADATA: Mapping[str, str] = {}
 ATTRIBUTES_FILE = "attributes.csv"
 """Table in an indexed folder: a column ``filename``, and one column per attribute."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SourceFile:
     """An image or clip to index.
 
     Attributes:
         path: Path below the root with forward slashes, or the name in a data set.
-        location: Where the bytes are.
+        place: Where the bytes are. A text is the path of a whole file, because a million
+            ``ByteRange`` take seconds to make.
+        root: Folder that must contain a whole file.
         size: Size in bytes.
         modified_ns: Modification time in ns since the epoch, of the file or of the archive that
             contains it.
@@ -51,10 +54,18 @@ class SourceFile:
     """
 
     path: str
-    location: ByteRange
+    place: ByteRange | str
+    root: Path | None
     size: int
     modified_ns: int
     metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def location(self) -> ByteRange:
+        """Where the bytes are."""
+        if isinstance(self.place, str):
+            return ByteRange(Path(self.place), root=self.root)
+        return self.place
 
     @property
     def is_video(self) -> bool:
@@ -188,10 +199,17 @@ class _Listed:
     unreadable: dict[str, str] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
 
-    def add(self, name: str, location: ByteRange, metadata: Mapping[str, str]) -> None:
+    def add(
+        self,
+        name: str,
+        place: ByteRange | str,
+        root: Path | None = None,
+        metadata: Mapping[str, str] = NO_METADATA,
+    ) -> None:
         """Add a file with its size and time."""
+        part_size = None if isinstance(place, str) else place.size
         try:
-            status = location.path.stat()
+            status = os.stat(place if isinstance(place, str) else place.path)
         except FileNotFoundError:
             self.skipped.append(f"{name!r}: the file does not exist.")
         except OSError as error:
@@ -199,9 +217,9 @@ class _Listed:
                 f"it cannot be read: {error.strerror}. Check its permissions and its drive"
             )
         else:
-            size = status.st_size if location.size is None else location.size
+            size = status.st_size if part_size is None else part_size
             modified_ns = min(max(status.st_mtime_ns, -MAX_TIME_NS), MAX_TIME_NS)
-            self.files[name] = SourceFile(name, location, size, modified_ns, metadata)
+            self.files[name] = SourceFile(name, place, root, size, modified_ns, metadata)
 
     def add_dataset(self, dataset: Dataset, exclusion: Exclusion) -> None:
         """Add the images of a data set, with their split and first caption."""
@@ -215,21 +233,22 @@ class _Listed:
         for image, captions in zip(dataset.images, dataset.captions_of, strict=True):
             if image.location is not None and not exclusion.covers(image.name):
                 caption = {"caption": dataset.captions[captions[0]]} if len(captions) else {}
-                self.add(image.name, image.location, {"split": image.split, **caption})
+                metadata = {"split": image.split, **caption}
+                self.add(image.name, image.location, metadata=metadata)
 
     def add_folder(self, scan: FolderScan) -> None:
         """Add the files of a folder that no data set lists."""
         root = Path(os.path.realpath(scan.folder))
-        listed = {file.location.path for file in self.files.values() if file.location.size is None}
+        listed = {
+            str(file.location.path) for file in self.files.values() if file.location.size is None
+        }
+        folder, indexed = f"{scan.folder}{os.sep}", VISUAL_SUFFIXES + UNSUPPORTED_SUFFIXES
         for name in scan.files:
-            if not name.lower().endswith(VISUAL_SUFFIXES + UNSUPPORTED_SUFFIXES):
-                continue
-            # One path per file: making a path takes a third of the time to list a large folder.
-            path = scan.folder / name
-            if listed and path in listed:
+            lower, place = name.lower(), folder + name
+            if not lower.endswith(indexed) or place in listed:
                 continue
             problem = None
-            if name.lower().endswith(UNSUPPORTED_SUFFIXES):
+            if lower.endswith(UNSUPPORTED_SUFFIXES):
                 problem = unsupported_problem(name)
             if not problem and not is_valid_unicode(name):
                 problem = "expected a Unicode name. Rename the file"
@@ -242,7 +261,7 @@ class _Listed:
             if problem:
                 self.skipped.append(f"{name!r}: {problem}.")
             else:
-                self.add(name, ByteRange(path, root=root), {})
+                self.add(name, place, root)
         self.skipped += [
             f"{name!r}: {problem}."
             for name, problem in scan.skipped.items()
