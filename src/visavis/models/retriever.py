@@ -257,7 +257,7 @@ class Retriever:
             DataError: Naming a file that is not an image.
             ShapeError: If ``items`` is empty, or if the model has several vectors per item.
         """
-        _count_items(items, "items")
+        count_items(items, "items")
         are_texts = all(isinstance(item, str) for item in items)
         return (self.encode_texts if are_texts else self.encode_images)(items, on_progress)
 
@@ -373,6 +373,10 @@ class Retriever:
         """
         return self.to_unit_rows(self.encode_text(texts, on_progress))
 
+    def unknown_words(self, text: str) -> list[str]:
+        """Find the words of a text that the model does not know, see ``Processor.unknown_words``."""
+        return self.processor.unknown_words(text)
+
     def score(
         self, images: Sequence[ImageInput], texts: Sequence[str], *, direction: Direction = "t2i"
     ) -> Tensor:
@@ -418,7 +422,7 @@ class Retriever:
             ShapeError: If ``images`` is empty.
         """
         frames_per_second = self.processor.visual_spec.frames_per_second
-        count = _count_items(images, "images or videos")
+        count = count_items(images, "images or videos")
 
         def read_item(i: int) -> Iterable[Image]:
             item, name = images[i], f"images[{i}]"
@@ -506,7 +510,7 @@ class Retriever:
             ShapeError: If ``texts`` is empty.
             SpecError: If ``texts`` is a single text.
         """
-        count = _count_items(texts, "texts")
+        count = count_items(texts, "texts")
         # Batches of texts of similar length have little padding.
         by_length = np.argsort([len(text) for text in texts], kind="stable")
         batches = [by_length[batch] for batch in consecutive_batches(count, self.batch_size)]
@@ -561,8 +565,20 @@ class Retriever:
         return rows if self.embedding_dim is None else unit_rows(rows[:, : self.embedding_dim])
 
 
-def _count_items(items: Sequence[Any], name: str) -> int:
-    """Return the number of items. Raises ShapeError if there are none."""
+def count_items(items: Sequence[Any], name: str) -> int:
+    """Count the items to encode.
+
+    Args:
+        items: The items.
+        name: Their name in error messages.
+
+    Returns:
+        Their number.
+
+    Raises:
+        ShapeError: If there are none.
+        SpecError: If ``items`` is a single text.
+    """
     # A text is a sequence of letters, each of which would be encoded.
     if isinstance(items, str):
         raise SpecError(

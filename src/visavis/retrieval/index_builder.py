@@ -53,6 +53,7 @@ from visavis.retrieval.index_folder import (
     write_manifest,
 )
 from visavis.retrieval.items import IndexItem, metadata_tags
+from visavis.retrieval.query_model import record_text_queries
 from visavis.retrieval.search import Calibration, fit_calibration
 from visavis.retrieval.source_files import (
     FileCollection,
@@ -216,6 +217,7 @@ def build_index(
             folder, model, retriever, collection, store, moment_seconds, embedding_dim, moved
         )
         encoder = truncate_model(retriever, manifest.embedding_dim)
+        record_text_queries(str(model), manifest.fingerprint, encoder)
         with closing(
             open_index_store(folder, manifest, memory, confirmed=store, create=True)
         ) as vectors:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from visavis.core.memory_budget import MemoryLimit
 from visavis.data.dataset import ByteRange, Image
 from visavis.models.retriever import Retriever
 from visavis.retrieval.items import IndexItem, ItemFilter
+from visavis.retrieval.query_model import open_query_model
 from visavis.retrieval.search import (
     Calibration,
     EncodeTexts,
@@ -145,15 +146,8 @@ class Index:
         folder = Path(folder)
         manifest = read_manifest(folder)
         name = str(model or manifest.model)
-        try:
-            retriever = Retriever.load(name, device=device, memory=memory)
-        except RunError as error:
-            raise RunError(
-                f"{folder}: the model of the index cannot be opened: {error} Pass its location "
-                "with --model."
-            ) from None
-        retriever = retriever.with_full_decoding() if manifest.full_decoding else retriever
-        check_model(folder, manifest, name, retriever)
+        load = partial(_load_model, folder, manifest, name, device, memory)
+        query_model = open_query_model(name, manifest.fingerprint, load)
         try:
             vectors = open_index_store(folder, manifest, memory, confirmed=store)
         except RunError:
@@ -162,7 +156,7 @@ class Index:
                 raise
             manifest = read_manifest(folder)
             vectors = open_index_store(folder, manifest, memory, confirmed=store)
-        index = cls(folder, manifest, truncate_model(retriever, manifest.embedding_dim), vectors)
+        index = cls(folder, manifest, query_model, vectors)
         if index.is_unfinished:
             logging.getLogger(__name__).warning(
                 "%s: the index is unfinished, so items are missing. Its update was interrupted or "
@@ -435,6 +429,26 @@ def is_free_folder(folder: Path) -> bool:
         return True
     # A lock file remains where an update was refused before it wrote anything.
     return os.path.isdir(folder) and all(file.name.endswith(".lock") for file in folder.iterdir())
+
+
+def _load_model(
+    folder: Path,
+    manifest: IndexManifest,
+    name: str,
+    device: str | torch.device | None,
+    memory: MemoryLimit,
+) -> Retriever:
+    """Load the model of an index from a location, and check that it made the index."""
+    try:
+        retriever = Retriever.load(name, device=device, memory=memory)
+    except RunError as error:
+        raise RunError(
+            f"{folder}: the model of the index cannot be opened: {error} Pass its location "
+            "with --model."
+        ) from None
+    retriever = retriever.with_full_decoding() if manifest.full_decoding else retriever
+    check_model(folder, manifest, name, retriever)
+    return truncate_model(retriever, manifest.embedding_dim)
 
 
 def truncate_model(model: Retriever, embedding_dim: int) -> Retriever:

@@ -357,7 +357,7 @@ def warn_unknown_words(model: Retriever, query: SearchQuery, progress: Progress)
         VisavisError: If the vocabulary contains no word of one of the texts.
     """
     for _, text in query.texts:
-        if text.strip() and (unknown := model.processor.unknown_words(text)):
+        if text.strip() and (unknown := model.unknown_words(text)):
             progress.message(
                 f"Words that are not in the vocabulary of this model: {', '.join(unknown)}"
             )
@@ -381,7 +381,7 @@ def known_texts(model: Retriever, query: SearchQuery) -> list[tuple[float, str]]
     for weight, text in query.texts:
         validate_text_query(text)
         try:
-            model.processor.unknown_words(text)
+            model.unknown_words(text)
         except VisavisError:
             if weight > 0:
                 raise

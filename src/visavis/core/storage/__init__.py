@@ -32,6 +32,7 @@ from visavis.core.storage.reading import error_reason as error_reason
 from visavis.core.storage.reading import file_kind as file_kind
 from visavis.core.storage.reading import is_transient_error as is_transient_error
 from visavis.core.storage.reading import open_file as open_file
+from visavis.core.storage.reading import open_tensors as open_tensors
 from visavis.core.storage.reading import parse_json as parse_json
 from visavis.core.storage.reading import read_array as read_array
 from visavis.core.storage.reading import read_bytes as read_bytes

@@ -371,7 +371,7 @@ def read_tensors(
         VisavisError: ``error`` if the file cannot be read, differs from ``expected``, or is
             damaged.
     """
-    with _open_tensors(path, "pt", error) as file:
+    with open_tensors(path, "pt", error) as file:
         written = (file.metadata() or {}).get(TENSORS_HASH)
         tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
     if expected is not None:
@@ -396,12 +396,27 @@ def tensor_names(path: str | Path, *, error: type[VisavisError] = DataError) -> 
     Raises:
         VisavisError: ``error`` if the file cannot be read.
     """
-    with _open_tensors(path, "np", error) as file:
+    with open_tensors(path, "np", error) as file:
         return list(file.keys())
 
 
 @contextmanager
-def _open_tensors(path: str | Path, framework: str, error: type[VisavisError]) -> Iterator[Any]:
+def open_tensors(
+    path: str | Path, framework: str = "pt", error: type[VisavisError] = DataError
+) -> Iterator[Any]:
+    """Open a safetensors file, to read some of its tensors.
+
+    Args:
+        path: File to read.
+        framework: "pt" for tensors of torch, "np" for arrays.
+        error: Class of the errors.
+
+    Yields:
+        The open file of safetensors.
+
+    Raises:
+        VisavisError: ``error`` if the file cannot be read.
+    """
     from safetensors import SafetensorError, safe_open
 
     with reading_regular_file(path, error=error):

@@ -138,7 +138,7 @@ class ServedIndex:
         texts = list[str]()
         for text in {text for key in keys for _, text in parse_query(key.text)}:
             with suppress(VisavisError):
-                self.index.model.processor.unknown_words(text)
+                self.index.model.unknown_words(text)
                 texts.append(text)
         if texts:
             self.encode_texts(texts)
