@@ -63,6 +63,8 @@ def prepare(folder: Path) -> None:
 
 def processor_seconds(arguments: tuple[str, ...], folder: Path) -> float:
     """Processor time of a Python process and its children. A server is ended when it answers."""
+    # A process that cannot keep compiled code compiles all of it each time.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     if "serve" in arguments:
         serve_until_ready(arguments, folder)

@@ -62,10 +62,17 @@ from visavis.retrieval.source_files import (
     list_source_files,
     source_root,
 )
-from visavis.retrieval.stores.arrow_tables import equal_lists, items_from_table
+from visavis.retrieval.stores.arrow_tables import (
+    equal_lists,
+    index_in,
+    items_from_table,
+    numbers,
+    row_indices,
+    text_array,
+    text_lists,
+)
 from visavis.retrieval.stores.base import VectorStore
 from visavis.retrieval.stores.catalog import find_store_kind
-from visavis.training.runs.open_run import open_run, read_run_recipe
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -430,7 +437,8 @@ def _compare_files(
     # Stored items of files that are changed, skipped or absent.
     is_old = file_of < 0
     is_old[~is_old] = ~is_unchanged[file_of[~is_old]]
-    old = table.filter(is_old).select(["key", "path", "content"]).to_pydict()
+    old = table.select(["key", "path", "content"])
+    old = old.take(row_indices(np.flatnonzero(is_old))).to_pydict()
     old_keys, old_contents = defaultdict[str, list[str]](list), defaultdict[str, set[str]](set)
     for key, path, content in zip(*old.values(), strict=True):
         old_keys[path].append(key)
@@ -476,22 +484,19 @@ def _unchanged_files(table: pa.Table, files: Sequence[SourceFile]) -> tuple[np.n
     """Whether each file has items, all with its size, time and metadata, bool ``[F]``, and the file
     of each item, -1 if it is absent, int64 ``[N]``.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    paths = pa.array((file.path for file in files), pa.string())
-    file_of = pc.index_in(table["path"], value_set=paths).fill_null(-1).to_numpy().astype(np.int64)
+    paths = text_array([file.path for file in files])
+    file_of = index_in(table["path"], paths)
     # An absent file has index -1, the last entry, which equals no item.
     sizes = np.array([*(file.size for file in files), -1], np.int64)
     times = np.array([*(file.modified_ns for file in files), -1], np.int64)
-    is_equal = (table["size"].to_numpy() == sizes[file_of]) & (
-        table["modified_ns"].to_numpy() == times[file_of]
+    is_equal = (numbers(table["size"]) == sizes[file_of]) & (
+        numbers(table["modified_ns"]) == times[file_of]
     )
-    metadata = [metadata_tags(file.metadata) if file.metadata else () for file in files]
-    tags = pa.array(metadata, pa.list_(pa.string()))
+    tags = text_lists([metadata_tags(file.metadata) if file.metadata else () for file in files])
     rows = np.flatnonzero(is_equal)
     is_equal[rows] = equal_lists(
-        table["metadata"].combine_chunks().take(rows), tags.take(file_of[rows])
+        table["metadata"].combine_chunks().take(row_indices(rows)),
+        tags.take(row_indices(file_of[rows])),
     )
     is_unchanged = np.bincount(file_of[file_of >= 0], minlength=len(files)) > 0
     # One changed item of a clip makes the whole file changed.
@@ -505,8 +510,8 @@ def _find_contents(
     """Files with the stored items of the first path that has the same content and kind."""
     # The content is hashed only if a stored file has the same size.
     sizes = np.array([file.size for file in files], np.int64)
-    rows = np.flatnonzero(np.isin(table["size"].to_numpy(), sizes))
-    similar = table.take(rows)
+    rows = np.flatnonzero(np.isin(numbers(table["size"]), sizes))
+    similar = table.take(row_indices(rows))
     columns = (similar[name].to_pylist() for name in ("size", "kind", "content", "path"))
     # Path and rows of the first path with a content, by size, kind and content.
     stored = defaultdict[tuple[int, bool], dict[str, tuple[str, list[int]]]](dict)
@@ -519,7 +524,7 @@ def _find_contents(
         if contents := stored.get((file.size, file.is_video)):
             with suppress(DataError):  # encoding reports an unreadable file
                 _, found = contents.get(file.location.content_hash, ("", []))
-        yield file, items_from_table(similar.take(found)) if found else []
+        yield file, items_from_table(similar.take(row_indices(np.array(found)))) if found else []
         if number % PROGRESS_EVERY == 0:
             progress.update("files", number, len(files), 0.0)
 
@@ -607,6 +612,9 @@ def calibrate_index(run: Path, embedding_dim: int, progress: Progress) -> Calibr
             "Match probabilities are not available: they need the validation data of a trained run."
         )
         return None
+    # An update without changes needs no training code.
+    from visavis.training.runs.open_run import read_run_recipe
+
     try:
         validation = read_run_recipe(run).evaluation.validation
         return fit_calibration(*validation_scores(run, validation, embedding_dim))
@@ -629,6 +637,8 @@ def validation_scores(
         Scores as an index computes them, and whether caption and image belong together, both of
         shape ``[texts, images]``.
     """
+    from visavis.training.runs.open_run import open_run, read_run_recipe
+
     data_module, matcher = open_run(run, read_run_recipe(run), NoProgress())
     data = data_module.data.split(split)
     visual, text = data_module.encode(matcher, data)

@@ -206,13 +206,14 @@ def equal_lists(first: pa.Array, second: pa.Array) -> np.ndarray:
     """
     import pyarrow.compute as pc
 
-    counts, others = (
-        pc.list_value_length(lists).fill_null(0).to_numpy() for lists in (first, second)
+    counts, other_counts = (_filled(pc.list_value_length(lists), 0) for lists in (first, second))
+    is_equal: np.ndarray = counts == other_counts
+    compared = np.flatnonzero(is_equal)
+    rows = np.repeat(compared, counts[is_equal])
+    texts, others = (
+        pc.list_flatten(lists.take(row_indices(compared))) for lists in (first, second)
     )
-    is_equal: np.ndarray = counts == others
-    rows = np.repeat(np.flatnonzero(is_equal), counts[is_equal])
-    texts, other_texts = (pc.list_flatten(lists.filter(is_equal)) for lists in (first, second))
-    is_equal[rows[~pc.equal(texts, other_texts).to_numpy(zero_copy_only=False)]] = False
+    is_equal[rows[np.from_dlpack(pc.indices_nonzero(pc.not_equal(texts, others)))]] = False
     return is_equal
 
 
@@ -231,6 +232,73 @@ def row_indices(rows: np.ndarray) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), len(rows), [None, buffer])
 
 
+def text_array(texts: Sequence[str]) -> pa.Array:
+    """Convert texts to Arrow without ``pyarrow.array``, which imports pandas if it is installed.
+
+    Args:
+        texts: The texts, below 2 GiB in UTF-8.
+
+    Returns:
+        An array of strings.
+    """
+    import pyarrow as pa
+
+    encoded = [text.encode() for text in texts]
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
+
+
+def text_lists(lists: Sequence[Sequence[str]]) -> pa.Array:
+    """Convert lists of texts to Arrow, as ``text_array``.
+
+    Args:
+        lists: The lists.
+
+    Returns:
+        An array of lists of strings.
+    """
+    import pyarrow as pa
+
+    offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64).astype(np.int32)
+    texts = text_array([text for texts in lists for text in texts])
+    buffers = [None, pa.py_buffer(offsets)]
+    return pa.Array.from_buffers(pa.list_(pa.string()), len(lists), buffers, children=[texts])
+
+
+def index_in(values: pa.ChunkedArray, of: pa.Array) -> np.ndarray:
+    """Find the positions of values in an array, also without pandas.
+
+    Args:
+        values: Values to find.
+        of: Array of distinct values.
+
+    Returns:
+        Position of each value, -1 if it is missing, int64, shape ``[n]``.
+    """
+    import pyarrow.compute as pc
+
+    return _filled(pc.index_in(values, value_set=of).combine_chunks(), -1)
+
+
+def numbers(column: pa.ChunkedArray) -> np.ndarray:
+    """Read a column of numbers without ``to_numpy``, which imports pandas if it is installed.
+
+    Args:
+        column: Numbers without a null.
+
+    Returns:
+        The numbers, shape ``[N]``.
+    """
+    return np.from_dlpack(column.combine_chunks())
+
+
+def _filled(integers: pa.Array, missing: int) -> np.ndarray:
+    """Integers with a number in place of each null, int64."""
+    scalar = row_indices(np.array([missing]))[0]
+    return np.from_dlpack(integers.cast("int64").fill_null(scalar))
+
+
 def find_keys(column: pa.Array, keys: Sequence[str]) -> np.ndarray:
     """Find keys in a sorted column.
 
@@ -242,16 +310,9 @@ def find_keys(column: pa.Array, keys: Sequence[str]) -> np.ndarray:
         Row of each key, -1 if it is missing, int64, shape ``[n]``.
     """
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     if len(keys) > max(MAX_BISECTED_KEYS, MAX_BISECTED_SHARE * len(column)):
-        found: np.ndarray = (
-            pc.index_in(pa.array(keys, pa.string()), value_set=column)
-            .fill_null(-1)
-            .to_numpy()
-            .astype(np.int64)
-        )
-        return found
+        return index_in(pa.chunked_array([text_array(keys)]), column)
     rows = [
         bisect_left(range(len(column)), key, key=lambda row: column[row].as_py()) for key in keys
     ]
