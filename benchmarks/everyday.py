@@ -1,7 +1,7 @@
 """What people do every day, at the sizes that most people have: the start of commands, a
 comparison, a training step of 256 pairs with its validation, a small evaluation, a single query.
 
-    python benchmarks/everyday.py [--rounds 5] [--rows NAME ...]
+    OMP_NUM_THREADS=1 python benchmarks/everyday.py [--rounds 5] [--rows NAME ...]
 
 Commands run on synthetic scenes and a small model with a frozen MiniLM, in a temporary folder. Their
 processor time, children included, is reported in seconds beyond that of ``python -c "import torch"``,
