@@ -167,3 +167,19 @@ def test_damaged_entry_is_computed_again(folder: Path, caplog: pytest.LogCapture
     entry.write_text(entry.read_text().replace("a dog 1", "a dog 7"))
     assert _content(folder) == first
     assert "is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("place", ["link", "hidden folder"])
+def test_files_that_are_not_scanned_are_read_again(
+    place: str, folder: Path, tmp_path: Path, reads: list[Path]
+) -> None:
+    if place == "link":  # as in the cache of the Hugging Face Hub
+        (folder / "captions.csv").rename(tmp_path / "list")
+        (folder / "captions.csv").symlink_to(tmp_path / "list")
+    else:
+        (folder / ".hidden").mkdir()
+        (folder / "0.png").rename(folder / ".hidden" / "0.png")
+        _write_list(folder, [(".hidden/0.png", "a dog"), ("1.png", "a dog")])
+    _content(folder)
+    _content(folder)
+    assert len(reads) == 2

@@ -1,14 +1,16 @@
 """The usable images and captions of a data set that was opened before, from the cache folder.
 
 An entry is used while no file of the folders that were searched has been added, removed or changed,
-by path, size and modification time. A data set with missing images is not cached, because they may
-appear in places that are not searched, and neither is one with ``VISAVIS_IMAGE_ROOTS``.
+by path, size and modification time. A data set is not cached if it has missing images, which may
+appear in places that are not searched, links to other places or files that cannot be read, or with
+``VISAVIS_IMAGE_ROOTS``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -142,7 +144,10 @@ class DatasetCache:
         if image_roots() or not os.path.exists(self.file):
             return None
         stored = _read(self.file, written_ns=os.stat(self.file).st_mtime_ns)
-        if stored is None or _signature(stored[0].folders)[0] != stored[0].signature:
+        if stored is None:
+            return None
+        signature, latest, _ = _signature(stored[0].folders)
+        if signature != stored[0].signature or latest == math.inf:
             return None
         return stored[1]
 
@@ -154,8 +159,13 @@ class DatasetCache:
             folders: Folders of its files.
         """
         names = [str(folder.absolute()) for folder in dict.fromkeys(folders)]
-        signature, changed = _signature(names)
-        if image_roots() or changed > self.started - SAFE_AGE_S:
+        signature, changed, files = _signature(names)
+        locations = (image.location for image in data.images)
+        # Links to other places, such as those of the hub's cache, and excluded folders.
+        is_covered = all(
+            where is None or str(where.path.absolute()) in files for where in locations
+        )
+        if image_roots() or changed > self.started - SAFE_AGE_S or not is_covered:
             return
         with suppress(StorageError):  # a full disk
             stored = _StoredDataset.from_dataset(data, names, signature)
@@ -168,16 +178,20 @@ def _read(file: Path, *, written_ns: int) -> tuple[_StoredDataset, Dataset] | No
     return None if stored is None else (stored, stored.dataset())
 
 
-def _signature(folders: Sequence[str]) -> tuple[str, float]:
-    """Hash the paths, sizes and modification times of all files in folders, and return the time of
-    the latest change, in seconds since the epoch.
+def _signature(folders: Sequence[str]) -> tuple[str, float, set[str]]:
+    """Hash the paths, sizes and modification times of all files in folders. Return the hash, the
+    time of the latest change in seconds since the epoch, which is infinite if something cannot be
+    read, and the paths.
     """
-    digest, latest = hashlib.sha256(), 0.0
+    digest, latest, paths = hashlib.sha256(), 0.0, set[str]()
     for folder in folders:
         scan = scan_folder(Path(folder))
         for file in scan.files:
-            status = os.stat(os.path.join(folder, file))
+            path = os.path.join(folder, file)
+            status = os.stat(path)
+            paths.add(path)
             latest = max(latest, status.st_mtime, status.st_ctime)
             digest.update(json.dumps([file, status.st_size, status.st_mtime_ns]).encode())
-        digest.update(json.dumps([scan.problems, scan.excluded, scan.empty]).encode())
-    return digest.hexdigest(), latest
+        digest.update(json.dumps([scan.excluded, scan.empty]).encode())
+        latest = math.inf if scan.problems else latest
+    return digest.hexdigest(), latest, paths
