@@ -86,7 +86,18 @@ def test_options_and_the_current_folder_have_their_own_entries(
     _content(folder, decode_images=True)
     monkeypatch.chdir(folder.parent)
     assert _content(Path("photos")) == _content(Path("photos"))
-    assert len(reads) == 2
+    assert len(reads) == 3
+
+
+def test_relative_path_is_found_from_another_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    open_dataset("photos")
+    open_dataset("photos")
+    monkeypatch.chdir(folder)
+    for image in open_dataset(folder).images:
+        assert image.read()
 
 
 def test_cache_is_used_only_after_files_are_old_enough(

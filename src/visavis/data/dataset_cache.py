@@ -24,7 +24,6 @@ import numpy as np
 
 from visavis.core import storage
 from visavis.core.errors import StorageError
-from visavis.core.storage.outside_folders import image_roots
 from visavis.data.dataset import ByteRange, Dataset, Image
 from visavis.data.formats.image_files import scan_folder
 
@@ -131,7 +130,9 @@ class DatasetCache:
         """
         with suppress(StorageError):  # a user without a home folder
             code = Path(__file__).parent.rglob("*.py")
-            key = storage.stat_hash(code, str(source.absolute()), repr(options))
+            # Paths of images are stored as the source is given: relative to the current folder.
+            names = str(source), str(source.absolute())
+            key = storage.stat_hash(code, *names, repr(options))
             return cls(storage.cache_folder() / "datasets" / f"{key}.json", time.time())
         return None
 
@@ -141,7 +142,7 @@ class DatasetCache:
         Returns:
             The data set. None if it is not stored, or if a file has changed.
         """
-        if image_roots() or not os.path.exists(self.file):
+        if storage.image_roots() or not os.path.exists(self.file):
             return None
         stored = _read(self.file, written_ns=os.stat(self.file).st_mtime_ns)
         if stored is None:
@@ -161,11 +162,11 @@ class DatasetCache:
         names = [str(folder.absolute()) for folder in dict.fromkeys(folders)]
         signature, changed, files = _signature(names)
         locations = (image.location for image in data.images)
-        # Links to other places, such as those of the hub's cache, and excluded folders.
+        # Images behind links, as in the cache of the Hub, or in excluded folders are not covered.
         is_covered = all(
             where is None or str(where.path.absolute()) in files for where in locations
         )
-        if image_roots() or changed > self.started - SAFE_AGE_S or not is_covered:
+        if storage.image_roots() or changed > self.started - SAFE_AGE_S or not is_covered:
             return
         with suppress(StorageError):  # a full disk
             stored = _StoredDataset.from_dataset(data, names, signature)
@@ -188,7 +189,11 @@ def _signature(folders: Sequence[str]) -> tuple[str, float, set[str]]:
         scan = scan_folder(Path(folder))
         for file in scan.files:
             path = os.path.join(folder, file)
-            status = os.stat(path)
+            try:
+                status = os.stat(path)
+            except OSError:  # removed since the scan
+                latest = math.inf
+                continue
             paths.add(path)
             latest = max(latest, status.st_mtime, status.st_ctime)
             digest.update(json.dumps([file, status.st_size, status.st_mtime_ns]).encode())

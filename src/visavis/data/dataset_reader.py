@@ -124,7 +124,8 @@ def open_dataset(
         if data.skipped and not skip_bad:
             raise _unusable_items(source, path, data.skipped[0], data.skipped[1:])
         return data
-    options = (skip_bad, decode_images, frames_per_second, decode_all_frames, decoder_versions())
+    decoders = decoder_versions() if decode_images else ""
+    options = (skip_bad, decode_images, frames_per_second, decode_all_frames, decoders)
     # The code of a user's own format may change.
     cache = DatasetCache.of(source, *options) if dataset_format in FORMATS else None
     if cache is not None and (stored := cache.read()) is not None:

@@ -281,7 +281,7 @@ def _float32(block: np.ndarray) -> Tensor:
     if block.dtype == np.float16:
         return torch.from_numpy(block).float()
     with np.errstate(over="ignore"):
-        return torch.from_numpy(block.astype(np.float32))
+        return torch.from_numpy(block.astype(np.float32, copy=False))
 
 
 # Rows that a scan has in memory at once, or more if they are small.
