@@ -193,7 +193,8 @@ def _kernel_products(queries: Tensor, rows: np.ndarray) -> Tensor:
     parts = chunk_slices(len(rows), max(rows_per_thread, MIN_ROWS_PER_THREAD))
 
     def multiply(part: slice) -> None:
-        result = dot_kernels().cdist(queries.numpy(), rows[part], "dot", out_dtype="float32")
+        block = np.ascontiguousarray(rows[part])
+        result = dot_kernels().cdist(queries.numpy(), block, "dot", out_dtype="float32")
         products[:, part] = torch.from_numpy(np.asarray(result))
 
     if len(parts) == 1:
