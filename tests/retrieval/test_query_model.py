@@ -1,7 +1,8 @@
-"""Text queries of CLIP and SigLIP without transformers equal those of the whole model."""
+"""Text queries of CLIP and SigLIP without transformers yield the vectors of the whole model."""
 
 from __future__ import annotations
 
+import copy
 import shutil
 import subprocess
 import sys
@@ -61,6 +62,8 @@ def test_texts_are_encoded_as_by_the_whole_model(model: Path, photos: Path, tmp_
     found = visavis.search(tmp_path / "index", "a red circle", image=photos / "3.png", top=6)
     assert len(found.hits) == 6
     assert index.encode_query(query).shape == (1, expected.shape[1])
+    torch.testing.assert_close(index.model.with_full_decoding().encode_texts(TEXTS), expected)
+    torch.testing.assert_close(copy.copy(index.model).encode_texts(TEXTS), expected)
     assert index.model.fingerprint == whole.fingerprint == index.manifest.fingerprint
 
 

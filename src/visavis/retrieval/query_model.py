@@ -76,7 +76,7 @@ class DualEncoderTexts:
         weights: Weights of the text side by their names in transformers.
         kind: ``model_type``.
         config: Settings of the text side.
-        tokenizer: Cuts texts, and pads those of SigLIP.
+        tokenizer: Cuts texts, and pads texts of SigLIP.
     """
 
     weights: dict[str, Tensor]
@@ -188,7 +188,10 @@ class TextQueryModel(Retriever):
         return self._load()
 
     def __getattr__(self, name: str) -> Any:
-        # Called for the attributes that the constructor of Retriever would set.
+        # Called for the attributes that the constructor of Retriever would set. A copy asks for
+        # private methods, before it has ``_load``.
+        if name.startswith("_"):
+            raise AttributeError(name)
         return getattr(self._whole, name)
 
     @property
@@ -204,6 +207,14 @@ class TextQueryModel(Retriever):
             if on_progress is not None:
                 on_progress(batch.stop, count)
         return torch.cat(vectors)
+
+    def with_embedding_dim(self, embedding_dim: int) -> Retriever:
+        """See ``Retriever.with_embedding_dim``."""
+        return self._whole.with_embedding_dim(embedding_dim)
+
+    def with_full_decoding(self) -> Retriever:
+        """See ``Retriever.with_full_decoding``."""
+        return self._whole.with_full_decoding()
 
     def unknown_words(self, text: str) -> list[str]:
         """A tokenizer knows all words."""
@@ -286,7 +297,7 @@ def _gives_vectors_of(texts: DualEncoderTexts | None, model: Retriever) -> bool:
         return False
     try:
         vectors = texts.encode(SAMPLE_TEXTS)
-    except (KeyError, RuntimeError):  # weights of another architecture
+    except (KeyError, IndexError, RuntimeError):  # weights of another architecture
         return False
     expected = model.encode_texts(SAMPLE_TEXTS)
     return vectors.shape == expected.shape and bool(
