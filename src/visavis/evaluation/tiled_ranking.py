@@ -48,8 +48,8 @@ MAX_TILE_ROWS = 256
 """Images that are scored at once. Larger tiles leave the processor's cache while they are counted."""
 MAX_KEPT_BYTES = 2**25
 """Memory of tiles that are kept from the first pass."""
-ITEMS_PER_SUM = 256
-"""Items whose bytes are summed at once."""
+ITEMS_PER_SUM, FIRST_BYTES = 256, 64
+"""Items whose bytes are summed at once, and bytes of each that are summed first."""
 COUNTING_BYTES_PER_PAIR = 16.0
 """Memory per pair while a tile is counted: its scores or those of the previous tile, and flags, at
 most in float64.
@@ -156,25 +156,18 @@ def rank_by_tiles(
     texts = _split_side(text, text_ids, max_columns)
     tiles = _ScoreTiles(images, texts, score, targets)
     # [P], in the order of the tiles. Only they are scored twice.
-    positive_scores = torch.cat(
-        [tile.positive_scores for tile in tiles.score(only_with_positives=True)]
-    )
-    image_counter = _RankCounter(
-        pad_by_query(positive_scores, tiles.pair_image, len(image_ids)), images, texts, ties
-    )
+    scores = torch.cat([tile.positive_scores for tile in tiles.score(only_with_positives=True)])
+    pairs = _PositivePairs(tiles.pair_image, tiles.pair_text, scores)
+    image_counter = _RankCounter(pairs, images, texts, ties)
     text_counter = _RankCounter(
-        pad_by_query(positive_scores, tiles.pair_text, len(text_ids)), texts, images, ties
+        _PositivePairs(pairs.candidate, pairs.query, scores), texts, images, ties
     )
     for tile in tiles.score(group):
-        pair_scores, rows, columns = tile.positive_scores, tile.row_tile, tile.column_tile
-        pair_image, pair_text = tiles.pair_image[tile.pairs], tiles.pair_text[tile.pairs]
-        image_counter.add(tile.scores, rows, columns, pair_image, tile.pair_columns, pair_scores)
-        text_counter.add(tile.scores.T, columns, rows, pair_text, tile.pair_rows, pair_scores)
+        image_counter.add(tile.scores, tile.row_tile, tile.column_tile, tile.pairs)
+        text_counter.add(tile.scores.T, tile.column_tile, tile.row_tile, tile.pairs)
     image_counter.merge(group)
     text_counter.merge(group)
-    return image_counter.result(torch.bincount(tiles.pair_image)), text_counter.result(
-        torch.bincount(tiles.pair_text)
-    )
+    return image_counter.result(), text_counter.result()
 
 
 @torch.no_grad()
@@ -274,24 +267,32 @@ def iter_score_rows(
         yield rows, block.cpu()[:, side.index]
 
 
+class _PositivePairs(NamedTuple):
+    """Positive pairs sorted by tile: queries, candidates and scores, ``[P]`` each."""
+
+    query: Tensor
+    candidate: Tensor
+    scores: Tensor
+
+
 class _RankCounter:
     """Counts, tile by tile, the other candidates before each positive of each query of one side.
 
-    It also tracks the best candidate of each query and the score of its hardest negative.
+    It also tracks the hardest negative of each query.
     """
 
-    def __init__(self, positive_scores: Tensor, queries: _Side, candidates: _Side, ties: Ties):
-        self.positive_scores, self.queries, self.candidates = positive_scores, queries, candidates
+    def __init__(self, pairs: _PositivePairs, queries: _Side, candidates: _Side, ties: Ties):
+        self.pairs, self.queries, self.candidates = pairs, queries, candidates
+        num_queries = len(queries.index)
+        positive_scores = pad_by_query(pairs.scores, pairs.query, num_queries)  # [Q, M]
+        self.positive_scores = positive_scores
         self.comparisons = tie_comparisons(ties)
-        self.flags: Tensor | None = None
+        self.buffer: Tensor | None = None
         # [Q, M], halves for mean ties
         self.num_before = positive_scores.new_zeros(positive_scores.shape, dtype=torch.float64)
-        num_distinct = len(queries.items)
-        # of the distinct queries, [U]
-        self.highest = positive_scores.new_full((num_distinct,), -torch.inf)
-        self.top_candidates = torch.zeros(num_distinct, dtype=torch.long)
-        # of all queries, [Q]
-        self.hardest = positive_scores.new_full((len(positive_scores),), -torch.inf)
+        # The hardest negative of each query, [Q], and its number among the distinct candidates.
+        self.hardest = positive_scores.new_full((num_queries,), -torch.inf)
+        self.hardest_candidate = torch.zeros(num_queries, dtype=torch.long)
         # Queries sorted by their distinct item, so that those of a tile are consecutive.
         self.order = torch.argsort(queries.index, stable=True)
         self.position = torch.argsort(self.order)
@@ -299,107 +300,105 @@ class _RankCounter:
             queries.index[self.order], torch.tensor(queries.cuts)
         ).tolist()
 
-    def add(
-        self,
-        block: Tensor,
-        query_tile: int,
-        candidate_tile: int,
-        pair_query: Tensor,
-        pair_candidate: Tensor,
-        pair_score: Tensor,
-    ) -> None:
-        """Count a block of scores (queries x candidates), and subtract its positive pairs (queries,
-        and columns of candidates).
-        """
-        distinct = slice(*self.queries.cuts[query_tile : query_tile + 2])
-        highest, column = (part.cpu() for part in _row_maxima(block, self._flags_like(block)))
-        is_higher = highest > self.highest[distinct]  # strict, so that the first tile wins a tie
-        self.highest[distinct] = torch.where(is_higher, highest, self.highest[distinct])
-        self.top_candidates[distinct] = torch.where(
-            is_higher,
-            column + self.candidates.cuts[candidate_tile],
-            self.top_candidates[distinct],
-        )
+    def add(self, block: Tensor, query_tile: int, candidate_tile: int, own_pairs: slice) -> None:
+        """Count a block of scores (queries x candidates), and subtract its positive pairs."""
+        pair_query = self.pairs.query[own_pairs]
+        pair_candidate = self.candidates.index[self.pairs.candidate[own_pairs]]
         queries = self.order[self.cuts[query_tile] : self.cuts[query_tile + 1]]
+        first_candidate, stop = self.candidates.cuts[candidate_tile : candidate_tile + 2]
         # Number of candidates behind each column: a duplicate counts as often as it occurs.
-        copies = self.candidates.copies[
-            self.candidates.cuts[candidate_tile] : self.candidates.cuts[candidate_tile + 1]
-        ].to(block)
-        pairs = torch.stack([self.position[pair_query] - self.cuts[query_tile], pair_candidate])
+        copies = self.candidates.copies[first_candidate:stop].to(block)
+        # Rows and columns of the positive pairs.
+        pairs = torch.stack(
+            [self.position[pair_query] - self.cuts[query_tile], pair_candidate - first_candidate]
+        )
         if copies.amax() > 1:
             pairs, count = pairs.unique(dim=1, return_counts=True)
             # Of equal candidates that are not all positives, one is a negative.
             pairs = pairs[:, count == copies[pairs[1]].cpu()]
+        pairs = pairs.to(block.device)
+        rows = self.queries.index[queries] - self.queries.cuts[query_tile]
+        # [M, Q] of the tile
+        positive_scores = self.positive_scores[queries].T.contiguous().to(block.device)
+        num_before = torch.zeros_like(positive_scores)
+        hardest = positive_scores.new_empty(len(queries))
+        columns = torch.empty(len(queries), dtype=torch.long, device=block.device)
         # Equal queries share a row of the block, so there may be more queries than rows.
-        for start, query in zip(
-            range(0, len(queries), len(block)), queries.split(len(block)), strict=True
-        ):
-            row = self.queries.index[query] - self.queries.cuts[query_tile]
-            scores = block if len(queries) == len(block) else block[row]
-            within = pairs[:, (pairs[0] >= start) & (pairs[0] < start + len(query))].to(
-                block.device
-            )
-            negatives = scores.index_put(
-                (within[0] - start, within[1]), scores.new_tensor(-torch.inf)
-            ).amax(1)
-            self.hardest[query] = torch.maximum(
-                self.hardest[query], negatives.cpu().to(self.hardest)
-            )
-            slots = self.positive_scores[query].T.contiguous().to(block.device)
-            flags = self._flags_like(scores)
+        for part in chunk_slices(len(queries), len(block)):
+            scores = block if len(queries) == len(block) else block[rows[part]]
+            buffer = self._buffer_like(scores)
             for compare in self.comparisons:
-                before = torch.stack(
-                    [compare(scores, positive[:, None], out=flags) @ copies for positive in slots],
-                    1,
-                )
-                self.num_before[query] += before.cpu().double() / len(self.comparisons)
+                for slot, positive in enumerate(positive_scores[:, part, None]):
+                    num_before[slot, part].addmv_(compare(scores, positive, out=buffer), copies)
+            row, column = pairs[:, (pairs[0] >= part.start) & (pairs[0] < part.stop)]
+            negatives = buffer.copy_(scores)
+            negatives[row - part.start, column] = -torch.inf
+            hardest[part], columns[part] = _take_row_maxima(negatives)
+        self.num_before[queries] += num_before.T.cpu().double() / len(self.comparisons)
+        hardest, columns = hardest.cpu(), columns.cpu()
+        # Strictly, so that of equal scores the first tile keeps its candidate.
+        is_harder = hardest > self.hardest[queries]
+        self.hardest[queries[is_harder]] = hardest[is_harder]
+        self.hardest_candidate[queries[is_harder]] = first_candidate + columns[is_harder]
         for compare in self.comparisons:
             positives = compare(
-                pair_score[:, None], self.positive_scores[pair_query]
+                self.pairs.scores[own_pairs, None], self.positive_scores[pair_query]
             ).double() / len(self.comparisons)
             self.num_before.index_add_(0, pair_query, positives, alpha=-1)
 
-    def _flags_like(self, scores: Tensor) -> Tensor:
-        """Memory for 0 and 1 in the dtype of the scores, several times faster than bool. Fresh
-        memory for each tile would cost as much time as the count.
+    def _buffer_like(self, scores: Tensor) -> Tensor:
+        """Memory for scores, or for 0 and 1 in their dtype, which is several times faster than
+        bool. Fresh memory each time would cost as much time as the count.
         """
         layout = scores.shape, scores.stride(), scores.dtype
-        if (
-            self.flags is None
-            or (self.flags.shape, self.flags.stride(), self.flags.dtype) != layout
-        ):
-            self.flags = torch.empty_like(scores)
-        return self.flags
+        buffer = self.buffer
+        if buffer is None or (buffer.shape, buffer.stride(), buffer.dtype) != layout:
+            self.buffer = buffer = torch.empty_like(scores)
+        return buffer
 
     def merge(self, group: ProcessGroup) -> None:
         """Add the counts of the tiles of all processes."""
         # each pair was counted by one process
         self.num_before = group.all_reduce_sum(self.num_before)
-        self.hardest = group.all_gather_stack(self.hardest).amax(0)
         # Of equal scores the first process has the earlier tile.
-        self.highest, owner = group.all_gather_stack(self.highest).max(0)
-        self.top_candidates = group.all_gather_stack(self.top_candidates).gather(0, owner[None])[0]
+        self.hardest, owner = group.all_gather_stack(self.hardest).max(0)
+        candidates = group.all_gather_stack(self.hardest_candidate)
+        self.hardest_candidate = candidates.gather(0, owner[None])[0]
 
-    def result(self, num_positives: Tensor) -> RankedQueries:
-        """Ranks of the queries, given the number of positives of each."""
+    def result(self) -> RankedQueries:
+        """Ranks of the queries."""
         # A positive counted the other positives before it, and add() subtracted them.
-        ranks = ranks_from_counts(self.num_before, num_positives)
-        top_candidates = self.candidates.items[self.top_candidates[self.queries.index]]
+        ranks = ranks_from_counts(self.num_before, torch.bincount(self.pairs.query))
+        top_candidates = self.candidates.items[self._top_candidates()]
         return RankedQueries(ranks, top_candidates, self.positive_scores, self.hardest)
 
+    def _top_candidates(self) -> Tensor:
+        """The distinct candidate with the highest score, ``[Q]``, of equal ones the first."""
+        query, candidate, scores = self.pairs
+        best = self.positive_scores[:, 0]
+        is_best = scores == best[query]
+        first = torch.full_like(self.hardest_candidate, len(self.candidates.items))
+        first.scatter_reduce_(0, query[is_best], self.candidates.index[candidate[is_best]], "amin")
+        is_positive = (best > self.hardest) | (
+            (best == self.hardest) & (first < self.hardest_candidate)
+        )
+        return torch.where(is_positive, first, self.hardest_candidate)
 
-def _row_maxima(block: Tensor, flags: Tensor) -> tuple[Tensor, Tensor]:
-    """Maximum of each row and its first column, several times faster than ``block.max(1)``: the
-    column is a product with the column numbers, where no other is as high. ``flags`` is overwritten.
+
+def _take_row_maxima(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Maximum of each row and its first column, several times faster than ``scores.max(1)``.
+    ``scores`` is overwritten.
     """
-    highest = block.amax(1)
-    torch.ge(block, highest[:, None], out=flags)
-    # Column numbers of a tile are exact in float32.
-    columns = torch.arange(block.shape[1], device=block.device, dtype=block.dtype)
-    counts, column = (flags @ torch.stack([torch.ones_like(columns), columns], 1)).unbind(1)
-    tied = (counts > 1).nonzero()[:, 0]
-    column = column.long()
-    column[tied] = flags[tied].argmax(1)
+    highest = scores.amax(1)
+    is_highest = scores.eq_(highest[:, None])
+    # Columns are numbered from 1. The sum of several numbers is larger than each of them, so that
+    # it is never the number of one of several equal maxima. It is exact up to the last column.
+    numbers = torch.arange(1, scores.shape[1] + 1, device=scores.device, dtype=scores.dtype)
+    column = (is_highest @ numbers).long() - 1
+    is_tied = is_highest.gather(1, column.clamp(max=scores.shape[1] - 1)[:, None])[:, 0] == 0
+    is_tied |= column >= scores.shape[1]
+    tied = is_tied.nonzero()[:, 0]
+    column[tied] = is_highest[tied].argmax(1)
     return highest, column
 
 
@@ -500,17 +499,19 @@ def _first_copies(encoded: Encoded, order: Tensor) -> Tensor:
     """For each item the first one in an order that is bit-identical, except for zero padding,
     ``[N]``.
 
-    A sum of the bytes with pseudorandom weights, 8 bytes at once, is unequal for almost all
-    different items. Only items with equal sums are compared by all their bytes.
+    A sum of the first bytes with pseudorandom weights, 8 bytes at once, is unequal for most
+    different items, and a sum of all bytes for almost all of the others. Only items with equal sums
+    are compared by all their bytes.
     """
-    sums = torch.zeros(len(encoded), dtype=torch.long)
-    for items, block in encoded.iter_blocks():
-        for number, part in enumerate(block.tensors):
-            for chunk in chunk_slices(len(items), ITEMS_PER_SUM):
-                sums[items[chunk]] += _weighted_sums(part[chunk], number)
+    candidates = torch.arange(len(encoded))
+    for max_bytes in (FIRST_BYTES, None):
+        sums = _content_sums(encoded, candidates, max_bytes)
+        _, group, sizes = sums.unique(return_inverse=True, return_counts=True)
+        candidates = candidates[sizes[group] > 1]
+        if not len(candidates):
+            break
     originals = torch.arange(len(encoded))
-    _, group, sizes = sums.unique(return_inverse=True, return_counts=True)
-    candidates = order[sizes[group[order]] > 1]
+    candidates = order[torch.isin(order, candidates)]
     first_by_content: dict[tuple[bytes, ...], int] = {}
     for item in candidates.tolist():
         parts = encoded[item : item + 1].tensors
@@ -519,16 +520,28 @@ def _first_copies(encoded: Encoded, order: Tensor) -> Tensor:
     return originals
 
 
-def _weighted_sums(part: Tensor, seed: int) -> Tensor:
-    """Sums of the rows of a tensor, read as integers of 8 bytes, with weights, modulo 2^64.
+def _content_sums(encoded: Encoded, selected: Tensor, max_bytes: int | None) -> Tensor:
+    """Sums of the bytes of the selected items, in ascending order, with weights, modulo 2^64.
 
     Padding is 0 and adds nothing.
     """
-    rows = _row_bytes(part)
-    words = pad(rows, (0, -rows.shape[1] % 8)).view(torch.long)
-    random = np.random.default_rng(seed)
-    weights = random.integers(-(2**63), 2**63 - 1, words.shape[1], dtype=np.int64)
-    return (words * torch.from_numpy(weights)).sum(1)
+    sums = torch.zeros(len(encoded), dtype=torch.long)
+    is_selected = torch.zeros(len(encoded), dtype=torch.bool)
+    is_selected[selected] = True
+    for items, block in encoded.iter_blocks():
+        rows = is_selected[items].nonzero()[:, 0]
+        for seed, part in enumerate(block.tensors):
+            values = part.reshape(len(part), -1)
+            if max_bytes is not None:
+                values = values[:, : max_bytes // part.element_size()]
+            for part_rows in chunk_slices(len(rows), ITEMS_PER_SUM):
+                chunk = rows[part_rows]
+                content = _row_bytes(values[chunk])
+                words = pad(content, (0, -content.shape[1] % 8)).view(torch.long)
+                random = np.random.default_rng(seed)
+                weights = random.integers(-(2**63), 2**63 - 1, words.shape[1], dtype=np.int64)
+                sums[items[chunk]] += (words * torch.from_numpy(weights)).sum(1)
+    return sums[selected]
 
 
 def _row_bytes(part: Tensor) -> Tensor:
