@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from urllib.request import urlopen
@@ -63,6 +63,8 @@ EVALUATIONS = (500, 1000, 5000)
 """Images, each with five captions."""
 QUERIES = (10_000, 100_000, 1_000_000)
 """Vectors that a single query is compared with."""
+COLLECTIONS, BATCHES = (300, 1000, 3000), (64, 256, 1024)
+"""Photos and pairs per batch for `--growth`."""
 DIM, VISUAL_DIM, TEXT_DIM, BATCH, STEPS = 512, 1280, 384, 256, 30
 TRAININGS = """
 import visavis
@@ -100,9 +102,11 @@ optimizer = {{ name = "AdamW", lr = 1.5e-3, weight_decay = 1e-4 }}
 """
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, num_train: int = 1000, num_test: int = 100) -> None:
     """Write scenes, train a small model on them, and index the images."""
-    write_synthetic_scenes(folder / "scenes", num_train=1000, num_val=100, num_test=100)
+    write_synthetic_scenes(
+        folder / "scenes", num_train=num_train, num_val=num_test, num_test=num_test
+    )
     model = {"model": "Heads(embedding_dim=64)", "epochs": 1, "training.batches_per_epoch": 4}
     texts = {"text.encoder": "minilm", "text.granularity": "pooled"}
     run = visavis.train(
@@ -187,7 +191,7 @@ def time_comparison(folder: Path, rounds: int) -> str:
     return f"{describe(ratios)} x six trainings of 300 steps"
 
 
-def open_trainer(folder: Path) -> Trainer:
+def open_trainer(folder: Path, batch: int = BATCH) -> Trainer:
     """A training of small heads on random features, with 5,000 images and five captions each."""
     random, count = np.random.default_rng(0), 7000
     splits = ["train"] * 5000 + ["val"] * 1000 + ["test"] * 1000
@@ -209,7 +213,7 @@ def open_trainer(folder: Path) -> Trainer:
         features = rows @ random.standard_normal((32, dim), np.float32)
         features += random.standard_normal(features.shape, np.float32)
         np.save(folder / f"{name}.npy", features.astype(np.float16))
-    (folder / "heads.toml").write_text(HEADS.format(folder=folder, batch=BATCH))
+    (folder / "heads.toml").write_text(HEADS.format(folder=folder, batch=batch))
     module, matcher = prepare_training(read_recipe(folder / "heads.toml"), RunContext())
     trainer = Trainer(module, matcher, RunFolder(folder / "run"))
     trainer.start()
@@ -268,13 +272,18 @@ def time_training(folder: Path, rounds: int) -> str:
     return f"{steps_ratio}, validation {describe(seconds[1:])} s"
 
 
+def unit_rows(num_rows: int) -> np.ndarray:
+    """Random unit vectors."""
+    rows = np.random.default_rng(0).standard_normal((num_rows, DIM), np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows
+
+
 def time_query(num_rows: int, rounds: int) -> str:
     """The exact top ten of one query, to the fastest other exact search."""
     import faiss
 
-    random = np.random.default_rng(0)
-    rows = random.standard_normal((num_rows, DIM), np.float32)
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    random, rows = np.random.default_rng(1), unit_rows(num_rows)
     exact = ExactSearch(rows, coarse=Int8Pass.from_vectors(rows))
     flat = faiss.IndexFlatIP(DIM)
     flat.add(rows)
@@ -313,8 +322,8 @@ def plain_recall(images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:
     return scores.topk(10).indices, scores.T.topk(10).indices
 
 
-def time_evaluation(num_images: int, rounds: int) -> str:
-    """Evaluation of given embeddings, to ``topk(10)`` of both directions."""
+def evaluations(num_images: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Evaluation of given embeddings, and ``topk(10)`` of both directions."""
     generator = torch.Generator().manual_seed(0)
     images = torch.nn.functional.normalize(torch.randn(num_images, DIM, generator=generator), dim=1)
     image_of = torch.arange(5 * num_images) // 5
@@ -325,11 +334,67 @@ def time_evaluation(num_images: int, rounds: int) -> str:
         return visual.vectors @ text.vectors.T  # type: ignore[operator, union-attr]
 
     ids = torch.arange(num_images)
-    return ratio(
+    return (
         lambda: evaluate(Encoded(images), Encoded(texts), cosine, ids, image_of),
         lambda: plain_recall(images, texts),
-        rounds,
     )
+
+
+def describe_growth(sizes: tuple[int, ...], seconds: list[float]) -> str:
+    """Seconds at each size, and the exponent of a power law through them."""
+    exponent = np.polyfit(np.log(sizes), np.log(seconds), 1)[0]
+    times = ", ".join(f"{size:,}: {took:.4g} s" for size, took in zip(sizes, seconds, strict=True))
+    return f"exponent {exponent:5.2f} ({times})"
+
+
+def growth_rows(folder: Path, rounds: int) -> Iterator[tuple[str, str]]:
+    """Each row at three sizes."""
+    commands = [name for name in COMMANDS if not name.startswith(("catalog", "train"))]
+    beyond: dict[str, list[float]] = {name: [] for name in commands}
+    for size in COLLECTIONS:
+        place = folder / str(size)
+        prepare(place, num_train=4 * size // 5, num_test=size // 10)
+        for name in commands:
+            command = ("-m", "visavis", *COMMANDS[name])
+            took = [processor_seconds(command, place) for _ in range(rounds + 1)][1:]
+            torch_took = [processor_seconds(IMPORT_TORCH, place) for _ in range(rounds)]
+            beyond[name].append(statistics.median(took) - statistics.median(torch_took))
+        shutil.rmtree(place)
+    for name, seconds in beyond.items():
+        yield f"{name}, images", describe_growth(COLLECTIONS, seconds)
+    functions: list[tuple[str, tuple[int, ...], Callable[[int], Callable[[], object]]]] = [
+        ("evaluation, images", EVALUATIONS, lambda size: evaluations(size)[0]),
+        ("one query, vectors", QUERIES, exact_query),
+        ("30 training steps, pairs", BATCHES, lambda size: steps(folder / f"batch-{size}", size)),
+    ]
+    for name, sizes, function_of in functions:
+        seconds = list[float]()
+        for size in sizes:
+            function, took = function_of(size), list[float]()
+            for _ in range(rounds + 1):
+                started = time.process_time()
+                function()
+                took.append(time.process_time() - started)
+            seconds.append(statistics.median(took[1:]))
+        yield name, describe_growth(sizes, seconds)
+
+
+def exact_query(num_rows: int) -> Callable[[], object]:
+    """The exact top ten of one query."""
+    rows = unit_rows(num_rows)
+    exact = ExactSearch(rows, coarse=Int8Pass.from_vectors(rows))
+    return lambda: exact.search(rows[:1], 10)
+
+
+def steps(folder: Path, batch: int) -> Callable[[], object]:
+    """Training steps of small heads."""
+    trainer = open_trainer(folder, batch)
+
+    def run() -> None:
+        for pairs in trainer.train_loader.epoch(0, stop=STEPS):
+            trainer._step(pairs, STEPS)
+
+    return run
 
 
 def main() -> None:
@@ -337,17 +402,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", nargs="*", default=[])
+    parser.add_argument("--growth", action="store_true", help="each row at three sizes instead")
     options = parser.parse_args()
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     rows: dict[str, Callable[[], str]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        if options.growth:
+            for row, result in growth_rows(folder, options.rounds):
+                print(f"{row:<35} {result}", flush=True)
+            return
         for command in COMMANDS:
             rows[command] = lambda command=command: time_command(command, folder, options.rounds)  # type: ignore[misc]
         for size in EVALUATIONS:
             label = f"evaluation of {size:,} images, {5 * size:,} captions"
-            rows[label] = lambda size=size: time_evaluation(size, options.rounds)  # type: ignore[misc]
+            rows[label] = lambda size=size: ratio(*evaluations(size), options.rounds)  # type: ignore[misc]
         rows["compare, 2 objectives x 3 seeds"] = lambda: time_comparison(folder, options.rounds)
         rows["training step, 256 pairs"] = lambda: time_training(folder, options.rounds)
         for size in QUERIES:

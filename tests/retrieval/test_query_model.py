@@ -67,6 +67,21 @@ def test_texts_are_encoded_as_by_the_whole_model(model: Path, photos: Path, tmp_
     assert index.model.fingerprint == whole.fingerprint == index.manifest.fingerprint
 
 
+def test_shorter_vectors_of_the_same_model(
+    dual_encoders: Path, photos: Path, tmp_path: Path
+) -> None:
+    retriever = Retriever.load(dual_encoders / "clip")
+    dim = retriever.encode_texts(["a"]).shape[1]
+    retriever.matcher.matryoshka_dims = (4, dim)
+    model = retriever.save(tmp_path / "model")
+    visavis.index(model, photos, out=tmp_path / "whole")
+    visavis.index(model, photos, out=tmp_path / "short", embedding_dim=4)
+    for name, length in (("whole", dim), ("short", 4), ("whole", dim), ("short", 4)):
+        vectors = Index.open(tmp_path / name).model.encode_texts(TEXTS)
+        expected = retriever.with_embedding_dim(length).encode_texts(TEXTS)
+        torch.testing.assert_close(vectors, expected, atol=1e-6, rtol=0)
+
+
 def test_invalid_texts_are_refused(dual_encoders: Path, photos: Path, tmp_path: Path) -> None:
     visavis.index(dual_encoders / "clip", photos, out=tmp_path / "index")
     model = Index.open(tmp_path / "index").model

@@ -147,7 +147,7 @@ class Index:
         manifest = read_manifest(folder)
         name = str(model or manifest.model)
         load = partial(_load_model, folder, manifest, name, device, memory)
-        query_model = open_query_model(name, manifest.fingerprint, load)
+        query_model = open_query_model(name, manifest.fingerprint, manifest.embedding_dim, load)
         try:
             vectors = open_index_store(folder, manifest, memory, confirmed=store)
         except RunError:

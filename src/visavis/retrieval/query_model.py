@@ -177,11 +177,12 @@ class TextQueryModel(Retriever):
 
     Args:
         texts: Text side of the model.
+        length: Number of dimensions of its vectors, see ``Retriever.embedding_dim``.
         load: Loads the whole model.
     """
 
-    def __init__(self, texts: DualEncoderTexts, load: Callable[[], Retriever]):
-        self._texts, self._load = texts, load
+    def __init__(self, texts: DualEncoderTexts, length: int, load: Callable[[], Retriever]):
+        self._texts, self._length, self._load = texts, length, load
 
     @cached_property
     def _whole(self) -> Retriever:
@@ -203,7 +204,7 @@ class TextQueryModel(Retriever):
         """Encode texts, see ``Retriever.encode_texts``."""
         count, vectors = count_items(texts, "texts"), list[Tensor]()
         for batch in chunk_slices(count, DEFAULT_BATCH_SIZE):
-            vectors.append(self._texts.encode(texts[batch]))
+            vectors.append(unit_rows(self._texts.encode(texts[batch])[:, : self._length]))
             if on_progress is not None:
                 on_progress(batch.stop, count)
         return torch.cat(vectors)
@@ -221,12 +222,15 @@ class TextQueryModel(Retriever):
         return []
 
 
-def open_query_model(name: str, fingerprint: str, load: Callable[[], Retriever]) -> Retriever:
+def open_query_model(
+    name: str, fingerprint: str, length: int, load: Callable[[], Retriever]
+) -> Retriever:
     """Open the model of an index for text queries.
 
     Args:
         name: Location of the model.
         fingerprint: Its fingerprint in the index.
+        length: Number of dimensions of the vectors of the index.
         load: Loads the whole model, and checks that it has this fingerprint.
 
     Returns:
@@ -240,7 +244,7 @@ def open_query_model(name: str, fingerprint: str, load: Callable[[], Retriever])
     if folder is not None and _recorded(folder, fingerprint):
         texts = DualEncoderTexts.open(folder)
     if texts is not None:
-        return TextQueryModel(texts, load)
+        return TextQueryModel(texts, length, load)
     model = load()
     record_text_queries(name, fingerprint, model)
     return model
@@ -293,13 +297,15 @@ def _dual_encoder_folder(name: str) -> Path | None:
 
 def _gives_vectors_of(texts: DualEncoderTexts | None, model: Retriever) -> bool:
     """Whether the text side yields the vectors of the model, which may have other settings."""
-    if texts is None or model.embedding_dim is not None:
+    if texts is None:
         return False
     try:
         vectors = texts.encode(SAMPLE_TEXTS)
     except (KeyError, IndexError, RuntimeError):  # weights of another architecture
         return False
     expected = model.encode_texts(SAMPLE_TEXTS)
+    if model.embedding_dim is not None:
+        vectors = unit_rows(vectors[:, : model.embedding_dim])
     return vectors.shape == expected.shape and bool(
         (vectors - expected).abs().max() <= MAX_DIFFERENCE
     )
