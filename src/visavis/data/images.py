@@ -516,10 +516,6 @@ def dhash(image: Image.Image) -> str:
     return np.packbits(gray[:, 1:] >= gray[:, :-1] + _MIN_DIFFERENCE).tobytes().hex()
 
 
-# Number of bits of each byte.
-_NUM_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1, dtype=np.uint8)
-
-
 def hamming_distances(hashes: Sequence[str], first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Count the bits in which pairs of perceptual hashes differ.
 
@@ -535,11 +531,13 @@ def hamming_distances(hashes: Sequence[str], first: np.ndarray, second: np.ndarr
         >>> hamming_distances(["0f", "1e", ""], np.array([0, 0]), np.array([1, 2])).tolist()
         [2, 256]
     """
-    num_bytes = max(map(len, hashes), default=0) // 2
-    content = np.frombuffer(
-        b"".join(bytes.fromhex(code or "00" * num_bytes) for code in hashes), np.uint8
-    ).reshape(len(hashes), num_bytes)
+    # Whole words of 64 bits, whose bits are counted at once.
+    num_digits = -(-max(map(len, hashes), default=0) // 16) * 16
+    content = bytes.fromhex("".join(code.ljust(num_digits, "0") for code in hashes))
+    words = np.frombuffer(content, np.uint64).reshape(len(hashes), num_digits // 16).T
     # Unknown hashes are compared, too, and their distance is replaced afterwards.
     is_known = np.array([bool(code) for code in hashes])
-    distances = _NUM_BITS[content[first] ^ content[second]].sum(1, dtype=np.int64)
+    distances = np.zeros(len(first), np.int64)
+    for word in words:
+        distances += np.bitwise_count(word[first] ^ word[second])
     return np.where(is_known[first] & is_known[second], distances, 256)

@@ -414,10 +414,11 @@ def _group_duplicates(
     if not items or (vectors := collection.item_vectors(items)) is None:
         return list(results)
     paths, contents = (
-        np.unique(values, return_inverse=True)[1]
-        for values in (
-            [item.path for item in items],
-            [f"{item.content} {item.start}" for item in items],
+        # Numbers of distinct values. np.unique would sort the texts.
+        np.array([numbers.setdefault(value, len(numbers)) for value in values])
+        for numbers, values in (
+            (dict[Any, int](), [item.path for item in items]),
+            (dict[Any, int](), [(item.content, item.start) for item in items]),
         )
     )
     # The same path: a clip and its moments. The same content from the same second: a copied file.
@@ -427,15 +428,17 @@ def _group_duplicates(
     is_copy[later, earlier] |= (
         hamming_distances([item.dhash for item in items], later, earlier) <= MAX_HAMMING_DISTANCE
     )
-    is_first, duplicates = np.zeros(len(items), bool), dict[int, list[str]]()
+    # Only with first results of groups, so that a chain of similar items does not join strangers.
+    first = list(range(len(items)))
+    for later_row, row in np.argwhere(np.tril(is_copy, -1)).tolist():
+        if first[later_row] == later_row and first[row] == row:
+            first[later_row] = row
+    duplicates = dict[int, list[str]]()
     for row, item in enumerate(items):
-        # Only with first results of groups, so that a chain of similar items does not join
-        # strangers.
-        copied = np.flatnonzero(is_copy[row] & is_first)
-        if len(copied):
-            duplicates[int(copied[0])].append(item.key)
+        if first[row] == row:
+            duplicates[row] = []
         else:
-            is_first[row], duplicates[row] = True, []
+            duplicates[first[row]].append(item.key)
     return [
         replace(results[row], duplicates=tuple(keys)) if keys else results[row]
         for row, keys in duplicates.items()

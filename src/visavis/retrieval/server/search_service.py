@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
 
 
-RESULT_BLOCK, CACHED_QUERIES, CACHE_SECONDS = 120, 512, 300.0
+RESULT_BLOCK, CACHED_QUERIES, CACHE_SECONDS = 60, 512, 300.0
 """Results of one search, so that the next page is cached, number of cached queries, and their
 lifetime in seconds.
 """
