@@ -77,7 +77,12 @@ def _require(condition: object, kind: str, problem: str, name: str) -> None:
 
 
 def decode_image(
-    content: bytes, name: str, *, min_side: int = 0, allow_animated: bool = False
+    content: bytes,
+    name: str,
+    *,
+    min_side: int = 0,
+    allow_animated: bool = False,
+    max_pixels: int = MAX_PIXELS,
 ) -> Image.Image:
     """Decode an image file.
 
@@ -91,6 +96,8 @@ def decode_image(
             side keeps this number of pixels. 0: in full, unless it has more than 64 million pixels.
         allow_animated: Whether to decode the first frame of an animation, instead of raising an
             error.
+        max_pixels: Largest number of pixels of the decoded image. A larger JPEG is decoded at a
+            reduced size.
 
     Returns:
         An upright RGB image (EXIF orientation applied).
@@ -100,8 +107,8 @@ def decode_image(
             more than 64 million, or 1,024 million of a JPEG (128 million of a progressive one).
     """
     with _translate_errors(name):
-        image = _open(content, name, allow_animated=allow_animated)
-        _reduce(image, min_side)
+        image = _open(content, name, allow_animated=allow_animated, max_pixels=max_pixels)
+        _reduce(image, min_side, max_pixels)
         return _to_upright_rgb(image)
 
 

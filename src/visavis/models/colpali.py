@@ -141,6 +141,12 @@ class ColPaliProcessor(Processor):
         """Convert texts to queries, see ``Processor.process_texts``."""
         return _named_parts(self.pretrained.process_queries(text=list(texts)))
 
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Count the tokens of queries, see ``Processor.count_tokens``."""
+        mask = self.pretrained.process_queries(text=list(texts))[ATTENTION_MASK]
+        counts: list[int] = mask.sum(1).tolist()
+        return counts
+
 
 def _named_parts(batch: Any) -> Encoded:
     """Inputs of the model without labels, which only training reads."""

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from visavis.core import storage
@@ -313,6 +314,22 @@ class Processor:
             if tokenizer is None
             else tokenizer.encode(texts)
         )
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Count the tokens that the model reads of each text, including start and end. The rest of
+        a long text is cut off.
+
+        Args:
+            texts: The texts.
+
+        Returns:
+            Number of tokens of each text. Of words, if only sentence-transformers knows the tokens.
+        """
+        if self.vocabulary is not None:
+            return [len(self.vocabulary.token_ids(text)) for text in texts]
+        if (tokenizer := self.pretrained_tokenizer) is not None:
+            return np.minimum(tokenizer.count_tokens(texts), tokenizer.max_length).tolist()
+        return self.query_encoder.count_tokens(texts).tolist()
 
     def unknown_words(self, text: str) -> list[str]:
         """Find the words of a text that are not in the vocabulary.

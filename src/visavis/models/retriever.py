@@ -377,6 +377,10 @@ class Retriever:
         """Find the words of a text that the model does not know, see ``Processor.unknown_words``."""
         return self.processor.unknown_words(text)
 
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Count the tokens that the model reads of each text, see ``Processor.count_tokens``."""
+        return self.processor.count_tokens(texts)
+
     def score(
         self, images: Sequence[ImageInput], texts: Sequence[str], *, direction: Direction = "t2i"
     ) -> Tensor:

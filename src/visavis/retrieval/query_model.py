@@ -217,6 +217,13 @@ class TextQueryModel(Retriever):
         """See ``Retriever.with_full_decoding``."""
         return self._whole.with_full_decoding()
 
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Count tokens, see ``Processor.count_tokens``."""
+        return [
+            sum(encoding.attention_mask)
+            for encoding in self._texts.tokenizer.encode_batch(list(texts))
+        ]
+
     def unknown_words(self, text: str) -> list[str]:
         """A tokenizer knows all words."""
         return []

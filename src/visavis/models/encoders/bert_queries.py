@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
@@ -115,6 +116,11 @@ class BertQueryEncoder:
         if self.spec.granularity == "words":
             return Encoded(words * mask[..., None], mask)
         return Encoded(self.pooling(words, mask))
+
+    def count_tokens(self, texts: Sequence[str]) -> np.ndarray:
+        """Count the word pieces of each text, see ``TextEncoder.count_tokens``."""
+        encodings = self.tokenizer.encode_batch(list(texts))
+        return np.array([sum(encoding.attention_mask) for encoding in encodings], np.int64)
 
     def _word_states(self, ids: Tensor, mask: Tensor) -> Tensor:
         """States of the last layer, ``[N, L, D]``."""

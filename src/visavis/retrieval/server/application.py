@@ -21,8 +21,10 @@ from visavis.core.environment import installed_version
 from visavis.core.errors import StorageError, VisavisError
 from visavis.evaluation.feedback.records import FeedbackFile
 from visavis.retrieval.server.image_cache import ImageSize
+from visavis.retrieval.server.inference_api import inference_routes
 from visavis.retrieval.server.limits import RateLimits, ServerLimits, ServerMetrics
 from visavis.retrieval.server.schemas import (
+    OPENAI_PREFIX,
     ErrorResponse,
     FacetsResponse,
     HealthResponse,
@@ -148,11 +150,12 @@ def create_app(
         servers=servers,
         redirect_slashes=False,
     )
+    limiter = None if rates is None else RateLimiter(rates)
     app.include_router(api_routes(service))
+    app.include_router(inference_routes(service, limiter))
     app.include_router(service_routes(service, auth, f"{root_path}/"))
     app.include_router(web_ui_routes())
     _add_error_handlers(app)
-    limiter = None if rates is None else RateLimiter(rates)
     app.add_middleware(
         SecurityMiddleware,
         host_names=frozenset(allowed) or None,
@@ -169,11 +172,12 @@ def _add_error_handlers(app: FastAPI) -> None:
     """Return every error as a JSON object with one message."""
 
     @app.exception_handler(VisavisError)
-    async def visavis_error(_: Request, error: VisavisError) -> Response:
-        return error_response(507 if isinstance(error, StorageError) else 400, str(error))
+    async def visavis_error(request: Request, error: VisavisError) -> Response:
+        status = 507 if isinstance(error, StorageError) else 400
+        return error_response(status, str(error), path=request.scope["path"])
 
     @app.exception_handler(RequestValidationError)
-    async def invalid_request(_: Request, error: RequestValidationError) -> Response:
+    async def invalid_request(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         location = ".".join(str(part) for part in first["loc"][1:]) or "request"
         message = first["msg"].removeprefix("Value error, ")
@@ -188,7 +192,10 @@ def _add_error_handlers(app: FastAPI) -> None:
                 "body: expected a JSON object with the header Content-Type: application/json, got "
                 "other data. Correct the request."
             )
-        return error_response(422, message)
+        path = request.scope["path"]
+        # OpenAI's API has no status 422.
+        status = 400 if path.startswith(OPENAI_PREFIX) else 422
+        return error_response(status, message, path=path, param=location[:80])
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
@@ -199,7 +206,12 @@ def _add_error_handlers(app: FastAPI) -> None:
             "There was an error parsing the body": "body: expected JSON in UTF-8, got other data. Correct the request.",
         }
         return error_response(
-            error.status_code, messages.get(error.detail, error.detail), error.headers
+            error.status_code,
+            messages.get(error.detail, error.detail),
+            error.headers,
+            path=request.scope["path"],
+            param=getattr(error, "param", None),
+            code=getattr(error, "code", None),
         )
 
 

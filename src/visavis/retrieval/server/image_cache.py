@@ -7,13 +7,13 @@ import hashlib
 import io
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from starlette.exceptions import HTTPException
 
 from visavis.core.errors import DataError, VisavisError
 from visavis.data.dataset import ByteRange
-from visavis.data.images import make_thumbnail
+from visavis.data.images import decode_image, make_thumbnail
 from visavis.data.video import frame_at
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.items import IndexItem
@@ -30,6 +30,18 @@ JPEG_QUALITY: dict[ImageSize, int] = {"thumbnail": 80, "image": 88}
 MAX_UPLOAD_SIDE = 640
 """Longer side of an uploaded query image in pixels, after it is scaled down."""
 DECODER_THREADS = 2
+
+
+class ImageInput(NamedTuple):
+    """An image of a request.
+
+    Attributes:
+        content: Content of the file.
+        name: Name in errors, such as ``input[3]``.
+    """
+
+    content: bytes
+    name: str
 
 
 def render_jpeg(location: ByteRange, item: IndexItem, size: ImageSize) -> bytes:
@@ -124,6 +136,29 @@ class ImageCache:
             )
             self._uploads.put(digest, image)
         return digest
+
+    async def decode(self, image: ImageInput, min_side: int) -> PILImage:
+        """Decode an image as ``Retriever.encode_images`` does, and do not cache it.
+
+        Args:
+            image: The image.
+            min_side: Shorter side that the model needs of a JPEG, in pixels.
+
+        Returns:
+            An RGB image.
+
+        Raises:
+            DataError: If the content is not an image, or decoding takes too long.
+        """
+        return await self._run(
+            lambda: decode_image(
+                image.content,
+                image.name,
+                min_side=min_side,
+                allow_animated=True,
+                max_pixels=self.limits.max_pixels,
+            )
+        )
 
     def uploaded(self, digest: str) -> PILImage | None:
         """Look up an uploaded query image.

@@ -16,6 +16,10 @@ REQUEST_COSTS = {"/login": 40.0, "/api/search": 8.0, "/api/uncertain": 8.0, "/ap
 tokens is expensive.
 """
 IMAGE_SEARCH_COST = 20.0
+TEXT_INPUT_COST, IMAGE_INPUT_COST = 0.25, 8.0
+"""Costs of each text and image of a request for embeddings or a reranking, in addition to that of
+the request.
+"""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,8 @@ class ServerLimits:
     Attributes:
         max_body_bytes: Maximum size of a request body in bytes.
         max_query_chars: Maximum length of a text query in characters.
+        max_inputs: Maximum number of texts and images of a request for embeddings or a reranking.
+        max_input_chars: Maximum length of each of these texts in characters.
         max_pixels: Maximum size of an uploaded image in pixels.
         decode_timeout_s: Time limit for decoding an image in seconds.
         body_timeout_s: Time limit for receiving a request body in seconds.
@@ -40,6 +46,8 @@ class ServerLimits:
 
     max_body_bytes: int = 8 * 2**20
     max_query_chars: int = 500
+    max_inputs: int = 2048
+    max_input_chars: int = 32_768
     max_pixels: int = 40_000_000
     decode_timeout_s: float = 15.0
     body_timeout_s: float = 20.0

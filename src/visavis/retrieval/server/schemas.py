@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import date, datetime, time, timedelta
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from visavis.evaluation.feedback.records import QueryKey
@@ -27,6 +28,56 @@ class ErrorResponse(BaseModel):
     """
 
     error: str
+
+
+class OpenAIError(BaseModel):
+    """Content of an error in OpenAI's form.
+
+    Attributes:
+        message: The problem and its fix.
+        type: Kind of the error.
+        param: Wrong field of the request.
+        code: Name of the error.
+    """
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAIErrorResponse(BaseModel):
+    """An error in OpenAI's form, of the routes below ``/v1``.
+
+    Attributes:
+        error: The error.
+    """
+
+    error: OpenAIError
+
+
+class ApiError(HTTPException):
+    """A request that cannot be answered.
+
+    Args:
+        status: HTTP status.
+        message: The problem and its fix.
+        headers: Headers of the response.
+        param: Wrong field of the request.
+        code: Name of the error.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+    ):
+        super().__init__(status, message, headers)
+        self.param, self.code = param, code
 
 
 class RequestModel(BaseModel):
@@ -371,8 +422,19 @@ def _day_start_ns(day: date | None, days_later: int) -> int | None:
         return None if days_later else -(2**63)
 
 
+OPENAI_PREFIX = "/v1/"
+"""Start of the paths whose errors have OpenAI's form."""
+OPENAI_CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
+
+
 def error_response(
-    status: int, message: str, headers: Mapping[str, str] | None = None
+    status: int,
+    message: str,
+    headers: Mapping[str, str] | None = None,
+    *,
+    path: str = "",
+    param: str | None = None,
+    code: str | None = None,
 ) -> JSONResponse:
     """Make the response to a request that cannot be answered.
 
@@ -380,9 +442,19 @@ def error_response(
         status: HTTP status.
         message: The problem and its fix.
         headers: Headers of the response.
+        path: Path of the request. Errors of paths below ``/v1`` have OpenAI's form.
+        param: Wrong field of the request.
+        code: Name of the error.
 
     Returns:
         A JSON object with ``error``.
     """
     authenticate = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-    return JSONResponse({"error": message}, status, {**authenticate, **(headers or {})})
+    error: Any = message
+    if path.startswith(OPENAI_PREFIX):
+        kind = {429: "rate_limit_error"}.get(
+            status, "server_error" if status >= 500 else "invalid_request_error"
+        )
+        code = code or OPENAI_CODES.get(status)
+        error = {"message": message, "type": kind, "param": param, "code": code}
+    return JSONResponse({"error": error}, status, {**authenticate, **(headers or {})})

@@ -7,21 +7,26 @@ from __future__ import annotations
 import asyncio
 import hmac
 import math
+import os
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
+import torch
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
+from visavis.core.blocking import chunk_slices
+from visavis.core.encoded import Direction, unit_rows
 from visavis.core.errors import VisavisError
 from visavis.evaluation.feedback.records import (
     FeedbackFile,
@@ -33,28 +38,33 @@ from visavis.evaluation.feedback.records import (
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter, tags_to_metadata
 from visavis.retrieval.search import (
+    EncodeTexts,
     SearchQuery,
     SearchResult,
     SearchResults,
     parse_query,
     search_collection,
 )
-from visavis.retrieval.server.image_cache import ImageCache
+from visavis.retrieval.server.image_cache import ImageCache, ImageInput
 from visavis.retrieval.server.limits import LRUCache, ServerLimits, ServerMetrics
-from visavis.retrieval.server.schemas import FacetsResponse, HitResponse
+from visavis.retrieval.server.schemas import ApiError, FacetsResponse, HitResponse
 from visavis.retrieval.stores.arrow_tables import items_from_table, newest_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from PIL.Image import Image as PILImage
 
-
+T = TypeVar("T")
 RESULT_BLOCK, CACHED_QUERIES, CACHE_SECONDS = 60, 512, 300.0
 """Results of one search, so that the next page is cached, number of cached queries, and their
 lifetime in seconds.
 """
 CACHED_TEXTS = 1024
 """Number of texts whose vectors are cached."""
+MAX_TEXTS_AT_ONCE, TEXTS_PER_TURN, IMAGES_PER_TURN, IMAGE_REQUESTS = 128, 64, 4, 2
+"""Number of texts that are encoded in one batch, of texts and images of one request before other
+requests are served, and of requests with decoded images in memory.
+"""
 
 MAX_FOLDERS, MAX_METADATA_VALUES = 50, 30
 """Maximum number of folders, and of values of one metadata name, that are offered as filters."""
@@ -78,8 +88,25 @@ class ServedIndex:
         self.name = name or index.folder.name
         self._text_vectors = LRUCache[Tensor](CACHED_TEXTS)
 
+    @property
+    def model_name(self) -> str:
+        """Name of the model: of its folder, or on the hub."""
+        location = self.index.manifest.model
+        return Path(location).name if os.path.isabs(location) else location
+
+    @property
+    def score_is_cosine(self) -> bool:
+        """Whether the score of the model is the cosine of its vectors. This loads the model."""
+        matcher = self.index.model.matcher
+        return matcher.score_is_cosine and not matcher.rerank_top_k
+
     def search(
-        self, key: QueryKey, image: PILImage | None, top: int, item_filter: ItemFilter
+        self,
+        key: QueryKey,
+        image: PILImage | None,
+        top: int,
+        item_filter: ItemFilter,
+        encode_texts: EncodeTexts | None = None,
     ) -> SearchResults:
         """Find the best items, or the newest ones for an empty query.
 
@@ -88,6 +115,7 @@ class ServedIndex:
             image: Uploaded image of the query.
             top: Maximum number of results.
             item_filter: Conditions on the items.
+            encode_texts: Encodes the texts of the query. None: the method of this class.
 
         Returns:
             Results, best first.
@@ -107,7 +135,7 @@ class ServedIndex:
             like=((1.0, key.similar_to),) if key.similar_to else (),
         )
         return search_collection(
-            self.index, query, top, item_filter, encode_texts=self.encode_texts
+            self.index, query, top, item_filter, encode_texts=encode_texts or self.encode_texts
         )
 
     def encode_texts(self, texts: Sequence[str]) -> list[Tensor]:
@@ -128,20 +156,48 @@ class ServedIndex:
             self._text_vectors.put(text, vector)
         return [vectors[text] for text in texts]
 
-    def encode_queries(self, keys: Sequence[QueryKey]) -> None:
-        """Encode the texts of several queries at once. A search reports texts that cannot be
-        encoded.
+    def encode_known(self, texts: Sequence[str]) -> dict[str, Tensor]:
+        """Encode the texts of several requests at once.
 
         Args:
-            keys: The queries.
+            texts: The texts.
+
+        Returns:
+            Vectors by text, as of ``encode_texts``. Texts whose words are all unknown are left out,
+            because the request with such a text reports it.
         """
-        texts = list[str]()
-        for text in {text for key in keys for _, text in parse_query(key.text)}:
+        known = list[str]()
+        for text in dict.fromkeys(texts):
             with suppress(VisavisError):
                 self.index.model.unknown_words(text)
-                texts.append(text)
-        if texts:
-            self.encode_texts(texts)
+                known.append(text)
+        return dict(zip(known, self.encode_texts(known), strict=True))
+
+    def shorten(self, vectors: Tensor, dimensions: int | None) -> Tensor:
+        """Shorten vectors to their first dimensions, if the model was trained for it.
+
+        Args:
+            vectors: Unit vectors, shape ``[N, D]``.
+            dimensions: Number of dimensions. None: all.
+
+        Returns:
+            Unit vectors.
+
+        Raises:
+            ApiError: If the model was not trained for this number of dimensions.
+        """
+        full = vectors.shape[1]
+        if dimensions in (None, full):
+            return vectors
+        trained = [dim for dim in self.index.model.matcher.matryoshka_dims if dim < full] + [full]
+        if dimensions not in trained:
+            raise ApiError(
+                400,
+                f"dimensions: expected {' or '.join(map(str, trained))}, the dimensions that the "
+                f"model was trained for, got {dimensions}. Use one of them, or omit dimensions.",
+                param="dimensions",
+            )
+        return unit_rows(vectors[:, :dimensions])
 
     def warm_up(self) -> None:
         """Run a first search, which is slower than later ones."""
@@ -311,24 +367,22 @@ class VoteStore:
         self.metrics.votes.labels("relevant").inc()
 
 
-class PendingSearch(NamedTuple):
-    """A search that waits for the model.
+class ModelWork(NamedTuple):
+    """Work that waits for the thread of the models.
 
     Attributes:
         number: Number of the index.
-        key: The query.
-        image: Uploaded image of the query.
-        top: Number of results.
-        item_filter: Conditions on the items.
-        future: Receives the results.
+        texts: Texts to encode together with those of other work.
+        run: Does the work. It receives a function that returns the vectors of the texts.
+        key: Equal for work with the same result, which is done once.
+        future: Receives the result.
     """
 
     number: int
-    key: QueryKey
-    image: PILImage | None
-    top: int
-    item_filter: ItemFilter
-    future: Future[SearchResults]
+    texts: Sequence[str]
+    run: Callable[[EncodeTexts], Any]
+    key: Hashable
+    future: Future[Any]
 
 
 class SearchService:
@@ -359,7 +413,8 @@ class SearchService:
         self._secret = secrets.token_bytes(16)
         self._model_thread = ThreadPoolExecutor(1, "model")
         self._num_waiting = 0
-        self._pending = deque[PendingSearch]()
+        self._waiting = deque[ModelWork]()
+        self._images_in_use = asyncio.Semaphore(IMAGE_REQUESTS)
         for index in self.indexes:
             metrics.items.labels(index.name).set(index.count)
 
@@ -379,6 +434,8 @@ class SearchService:
             Numbers of the indexes.
         """
         numbers = list(range(len(self.indexes)))
+        if not self.is_comparison:
+            return numbers
         # Keyed, so that nobody can compute which index is on the left.
         digest = hmac.digest(self._secret, repr(key).encode("utf-8", "surrogatepass"), "sha256")
         return numbers[::-1] if digest[0] & 1 else numbers
@@ -449,54 +506,221 @@ class SearchService:
         if cached is not None and fetched >= top and time.monotonic() < expires:
             return cached
         image = self.images.uploaded(key.image_hash)
-        if self._num_waiting >= self.limits.max_waiting_searches:
-            raise HTTPException(
-                429, "Too many searches are waiting. Try again later.", {"Retry-After": "1"}
-            )
         # Whole blocks, so that the next page of the same query comes from the cache.
         fetched = -(-top // RESULT_BLOCK) * RESULT_BLOCK
 
-        search = PendingSearch(number, key, image, fetched, item_filter, Future())
-        self._num_waiting += 1
-        self._pending.append(search)
-        self._model_thread.submit(self._search_pending)
-        self.metrics.searches_waiting.inc()
-        try:
-            results = await asyncio.wrap_future(search.future)
-        finally:
-            self._num_waiting -= 1
-            self.metrics.searches_waiting.dec()
+        def search(encode_texts: EncodeTexts) -> SearchResults:
+            with self.metrics.search_seconds.time():
+                return self.indexes[number].search(key, image, fetched, item_filter, encode_texts)
+
+        texts = [text for _, text in parse_query(key.text)]
+        results = await self.run_model(number, search, texts, (*result_key, fetched))
         # After the search, because a failed one must not be cached.
         self._results.put(result_key, (time.monotonic() + CACHE_SECONDS, fetched, results))
         self._recent.add(key, number, results)
         return results
 
-    def _search_pending(self) -> None:
-        """Make all searches that have arrived by now, whose texts are encoded in one batch."""
-        searches = list[PendingSearch]()
-        # Only this thread removes searches. A deque is safe for one appending and one removing
-        # thread.
-        while self._pending:
-            searches.append(self._pending.popleft())
+    async def run_model(
+        self,
+        number: int,
+        run: Callable[[EncodeTexts], T],
+        texts: Sequence[str] = (),
+        key: Hashable = None,
+    ) -> T:
+        """Do work on the thread of the models.
+
+        Args:
+            number: Number of the index.
+            run: Does the work. It receives a function that returns the vectors of texts.
+            texts: Texts to encode together with those of other work that waits.
+            key: Equal for work with the same result, which is done once. None: unlike all other.
+
+        Returns:
+            The result of ``run``.
+
+        Raises:
+            HTTPException: If too much work is waiting.
+        """
+        if self._num_waiting >= self.limits.max_waiting_searches:
+            raise HTTPException(
+                429, "Too many requests are waiting. Try again later.", {"Retry-After": "1"}
+            )
+        future: Future[T] = Future()
+        self._num_waiting += 1
+        self._waiting.append(ModelWork(number, texts, run, key, future))
+        self._model_thread.submit(self._run_waiting)
+        self.metrics.searches_waiting.inc()
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            self._num_waiting -= 1
+            self.metrics.searches_waiting.dec()
+
+    def _run_waiting(self) -> None:
+        """Do the work that has arrived by now. Its texts are encoded in one batch."""
+        batch, num_texts = list[ModelWork](), 0
+        # Only this thread removes work. A deque is safe for one appending and one removing thread.
+        # Each work submits one call of this method, so that none is left over.
+        while self._waiting and num_texts < MAX_TEXTS_AT_ONCE:
+            work = self._waiting.popleft()
+            if work.future.set_running_or_notify_cancel():
+                batch.append(work)
+                num_texts += len(work.texts)
+        encoders = list[EncodeTexts]()
         for number, index in enumerate(self.indexes):
-            if keys := [search.key for search in searches if search.number == number]:
-                with suppress(Exception):  # each search reports its own error
-                    index.encode_queries(keys)
+            vectors = dict[str, Tensor]()
+            with suppress(Exception):  # each work reports its own error
+                vectors = index.encode_known(
+                    [text for work in batch if work.number == number for text in work.texts]
+                )
+            encoders.append(partial(_look_up, vectors, index.encode_texts))
         # Several clients may wait for the same results.
-        by_request: dict[tuple[int, QueryKey, str, int], SearchResults] = {}
-        for search in searches:
-            if not search.future.set_running_or_notify_cancel():
-                continue
-            request = (search.number, search.key, repr(search.item_filter), search.top)
+        results = dict[Hashable, Any]()
+        for work in batch:
+            key = work.future if work.key is None else work.key
             try:
-                if request not in by_request:
-                    with self.metrics.search_seconds.time():
-                        by_request[request] = self.indexes[search.number].search(
-                            search.key, search.image, search.top, search.item_filter
-                        )
-                search.future.set_result(by_request[request])
+                if key not in results:
+                    results[key] = work.run(encoders[work.number])
+                work.future.set_result(results[key])
             except Exception as error:  # noqa: BLE001 - the client that waits for the results gets it
-                search.future.set_exception(error)
+                work.future.set_exception(error)
+
+    async def encode_texts(self, number: int, texts: Sequence[str]) -> tuple[Tensor, int]:
+        """Encode texts together with those of other requests. Other requests are served between
+        the parts of a long list.
+
+        Args:
+            number: Number of the index.
+            texts: The texts.
+
+        Returns:
+            Unit vectors, shape ``[N, D]``, and the number of tokens that the model read.
+
+        Raises:
+            HTTPException: If too much work is waiting.
+            VisavisError: If the model knows no word of a text, or has several vectors per text.
+        """
+        model = self.indexes[number].index.model
+        self._require_single_vectors(number)
+        parts, num_tokens = list[Tensor](), 0
+        for chunk in chunk_slices(len(texts), TEXTS_PER_TURN):
+            part = texts[chunk]
+
+            def encode(encode_texts: EncodeTexts, part: Sequence[str] = part) -> tuple[Tensor, int]:
+                for text in part:
+                    model.unknown_words(text)
+                return torch.stack(list(encode_texts(part))), sum(model.count_tokens(part))
+
+            vectors, count = await self.run_model(number, encode, part)
+            parts.append(vectors)
+            num_tokens += count
+        return torch.cat(parts), num_tokens
+
+    async def encode_images(self, number: int, images: Sequence[ImageInput]) -> Tensor:
+        """Encode images, as ``Retriever.encode_images`` does.
+
+        Args:
+            number: Number of the index.
+            images: The images.
+
+        Returns:
+            Unit vectors, shape ``[N, D]``.
+
+        Raises:
+            HTTPException: If too much work is waiting.
+            DataError: If the content of an image is not one.
+            VisavisError: If the model has several vectors per image.
+        """
+        model = self.indexes[number].index.model
+        self._require_single_vectors(number)
+        return torch.cat(await self.map_images(number, images, model.encode_images))
+
+    async def map_images(
+        self, number: int, images: Sequence[ImageInput], run: Callable[[list[PILImage]], T]
+    ) -> list[T]:
+        """Decode images, and call a function on the thread of the models with a few of them.
+
+        Args:
+            number: Number of the index.
+            images: The images.
+            run: The function.
+
+        Returns:
+            Its results.
+
+        Raises:
+            HTTPException: If too much work is waiting.
+            DataError: If the content of an image is not one.
+        """
+        model, results = self.indexes[number].index.model, list[T]()
+        # The processor may be loaded with the whole model.
+        min_side = await self.run_model(number, lambda _: model.processor.min_side)
+        for chunk in chunk_slices(len(images), IMAGES_PER_TURN):
+            # Decoded images take far more memory than their files.
+            async with self._images_in_use:
+                decoded = [await self.images.decode(image, min_side) for image in images[chunk]]
+                results.append(await self.run_model(number, partial(_call, run, decoded)))
+        return results
+
+    async def score_pairs(
+        self, number: int, query: str | ImageInput, items: Sequence[str | ImageInput]
+    ) -> tuple[Tensor, int]:
+        """Score images for a text, or texts for an image, with the score of the model. A model with
+        two stages scores all of them with its second one.
+
+        Args:
+            number: Number of the index.
+            query: Text or image.
+            items: Images or texts.
+
+        Returns:
+            Scores, shape ``[N]``, and the number of tokens that the model read.
+
+        Raises:
+            HTTPException: If too much work is waiting.
+            VisavisError: If the model knows no word of a text, or the content of an image is not one.
+        """
+        model, given = self.indexes[number].index.model, [query, *items]
+        texts = [item for item in given if isinstance(item, str)]
+        images = [item for item in given if isinstance(item, ImageInput)]
+        direction: Direction = "t2i" if isinstance(query, str) else "i2t"
+
+        def score(decoded: list[PILImage]) -> Tensor:
+            for text in texts:
+                model.unknown_words(text)
+            # No more candidates than the second stage scores.
+            size = min(model.matcher.rerank_top_k or TEXTS_PER_TURN, TEXTS_PER_TURN)
+            return torch.cat(
+                [
+                    model.score(decoded, texts[chunk], direction=direction).flatten()
+                    for chunk in chunk_slices(len(texts), size)
+                ]
+            )
+
+        scores = await self.map_images(number, images, score)
+        num_tokens = await self.run_model(number, lambda _: sum(model.count_tokens(texts)))
+        return torch.cat(scores), num_tokens
+
+    def model_numbers(self) -> dict[str, int]:
+        """Name the served models.
+
+        Returns:
+            Number of an index of each model, by the name of the model.
+        """
+        prints = {(index.model_name, index.index.manifest.fingerprint) for index in self.indexes}
+        # Different models in folders of the same name are named by the names of their indexes.
+        are_unique = len(prints) == len({name for name, _ in prints})
+        numbers = dict[str, int]()
+        for number, index in enumerate(self.indexes):
+            numbers.setdefault(index.model_name if are_unique else index.name, number)
+        return dict(sorted(numbers.items()))
+
+    def _require_single_vectors(self, number: int) -> None:
+        if self.indexes[number].index.manifest.late_interaction is not None:
+            raise VisavisError(
+                f"{self.indexes[number].model_name}: expected a model with one vector per item, got "
+                "one with several. Use /v1/rerank, or serve an index of another model."
+            )
 
     def record_preference(self, key: QueryKey, side: str) -> tuple[str, str]:
         """Save which side is better.
@@ -567,9 +791,22 @@ class SearchService:
     def close(self) -> None:
         """Stop the threads, and the searches that wait."""
         self._model_thread.shutdown(wait=False, cancel_futures=True)
-        for search in tuple(self._pending):
-            search.future.cancel()
+        for work in tuple(self._waiting):
+            work.future.cancel()
         self.images.close()
+
+
+def _call(run: Callable[[list[PILImage]], T], images: list[PILImage], _: EncodeTexts) -> T:
+    return run(images)
+
+
+def _look_up(
+    vectors: Mapping[str, Tensor], encode_texts: EncodeTexts, texts: Sequence[str]
+) -> Sequence[Tensor]:
+    """Vectors of texts that were encoded with those of other requests."""
+    if all(text in vectors for text in texts):
+        return [vectors[text] for text in texts]
+    return encode_texts(texts)
 
 
 def _now() -> str:

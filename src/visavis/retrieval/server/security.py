@@ -15,6 +15,7 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -31,7 +32,7 @@ from visavis.retrieval.server.limits import (
     ServerMetrics,
     request_cost,
 )
-from visavis.retrieval.server.schemas import error_response
+from visavis.retrieval.server.schemas import ApiError, error_response
 
 TOKEN_COOKIE = "visavis"
 MIN_TOKEN_LENGTH = 12
@@ -284,6 +285,23 @@ class RateLimiter:
         self._buckets.put(client, (units - cost if is_allowed else units, now))
         return 0.0 if is_allowed else (cost - units) / self.rates.per_s
 
+    @staticmethod
+    def error(wait_s: float) -> ApiError:
+        """Make the error of a client that has to wait.
+
+        Args:
+            wait_s: Result of ``spend``.
+
+        Returns:
+            An error with status 429.
+        """
+        seconds = max(1, math.ceil(wait_s))
+        return ApiError(
+            429,
+            f"Too many requests. Try again in {seconds} s.",
+            {"Retry-After": str(seconds)},
+        )
+
 
 @dataclass(frozen=True)
 class SecurityMiddleware:
@@ -343,9 +361,8 @@ class SecurityMiddleware:
                 "%s %s: %s: %s", scope["method"], scope["path"], type(error).__name__, error
             )
             if not status:
-                await error_response(500, "An internal error occurred. See the log of the server.")(
-                    scope, receive, send_checked
-                )
+                message = "An internal error occurred. See the log of the server."
+                await error_response(500, message, path=scope["path"])(scope, receive, send_checked)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             method = scope["method"] if scope["method"] in (*_SAFE_METHODS, "POST") else "other"
@@ -355,29 +372,26 @@ class SecurityMiddleware:
     def _rejection(self, scope: Scope) -> tuple[Response, str] | None:
         """The response to a request that is rejected, and the reason for the metrics."""
         headers, path, method = Headers(scope=scope), scope["path"], scope["method"]
+        respond = partial(error_response, path=path)
         if self.host_names is not None and not is_allowed_host(
             headers.get("host", ""), self.host_names
         ):
-            return error_response(
+            return respond(
                 403,
                 "Host: expected this machine, got another host. Open the address that visavis "
                 "serve printed, or start visavis serve with "
                 "--host-name NAME for a name of your own.",
             ), "host"
         if method not in _SAFE_METHODS and is_cross_origin(headers):
-            return error_response(
+            return respond(
                 403,
                 "Origin: expected this server, got another site. Use the web UI of this server.",
             ), "origin"
         if self.rate_limiter is not None:
             client = scope["client"][0] if scope.get("client") else "unknown"
             if wait_s := self.rate_limiter.spend(client, request_cost(method, path)):
-                seconds = max(1, math.ceil(wait_s))
-                return error_response(
-                    429,
-                    f"Too many requests. Try again in {seconds} s.",
-                    {"Retry-After": str(seconds)},
-                ), "rate"
+                error = self.rate_limiter.error(wait_s)
+                return respond(error.status_code, error.detail, error.headers), "rate"
         if (
             not path
         ):  # the prefix without the slash, from which relative URLs would leave the prefix
@@ -394,14 +408,14 @@ class SecurityMiddleware:
                 return RedirectResponse(
                     f"login?{quote(query, safe='=&%+-._~')}" if query else "login", 303
                 ), "token"
-            return error_response(
+            return respond(
                 401,
                 "An access token is required. Send it as 'Authorization: Bearer TOKEN', or open "
                 "/login.",
             ), "token"
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self.limits.max_body_bytes:
-            return error_response(413, self._too_large()), "size"
+            return respond(413, self._too_large()), "size"
         return None
 
     def _limited_receive(self, receive: Receive) -> Receive:

@@ -1,0 +1,627 @@
+"""Embeddings and reranking in the forms of other servers, below ``/v1``: OpenAI's for texts, those of
+vLLM, Infinity and Jina for images, and Jina's, Cohere's and vLLM's for reranking.
+
+No form fetches an image from a URL.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+from uuid import uuid4
+
+import numpy as np
+import torch
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field, PlainValidator, ValidationInfo, WithJsonSchema
+from pydantic_core import to_json
+from starlette.responses import Response
+from torch import Tensor
+
+from visavis.retrieval.server.image_cache import ImageInput
+from visavis.retrieval.server.limits import IMAGE_INPUT_COST, TEXT_INPUT_COST
+from visavis.retrieval.server.schemas import LIMITS, ApiError, OpenAIErrorResponse, RequestModel
+from visavis.retrieval.server.search_service import SearchService
+from visavis.retrieval.server.security import RateLimiter
+
+Item: TypeAlias = str | ImageInput
+"""A text or image."""
+NO_FETCHING = (
+    "expected an image as data:image/...;base64,..., got an address. This server fetches no "
+    "addresses. Send the content of the image"
+)
+TOKENS = (
+    "expected texts, got token ids. They belong to the tokenizer of another model. Send texts, in "
+    "LangChain with OpenAIEmbeddings(check_embedding_ctx_length=False)"
+)
+ONE_PART = (
+    "expected one text or one image, got {}. This model encodes texts and images separately. Send "
+    "them as two inputs"
+)
+_DATA_URL = re.compile(r"data:image/[\w.+-]+(?:;[\w.-]+=[\w.-]+)*;base64,")
+
+
+def read_image_input(text: str) -> bytes:
+    """Read an image of a request.
+
+    Args:
+        text: A data URL, or its base64 part alone.
+
+    Returns:
+        Content of the image file.
+
+    Raises:
+        ValueError: If the text is an address, or not base64.
+
+    Example:
+        >>> read_image_input("data:image/png;base64,aGk="), read_image_input("aGk=")
+        (b'hi', b'hi')
+    """
+    if "://" in text[:20]:
+        raise ValueError(NO_FETCHING)
+    start = _DATA_URL.match(text)
+    if start is None and text.startswith("data:"):
+        raise ValueError(
+            f"expected data:image/...;base64,..., got {text[:40]!r}. Encode an image in base64"
+        )
+    try:
+        content = base64.b64decode(text[start.end() :] if start else text, validate=True)
+    except (binascii.Error, ValueError):
+        content = b""
+    if not content:
+        raise ValueError(
+            "expected an image in base64, got other or no characters. Encode the content of the "
+            "image file in base64"
+        )
+    return content
+
+
+def read_text_input(text: str) -> str | bytes:
+    """Read a text of a request. A data URL of an image is an image.
+
+    Args:
+        text: The text.
+
+    Returns:
+        The text, or the content of the image file.
+
+    Raises:
+        ValueError: If the text is empty or too long, or contains characters that are no text.
+    """
+    if _DATA_URL.match(text):
+        return read_image_input(text)
+    if not text.strip():
+        raise ValueError("expected text, got an empty text. Leave it out")
+    if len(text) > LIMITS.max_input_chars:
+        raise ValueError(
+            f"expected at most {LIMITS.max_input_chars:,} characters, got {len(text):,}. Split the "
+            "text"
+        )
+    if any(0xD800 <= ord(letter) < 0xE000 for letter in text):
+        raise ValueError("expected text, got half of a surrogate pair. Send valid Unicode")
+    return text
+
+
+def read_item(value: Any) -> str | bytes:
+    """Read a text or image of a request in one of its forms.
+
+    Args:
+        value: A text, ``{"text": ...}``, ``{"image": ...}``, or ``{"content": [...]}`` with the
+            parts of a message.
+
+    Returns:
+        The text, or the content of the image file.
+
+    Raises:
+        ValueError: If the value has another form.
+    """
+    if isinstance(value, str):
+        return read_text_input(value)
+    if isinstance(value, dict) and value.keys() == {"content"}:
+        return read_content(value["content"])
+    if isinstance(value, dict) and value.keys() and value.keys() <= {"text", "image"}:
+        given = {name: part for name, part in value.items() if part is not None}
+        if len(given) == 1 and isinstance(part := next(iter(given.values())), str):
+            return read_text_input(part) if "text" in given else read_image_input(part)
+        if len(given) > 1:
+            raise ValueError(ONE_PART.format("both"))
+    _reject_tokens(value)
+    raise ValueError(
+        'expected a text, {"text": "..."} or {"image": "data:image/...;base64,..."}, got '
+        f"{value!r:.60}. Send one of these forms"
+    )
+
+
+def _reject_tokens(value: Any) -> None:
+    if isinstance(value, int | list):
+        raise ValueError(TOKENS)  # noqa: TRY004 - pydantic reports no TypeError
+
+
+def read_content(content: Any) -> str | bytes:
+    """Read the content of a message.
+
+    Args:
+        content: A text, or a list of parts ``{"type": "text", "text": ...}`` and ``{"type":
+            "image_url", "image_url": {"url": ...}}``.
+
+    Returns:
+        The text, or the content of the image file. Several texts are joined by line breaks.
+
+    Raises:
+        ValueError: If it is neither one image nor texts.
+    """
+    texts, images = list[str](), list[str]()
+    for part in content if isinstance(content, list) else [{"type": "text", "text": content}]:
+        kind = part.get("type") if isinstance(part, dict) else None
+        value = part.get(kind) if kind in ("text", "image_url") else None
+        if kind == "image_url" and isinstance(value, dict):
+            value = value.get("url")
+        if not isinstance(value, str):
+            raise ValueError(  # noqa: TRY004 - pydantic reports no TypeError
+                'expected parts {"type": "text", "text": "..."} or {"type": "image_url", '
+                f'"image_url": {{"url": "data:image/...;base64,..."}}}}, got {part!r:.60}. Send '
+                "one of these forms"
+            )
+        (texts if kind == "text" else images).append(value)
+    if len(images) == 1 and not texts:
+        return read_image_input(images[0])
+    if images or not texts:
+        raise ValueError(ONE_PART.format(f"{len(texts)} texts and {len(images)} images"))
+    return read_text_input("\n".join(texts))
+
+
+def _read_items(values: Any, field: str, read: Callable[[Any], str | bytes]) -> list[Item]:
+    """Read the single value or the list of values of a field."""
+    is_list = isinstance(values, list)
+    values = values if is_list else [values]
+    if not 1 <= len(values) <= LIMITS.max_inputs:
+        raise ValueError(
+            f"expected 1 to {LIMITS.max_inputs:,} inputs, got {len(values):,}. Send several "
+            "requests, or one with inputs"
+        )
+    # Before the position of a single input, because OpenAI's list of token ids is one input.
+    _reject_tokens(values[0])
+    items = list[Item]()
+    for number, value in enumerate(values):
+        position = f"[{number}]" if is_list else ""
+        try:
+            item = read(value)
+        except ValueError as error:
+            raise ValueError(f"{position} {error}".lstrip()) from None
+        items.append(item if isinstance(item, str) else ImageInput(item, field + position))
+    return items
+
+
+def _read_input(value: Any, info: ValidationInfo) -> list[Item]:
+    """Read ``input``. With ``modality: image``, texts are images, too."""
+    is_image = info.data.get("modality") == "image"
+
+    def read(single: Any) -> str | bytes:
+        return read_item({"image": single} if is_image and isinstance(single, str) else single)
+
+    return _read_items(value, "input", read)
+
+
+def _read_messages(value: Any) -> list[Item]:
+    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
+        raise ValueError(f"expected a list of messages, got {value!r:.60}. Send a list")
+    parts = list[Any]()
+    for message in value:
+        content = message.get("content")
+        parts += content if isinstance(content, list) else [{"type": "text", "text": content}]
+    return _read_items({"content": parts}, "messages", read_item)
+
+
+def _read_query(value: Any) -> Item:
+    [item] = _read_items(
+        {"content": value} if isinstance(value, list) else value, "query", read_item
+    )
+    return item
+
+
+def _read_documents(value: Any) -> list[tuple[Any, Item]]:
+    """Documents as they were sent, and read."""
+    values = value if isinstance(value, list) else [value]
+    return list(zip(values, _read_items(values, "documents", read_item), strict=True))
+
+
+_CONTENT_SCHEMA: dict[str, Any] = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                "required": ["type", "text"],
+            },
+            {
+                "type": "object",
+                "properties": {
+                    "type": {"const": "image_url"},
+                    "image_url": {
+                        "type": "object",
+                        "properties": {"url": {"type": "string"}},
+                        "required": ["url"],
+                    },
+                },
+                "required": ["type", "image_url"],
+            },
+        ]
+    },
+}
+_ITEM_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string", "description": "A text, or an image as data:image/...;base64,..."},
+        {
+            "type": "object",
+            "properties": {"text": {"type": "string"}},
+            "required": ["text"],
+            "additionalProperties": False,
+        },
+        {
+            "type": "object",
+            "properties": {"image": {"type": "string", "description": "Data URL or base64."}},
+            "required": ["image"],
+            "additionalProperties": False,
+        },
+        {
+            "type": "object",
+            "properties": {"content": _CONTENT_SCHEMA},
+            "required": ["content"],
+            "additionalProperties": False,
+        },
+    ]
+}
+_ITEMS_SCHEMA = {
+    "anyOf": [
+        *_ITEM_SCHEMA["anyOf"],
+        {
+            "type": "array",
+            "items": _ITEM_SCHEMA,
+            "minItems": 1,
+            "maxItems": LIMITS.max_inputs,
+        },
+    ]
+}
+_MESSAGES_SCHEMA = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "properties": {
+            "role": {"type": "string"},
+            "content": {"anyOf": [{"type": "string"}, _CONTENT_SCHEMA]},
+        },
+        "required": ["content"],
+    },
+}
+ModelName = Annotated[str | None, Field(max_length=4096)]
+
+
+class EmbeddingRequest(RequestModel):
+    """Texts or images to encode.
+
+    Attributes:
+        model: Name of a served model. Null: the only one.
+        modality: ``"image"``: texts of ``input`` are data URLs or base64, as in Infinity.
+        input: Texts or images.
+        messages: One text or image, as in vLLM.
+        encoding_format: Form of the vectors. base64: of float32 values, little-endian.
+        dimensions: Number of leading dimensions to return, which the model must be trained for.
+        user: Not used.
+    """
+
+    model: ModelName = None
+    modality: Literal["text", "image"] = "text"
+    input: Annotated[
+        list[Item] | None, PlainValidator(_read_input), WithJsonSchema(_ITEMS_SCHEMA)
+    ] = None
+    messages: Annotated[
+        list[Item] | None, PlainValidator(_read_messages), WithJsonSchema(_MESSAGES_SCHEMA)
+    ] = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    user: str | None = None
+
+
+class EmbeddingData(BaseModel):
+    """A vector.
+
+    Attributes:
+        object: Always ``"embedding"``.
+        index: Position of the input.
+        embedding: Unit vector.
+    """
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(BaseModel):
+    """Tokens that were read.
+
+    Attributes:
+        prompt_tokens: Tokens of the texts, without those that were cut off. Images have none.
+        total_tokens: The same number.
+    """
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingResponse(BaseModel):
+    """Vectors of the inputs.
+
+    Attributes:
+        object: Always ``"list"``.
+        data: Vectors, in the order of the inputs.
+        model: Name of the model.
+        usage: Tokens that were read.
+    """
+
+    object: Literal["list"] = "list"
+    data: list[EmbeddingData]
+    model: str
+    usage: Usage
+
+
+class RerankRequest(RequestModel):
+    """Documents to rank for a query.
+
+    Attributes:
+        model: Name of a served model. Null: the only one.
+        query: Text or image.
+        documents: Texts or images.
+        top_n: Number of results. Null or 0: all.
+        return_documents: Whether results contain the documents.
+    """
+
+    model: ModelName = None
+    query: Annotated[Item, PlainValidator(_read_query), WithJsonSchema(_ITEM_SCHEMA)]
+    documents: Annotated[
+        list[tuple[Any, Item]],
+        PlainValidator(_read_documents),
+        WithJsonSchema(_ITEMS_SCHEMA),
+    ]
+    top_n: Annotated[int, Field(ge=0)] | None = None
+    return_documents: bool = False
+
+
+class RerankResult(BaseModel):
+    """A document.
+
+    Attributes:
+        index: Position among the documents.
+        relevance_score: Score of the model.
+        document: The document as it was sent, a text as ``{"text": ...}``.
+    """
+
+    index: int
+    relevance_score: float
+    document: dict[str, Any] | None = None
+
+
+class RerankResponse(BaseModel):
+    """Documents, best first.
+
+    Attributes:
+        id: Name of the response.
+        object: Always ``"list"``.
+        model: Name of the model.
+        results: Documents, best first. Equal scores are in the order of the request.
+        usage: Tokens that were read.
+    """
+
+    id: str
+    object: Literal["list"] = "list"
+    model: str
+    results: list[RerankResult]
+    usage: Usage
+
+
+class ModelInfo(BaseModel):
+    """A served model.
+
+    Attributes:
+        id: Name of the model.
+        object: Always ``"model"``.
+        created: Start of the server, as a Unix timestamp.
+        owned_by: Always ``"visavis"``.
+    """
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["visavis"] = "visavis"
+
+
+class ModelsResponse(BaseModel):
+    """Served models.
+
+    Attributes:
+        object: Always ``"list"``.
+        data: The models.
+    """
+
+    object: Literal["list"] = "list"
+    data: list[ModelInfo]
+
+
+def inference_routes(service: SearchService, rate_limiter: RateLimiter | None) -> APIRouter:
+    """Create the routes below ``/v1``.
+
+    Args:
+        service: The search service.
+        rate_limiter: Limits the request rate of a client. None: no limit.
+
+    Returns:
+        The routes.
+
+    Raises:
+        ApiError: From the routes, for a request that cannot be answered.
+    """
+    statuses = (400, 401, 403, 404, 408, 413, 422, 429)
+    router = APIRouter(
+        prefix="/v1", responses={status: {"model": OpenAIErrorResponse} for status in statuses}
+    )
+    models, created = service.model_numbers(), int(time.time())
+    listed = [ModelInfo(id=name, created=created) for name in models]
+
+    def find_model(name: str | None) -> tuple[str, int]:
+        if name is None and len(models) == 1:
+            name = next(iter(models))
+        if name not in models:
+            given = "none" if name is None else f"{name[:80]!r}"
+            raise ApiError(
+                400 if name is None else 404,
+                f"model: expected {' or '.join(models)}, got {given}. Use a name of /v1/models.",
+                param="model",
+                code=None if name is None else "model_not_found",
+            )
+        return name, models[name]
+
+    def charge(request: Request, items: Sequence[Item]) -> None:
+        if rate_limiter is None:
+            return
+        cost = sum(TEXT_INPUT_COST if isinstance(item, str) else IMAGE_INPUT_COST for item in items)
+        client = request.client.host if request.client else "unknown"
+        # A larger cost could never be spent.
+        if wait_s := rate_limiter.spend(client, min(cost, rate_limiter.rates.burst)):
+            raise rate_limiter.error(wait_s)
+
+    @router.get("/models")
+    async def list_models() -> ModelsResponse:
+        """The served models."""
+        return ModelsResponse(data=listed)
+
+    @router.get("/models/{name:path}")
+    async def show_model(name: str) -> ModelInfo:
+        """A served model."""
+        return listed[list(models).index(find_model(name)[0])]
+
+    @router.post("/embeddings", response_model=EmbeddingResponse)
+    async def embed(request: Request, query: EmbeddingRequest) -> Response:
+        """Unit vectors of texts and images."""
+        if (query.input is None) == (query.messages is None):
+            raise ApiError(
+                400,
+                "input: expected one of input and messages, got "
+                f"{'none' if query.input is None else 'both'}. Send one of them.",
+                param="input",
+            )
+        (name, number), items = find_model(query.model), query.input or query.messages or []
+        charge(request, items)
+        vectors, num_tokens = await encode_items(service, number, items)
+        if query.dimensions is not None:
+            vectors = await service.run_model(
+                number, lambda _: service.indexes[number].shorten(vectors, query.dimensions)
+            )
+        data = [
+            {"object": "embedding", "index": index, "embedding": embedding}
+            for index, embedding in enumerate(_vector_values(vectors, query.encoding_format))
+        ]
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        content = {"object": "list", "data": data, "model": name, "usage": usage}
+        # pydantic writes a million numbers ten times as fast as json.
+        return Response(to_json(content), media_type="application/json")
+
+    @router.post("/rerank", response_model_exclude_none=True)
+    async def rerank(request: Request, query: RerankRequest) -> RerankResponse:
+        """Documents in the order of their scores for a query. A document and a query of different
+        kinds have the score of the model, and of the same kind the cosine of their vectors.
+        """
+        name, number = find_model(query.model)
+        items = [item for _, item in query.documents]
+        charge(request, [query.query, *items])
+        scores, num_tokens = await score_items(service, number, query.query, items)
+        order = scores.argsort(descending=True, stable=True)[: query.top_n or None].tolist()
+        results = [
+            RerankResult(
+                index=index,
+                relevance_score=scores[index].item(),
+                document=_shown(query.documents[index][0]) if query.return_documents else None,
+            )
+            for index in order
+        ]
+        usage = Usage(prompt_tokens=num_tokens, total_tokens=num_tokens)
+        return RerankResponse(id=f"rerank-{uuid4().hex}", model=name, results=results, usage=usage)
+
+    return router
+
+
+async def encode_items(
+    service: SearchService, number: int, items: Sequence[Item]
+) -> tuple[Tensor, int]:
+    """Encode texts and images.
+
+    Args:
+        service: The search service.
+        number: Number of the index.
+        items: Texts and images.
+
+    Returns:
+        Unit vectors, shape ``[N, D]``, and the number of tokens that the model read.
+    """
+    rows: list[Tensor | None] = [None] * len(items)
+    texts = {index: item for index, item in enumerate(items) if isinstance(item, str)}
+    images = {index: item for index, item in enumerate(items) if isinstance(item, ImageInput)}
+    num_tokens = 0
+    if texts:
+        vectors, num_tokens = await service.encode_texts(number, list(texts.values()))
+        for index, row in zip(texts, vectors, strict=True):
+            rows[index] = row
+    if images:
+        vectors = await service.encode_images(number, list(images.values()))
+        for index, row in zip(images, vectors, strict=True):
+            rows[index] = row
+    return torch.stack([row for row in rows if row is not None]), num_tokens
+
+
+async def score_items(
+    service: SearchService, number: int, query: Item, items: Sequence[Item]
+) -> tuple[Tensor, int]:
+    """Score texts and images for a query.
+
+    Args:
+        service: The search service.
+        number: Number of the index.
+        query: Text or image.
+        items: Texts and images.
+
+    Returns:
+        Scores, shape ``[N]``, and the number of tokens that the model read.
+    """
+    others = [index for index, item in enumerate(items) if type(item) is not type(query)]
+    is_cosine = not others or await service.run_model(
+        number, lambda _: service.indexes[number].score_is_cosine
+    )
+    same = range(len(items)) if is_cosine else sorted(set(range(len(items))) - set(others))
+    scores, num_tokens = torch.zeros(len(items)), 0
+    if same:
+        vectors, num_tokens = await encode_items(
+            service, number, [query, *(items[index] for index in same)]
+        )
+        scores[list(same)] = (vectors[1:] @ vectors[0]).float()
+    if not is_cosine:
+        found, more_tokens = await service.score_pairs(
+            number, query, [items[index] for index in others]
+        )
+        scores[others] = found.float()
+        num_tokens += more_tokens
+    return scores, num_tokens
+
+
+def _vector_values(vectors: Tensor, encoding_format: str) -> list[Any]:
+    if encoding_format == "float":
+        return vectors.tolist()
+    return [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in np.asarray(vectors)]
+
+
+def _shown(document: Any) -> dict[str, Any]:
+    return document if isinstance(document, dict) else {"text": document}
