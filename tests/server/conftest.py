@@ -86,7 +86,7 @@ def collection_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two small models with little training."""
+    """Two small models with little training. The second was also trained for 8 dimensions."""
     root = tmp_path_factory.mktemp("runs")
     scenes = write_synthetic_scenes(
         root / "scenes", num_train=24, num_val=4, num_test=4, captions_per_image=3, size=32
@@ -97,7 +97,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
             root / "recipe.toml",
             data=scenes,
             out=root / name,
-            overrides=[f"seed={len(name) + ord(name[0])}"],
+            overrides=[f"seed={len(name) + ord(name[0])}"]
+            + ["matryoshka_dims=[8]"] * (name == "two"),
         )
     return [root / "one", root / "two"]
 

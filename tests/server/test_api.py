@@ -753,6 +753,7 @@ def test_openapi_lists_every_route(client):
                 "uncertain",
             ]
         ),
+        *(f"/v1/{name}" for name in ["embeddings", "models", "models/{name}", "rerank"]),
         "/health",
         "/metrics",
     }
@@ -791,5 +792,5 @@ def test_openapi_requests_cause_no_server_error(collection, tmp_path, examples):
                 statuses.append((case.operation.label, response.status_code))
 
             send()
-    assert len({label for label, _ in statuses}) == 12
+    assert len({label for label, _ in statuses}) == 16
     assert {200, 422} <= {status for _, status in statuses}

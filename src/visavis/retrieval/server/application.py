@@ -181,6 +181,10 @@ def _add_error_handlers(app: FastAPI) -> None:
         first = error.errors()[0]
         location = ".".join(str(part) for part in first["loc"][1:]) or "request"
         message = first["msg"].removeprefix("Value error, ")
+        # The number of an input comes from its validator.
+        number, separator, rest = message.partition("] ")
+        if message.startswith("[") and separator:
+            location, message = f"{location}{number}]", rest
         message = f"{location[:80]}: {message[:1].lower()}{message[1:]}."
         if first["type"] == "json_invalid":
             message = (
@@ -195,7 +199,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         path = request.scope["path"]
         # OpenAI's API has no status 422.
         status = 400 if path.startswith(OPENAI_PREFIX) else 422
-        return error_response(status, message, path=path, param=location[:80])
+        return error_response(status, message, path=path, param=location.partition("[")[0])
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:

@@ -688,14 +688,14 @@ class SearchService:
         def score(decoded: list[PILImage]) -> Tensor:
             for text in texts:
                 model.unknown_words(text)
-            # No more candidates than the second stage scores.
-            size = min(model.matcher.rerank_top_k or TEXTS_PER_TURN, TEXTS_PER_TURN)
-            return torch.cat(
-                [
-                    model.score(decoded, texts[chunk], direction=direction).flatten()
-                    for chunk in chunk_slices(len(texts), size)
-                ]
-            )
+            # No more candidates at once than the second stage scores. One side is the query.
+            limit = model.matcher.rerank_top_k or TEXTS_PER_TURN
+            parts = [
+                model.score(decoded[rows], texts[columns], direction=direction).flatten()
+                for rows in chunk_slices(len(decoded), limit)
+                for columns in chunk_slices(len(texts), limit)
+            ]
+            return torch.cat(parts)
 
         scores = await self.map_images(number, images, score)
         num_tokens = await self.run_model(number, lambda _: sum(model.count_tokens(texts)))

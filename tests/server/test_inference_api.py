@@ -1,0 +1,448 @@
+"""Embeddings and reranking: the official client of OpenAI, forms of images, scores and errors."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import threading
+
+import numpy as np
+import openai
+import pytest
+import torch
+from fastapi.testclient import TestClient
+
+import visavis
+from visavis.evaluation.feedback.records import QueryKey
+from visavis.retrieval.index_folder import Index
+from visavis.retrieval.items import NO_FILTER
+from visavis.retrieval.server.application import create_app
+from visavis.retrieval.server.limits import RateLimits, ServerLimits, ServerMetrics
+from visavis.retrieval.server.search_service import SearchService, ServedIndex
+
+from .conftest import photo, photo_with_exif, served
+
+TEXTS = ["a red circle", "a star", "a large blue square left of a star"]
+TOKEN = "a-long-enough-token"
+
+
+def png(image):
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def data_url(content, kind="png"):
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+RED, STAR = png(photo()), png(photo("blue", "star"))
+JPEG = photo_with_exif(photo("green", "square", (160, 80)))
+
+
+def official_client(http_client, **options):
+    """The unchanged client of OpenAI, which sends its requests to an application."""
+    settings = {"api_key": "none", "max_retries": 0, "base_url": f"{http_client.base_url}/v1"}
+    return openai.OpenAI(http_client=http_client, **settings | options)
+
+
+@pytest.fixture
+def official(client):
+    return official_client(client)
+
+
+@pytest.fixture(scope="session")
+def model(runs):
+    return visavis.load(runs[0])
+
+
+def vectors(response):
+    assert [entry.index for entry in response.data] == list(range(len(response.data)))
+    return torch.tensor([entry.embedding for entry in response.data])
+
+
+def assert_equal(found, expected):
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
+def test_models_are_listed_and_found(official):
+    (listed,) = official.models.list().data
+    assert (listed.id, listed.object, listed.owned_by) == ("one", "model", "visavis")
+    assert official.models.retrieve("one") == listed
+    with pytest.raises(openai.NotFoundError, match="expected one, got 'other'"):
+        official.models.retrieve("other")
+
+
+@pytest.mark.parametrize("options", [{}, {"encoding_format": "float"}, {"user": "me"}])
+def test_embeddings_equal_encode_texts(official, model, options):
+    """The client asks for base64, unless it is told otherwise."""
+    response = official.embeddings.create(model="one", input=TEXTS, **options)
+    assert (response.object, response.model) == ("list", "one")
+    assert_equal(vectors(response), model.encode_texts(TEXTS))
+    single = official.embeddings.create(model="one", input=TEXTS[1], **options)
+    assert_equal(vectors(single), model.encode_texts(TEXTS[1:2]))
+
+
+def test_embeddings_as_base64_are_little_endian_float32(client, model):
+    body = {"input": "a star", "encoding_format": "base64"}
+    content = client.post("/v1/embeddings", json=body).json()["data"][0]["embedding"]
+    found = np.frombuffer(base64.b64decode(content), "<f4")
+    assert_equal(torch.from_numpy(found.copy()), model.encode_texts(["a star"])[0])
+
+
+def test_usage_counts_tokens_that_were_read(official):
+    """Three and two words, each with a start and an end. An image has no tokens."""
+    inputs = ["a red circle", "a star", data_url(RED)]
+    usage = official.embeddings.create(model="one", input=inputs).usage
+    assert usage.prompt_tokens == usage.total_tokens == 5 + 4
+
+
+def test_usage_of_clip_counts_tokens_after_the_cut(dual_encoders, tmp_path):
+    for number, content in enumerate((RED, STAR)):
+        (tmp_path / f"{number}.png").write_bytes(content)
+    folder = visavis.index(dual_encoders / "clip", tmp_path, out=tmp_path / "index").folder
+    model, texts = visavis.load(dual_encoders / "clip"), ["a red circle", "a red " * 60]
+    with TestClient(create_app([ServedIndex(Index.open(folder))]), "http://localhost") as client:
+        official = official_client(client)
+        response = official.embeddings.create(model="clip", input=[*texts, data_url(JPEG)])
+    assert_equal(
+        vectors(response), torch.cat([model.encode_texts(texts), model.encode_images([JPEG])])
+    )
+    read = model.processor.process_texts(texts)
+    assert response.usage.prompt_tokens == int(read.mask.sum())
+
+
+IMAGE_FORMS = {
+    "data URL": {"input": data_url(JPEG, "jpeg")},
+    "data URL with parameter": {"input": [data_url(JPEG, "jpeg;name=a.jpg")]},
+    "Infinity": {"input": [data_url(JPEG, "jpeg")], "modality": "image"},
+    "Jina, data URL": {"input": [{"image": data_url(JPEG)}]},
+    "Jina, base64": {"input": [{"image": base64.b64encode(JPEG).decode()}]},
+    "Jina, one": {"input": {"image": base64.b64encode(JPEG).decode()}},
+    "vLLM": {
+        "messages": [
+            {
+                "role": "user",
+                "content": [{"type": "image_url", "image_url": {"url": data_url(JPEG)}}],
+            }
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("form", IMAGE_FORMS)
+def test_images_of_each_form_equal_encode_images(client, model, form):
+    body = IMAGE_FORMS[form] | {"model": "one"}
+    response = client.post("/v1/embeddings", json=body)
+    assert response.status_code == 200, response.text
+    (entry,) = response.json()["data"]
+    assert_equal(torch.tensor([entry["embedding"]]), model.encode_images([JPEG]))
+
+
+def test_texts_of_each_form_equal_encode_texts(client, model):
+    parts = [{"type": "text", "text": "a star"}]
+    for body in (
+        {"input": [{"text": "a star"}]},
+        {"input": "a star", "modality": "text"},
+        {"messages": [{"role": "user", "content": "a star"}]},
+        {"messages": [{"role": "user", "content": parts}]},
+    ):
+        (entry,) = client.post("/v1/embeddings", json=body).json()["data"]
+        assert_equal(torch.tensor([entry["embedding"]]), model.encode_texts(["a star"]))
+
+
+def test_long_mixed_lists_keep_their_order(official, model):
+    colors = ("red", "green", "blue", "orange")
+    texts = [
+        f"a {colors[number % 4]} star{' and a circle' * (number % 3)}" for number in range(150)
+    ]
+    images = [png(photo("blue", "star", shift=number)) for number in range(6)]
+    inputs = [*texts[:70], *map(data_url, images), *texts[70:]]
+    found = vectors(official.embeddings.create(model="one", input=inputs))
+    expected = model.encode_texts(texts)
+    assert_equal(found[70:76], model.encode_images(images))
+    assert_equal(torch.cat([found[:70], found[76:]]), expected)
+
+
+def test_dimensions_shorten_vectors_of_matryoshka_models(other_collection, runs):
+    model = visavis.load(runs[1])
+    with TestClient(create_app([other_collection]), "http://localhost") as client:
+        official = official_client(client)
+        for dimensions in (8, 16):
+            response = official.embeddings.create(model="two", input=TEXTS, dimensions=dimensions)
+            expected = model.with_embedding_dim(dimensions).encode_texts(TEXTS)
+            assert expected.shape == (3, dimensions)
+            assert_equal(vectors(response), expected)
+        with pytest.raises(openai.BadRequestError, match="expected 8 or 16") as caught:
+            official.embeddings.create(model="two", input=TEXTS, dimensions=4)
+    assert caught.value.param == "dimensions"
+
+
+def test_two_indexes_serve_both_models(collection, other_collection, runs):
+    with TestClient(create_app([collection, other_collection]), "http://localhost") as client:
+        official = official_client(client)
+        assert [entry.id for entry in official.models.list()] == ["one", "two"]
+        for run in runs:
+            response = official.embeddings.create(model=run.name, input=TEXTS)
+            assert_equal(vectors(response), visavis.load(run).encode_texts(TEXTS))
+        response = client.post("/v1/embeddings", json={"input": "a star"})
+    assert "expected one or two, got none" in response.json()["error"]["message"]
+
+
+MIXED = [{"type": "image_url", "image_url": {"url": data_url(RED)}}, {"type": "text", "text": "a"}]
+INVALID = [
+    ({"input": [1, 2]}, "input", "got token ids"),
+    ({"input": [[1, 2], [3]]}, "input", "check_embedding_ctx_length=False"),
+    ({"input": ["a star", 3]}, "input", "input[1]: expected texts, got token ids"),
+    ({"input": []}, "input", "expected 1 to 2,048 inputs, got 0"),
+    ({"input": ["a star"] * 2049}, "input", "got 2,049"),
+    ({"input": ["a star", " "]}, "input", "input[1]: expected text, got an empty text"),
+    ({"input": "a" * 40_000}, "input", "at most 32,768 characters"),
+    ({"input": "zzz qqq"}, None, "unknown words only"),
+    ({"input": [{"image": "https://example.org/a.png"}]}, "input", "fetches no addresses"),
+    ({"input": "http://a.b/c.png", "modality": "image"}, "input", "fetches no addresses"),
+    ({"input": [{"image": "file:///etc/passwd"}]}, "input", "fetches no addresses"),
+    ({"input": [{"image": "/etc/passwd"}]}, "input", "in base64"),
+    ({"input": ["a star", data_url(b"no image")]}, None, "input[1] is not an image"),
+    ({"input": [data_url(RED[:60])]}, None, "input[0] is truncated"),
+    ({"input": {"image": data_url(RED), "text": "a"}}, "input", "one text or one image"),
+    ({"input": {"audio": "a"}}, "input", "expected a text"),
+    ({"messages": [{"role": "user", "content": MIXED}]}, "messages", "1 texts and 1 images"),
+    ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "messages", "image_url"),
+    ({"messages": [{"role": "user"}]}, "messages", "expected parts"),
+    ({"input": "a star", "messages": []}, "messages", "expected one text or one image"),
+    ({}, "input", "expected one of input and messages, got none"),
+    ({"input": "a star", "dimensions": 3}, "dimensions", "expected 16"),
+    ({"input": "a star", "dimensions": 0}, "dimensions", "greater than or equal to 1"),
+    ({"input": "a star", "encoding_format": "int8"}, "encoding_format", "'float' or 'base64'"),
+    ({"input": "a star", "truncate": True}, "truncate", "not permitted"),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "text"), INVALID)
+def test_invalid_requests_are_errors_in_the_form_of_openai(client, body, param, text):
+    response = client.post("/v1/embeddings", json=body)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert text in error["message"]
+    assert error["message"].endswith(".")
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+
+
+def test_images_have_a_limit_of_pixels(collection):
+    app = create_app([collection], limits=ServerLimits(max_pixels=3000))
+    with TestClient(app, "http://localhost") as client:
+        response = client.post("/v1/embeddings", json={"input": [data_url(RED)]})
+    assert "has 64 x 48 pixels" in response.json()["error"]["message"]
+
+
+def test_other_errors_have_the_form_of_openai(collection):
+    app = create_app(
+        [collection], bound_to=None, token=TOKEN, limits=ServerLimits(max_body_bytes=2000)
+    )
+    with TestClient(app, "http://photos.example") as client:
+        ask = {"model": "one", "input": "a star"}
+        official = official_client(client, api_key=TOKEN)
+        assert len(official.embeddings.create(**ask).data) == 1
+        with pytest.raises(openai.AuthenticationError) as caught:
+            official_client(client, api_key="wrong").embeddings.create(**ask)
+        assert (caught.value.code, caught.value.type) == (
+            "invalid_api_key",
+            "invalid_request_error",
+        )
+        with pytest.raises(openai.NotFoundError, match="expected one") as caught:
+            official.embeddings.create(**ask | {"model": "text-embedding-3-small"})
+        assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+        with pytest.raises(openai.APIStatusError, match="larger than") as caught:
+            official.embeddings.create(**ask | {"input": ["a star"] * 500})
+        assert caught.value.status_code == 413
+        with pytest.raises(openai.NotFoundError, match="not found"):
+            official.chat.completions.create(model="one", messages=[])
+        bearer = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
+        response = client.post("/v1/embeddings", content=b"{", headers=bearer)
+        assert response.status_code == 400
+        assert "expected JSON" in response.json()["error"]["message"]
+        origin = bearer | {"origin": "https://evil.example"}
+        response = client.post("/v1/embeddings", json=ask, headers=origin)
+        assert (response.status_code, response.json()["error"]["param"]) == (403, None)
+
+
+def test_rate_limit_counts_inputs_and_client_waits(collection):
+    """A request costs 1 unit and a text a quarter. The client waits as long as it is told."""
+    app = create_app([collection], bound_to=None, token=TOKEN, rates=RateLimits(10, 4))
+    with TestClient(app, "http://photos.example") as client:
+        official = official_client(client, api_key=TOKEN)
+        ask = {"model": "one", "input": ["a star"] * 32}
+        official.embeddings.create(**ask)
+        with pytest.raises(openai.RateLimitError, match="Try again in 2 s") as caught:
+            official.embeddings.create(**ask)
+        assert (caught.value.code, caught.value.type) == ("rate_limit_exceeded", "rate_limit_error")
+        assert caught.value.response.headers["retry-after"] == "2"
+        patient = official_client(client, api_key=TOKEN, max_retries=3)
+        assert len(patient.embeddings.create(model="one", input=["a star"] * 4).data) == 4
+
+
+def rerank(client, **body):
+    response = client.post("/v1/rerank", json=body)
+    assert response.status_code == 200, response.text
+    assert response.json()["model"] == "one"
+    return response.json()["results"]
+
+
+def test_rerank_scores_equal_model_and_search(client, model, collection_folder):
+    keys = [f"trips/{number:02}.png" for number in range(1, 12, 2)]
+    contents = [(collection_folder / key).read_bytes() for key in keys]
+    documents = [{"image": data_url(content)} for content in contents]
+    results = rerank(client, query="a red star", documents=documents)
+    scores = model.score(contents, ["a red star"])[:, 0]
+    assert [result["index"] for result in results] == scores.argsort(
+        descending=True, stable=True
+    ).tolist()
+    found = {result["index"]: result["relevance_score"] for result in results}
+    assert found == pytest.approx(dict(enumerate(scores.tolist())), abs=1e-6)
+    assert all("document" not in result for result in results)
+    response = client.get("/api/search", params={"text": "a red star", "limit": 100}).json()
+    searched = {hit["key"]: hit["score"] for hit in response["sides"][0]["hits"]}
+    same = {key: found[number] for number, key in enumerate(keys) if key in searched}
+    assert same == pytest.approx({key: searched[key] for key in same}, abs=1e-6)
+    assert same
+
+
+def test_rerank_of_texts_for_an_image(client, model):
+    results = rerank(
+        client, query={"image": data_url(STAR)}, documents=TEXTS, top_n=2, return_documents=True
+    )
+    scores = model.score([STAR], TEXTS, direction="i2t")[0]
+    best = scores.topk(2)
+    assert [result["index"] for result in results] == best.indices.tolist()
+    assert [result["relevance_score"] for result in results] == pytest.approx(
+        best.values.tolist(), abs=1e-6
+    )
+    assert [result["document"] for result in results] == [
+        {"text": TEXTS[index]} for index in best.indices.tolist()
+    ]
+
+
+def test_rerank_within_a_kind_is_the_cosine(client, model):
+    results = rerank(client, query=TEXTS[0], documents=TEXTS, top_n=0)
+    cosines = model.encode_texts(TEXTS) @ model.encode_texts(TEXTS[:1])[0]
+    assert {result["index"]: result["relevance_score"] for result in results} == pytest.approx(
+        dict(enumerate(cosines.tolist())), abs=1e-6
+    )
+    assert results[0] == {"index": 0, "relevance_score": pytest.approx(1)}
+
+
+def test_rerank_accepts_mixed_forms_of_vllm(client, model):
+    image = {"content": [{"type": "image_url", "image_url": {"url": data_url(RED)}}]}
+    text = {"content": [{"type": "text", "text": "a star"}]}
+    for query, row in ((text, model.encode_texts(["a star"])), (image, model.encode_images([RED]))):
+        results = rerank(client, query=query, documents=[image, text, "a red circle"])
+        items = torch.cat([model.encode_images([RED]), model.encode_texts(["a star", TEXTS[0]])])
+        assert {result["index"]: result["relevance_score"] for result in results} == pytest.approx(
+            dict(enumerate((items @ row[0]).tolist())), abs=1e-6
+        )
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"query": "a star", "documents": []}, "expected 1 to 2,048 inputs"),
+        ({"query": "a star"}, "documents: field required"),
+        ({"query": ["a", "b"], "documents": ["a"]}, "query: expected parts"),
+        ({"query": "a star", "documents": ["a", {"url": "a"}]}, "documents[1]: expected a text"),
+        ({"query": "a", "documents": ["a"], "top_n": -1}, "top_n: input should be greater"),
+        ({"query": {"image": "http://a.b"}, "documents": ["a"]}, "fetches no addresses"),
+        ({"query": "a star", "documents": [data_url(b"none")]}, "documents[0] is not an image"),
+    ],
+)
+def test_rerank_rejects_invalid_requests(client, body, text):
+    response = client.post("/v1/rerank", json=body)
+    assert response.status_code == 400
+    assert text in response.json()["error"]["message"]
+
+
+def waiting_service(index_folder, monkeypatch):
+    """A service whose thread waits for an event, and the batches of texts that it encodes."""
+    index, batches, started = ServedIndex(Index.open(index_folder)), [], threading.Event()
+    encode = index.index.model.encode_texts
+    monkeypatch.setattr(
+        index.index.model,
+        "encode_texts",
+        lambda texts: (batches.append(sorted(texts)), encode(texts))[1],
+    )
+    service = SearchService([index], None, ServerLimits(), ServerMetrics())
+    service._model_thread.submit(started.wait, 60)
+    return service, batches, started
+
+
+def test_embeddings_and_searches_share_a_batch(index_folder, model, monkeypatch):
+    service, batches, started = waiting_service(index_folder, monkeypatch)
+
+    async def ask():
+        asking = [
+            service.encode_texts(0, ["a red circle", "a star"]),
+            service.search(0, QueryKey("a blue square"), NO_FILTER, 5),
+            service.encode_texts(0, ["zzz", "a star"]),
+        ]
+        tasks = [asyncio.ensure_future(one) for one in asking]
+        await asyncio.sleep(0)
+        started.set()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    (found, num_tokens), results, failed = asyncio.run(ask())
+    service.close()
+    assert batches == [["a blue square", "a red circle", "a star"]]
+    assert_equal(found, model.encode_texts(["a red circle", "a star"]))
+    assert num_tokens == 9
+    assert len(results) >= 5
+    assert "zzz" in str(failed)
+
+
+def test_long_requests_do_not_hold_up_others(index_folder, monkeypatch):
+    service, batches, started = waiting_service(index_folder, monkeypatch)
+    texts = [f"a star {number}" for number in range(300)]
+
+    async def ask():
+        long = asyncio.ensure_future(service.encode_texts(0, texts))
+        await asyncio.sleep(0)
+        short = asyncio.ensure_future(service.encode_texts(0, ["a red circle"]))
+        await asyncio.sleep(0)
+        started.set()
+        await short
+        was_running = not long.done()
+        return was_running, (await long)[0]
+
+    was_running, found = asyncio.run(ask())
+    service.close()
+    assert was_running
+    assert len(found) == 300
+    assert "a red circle" in batches[0]
+    assert max(map(len, batches)) == 65
+
+
+@pytest.mark.slow
+def test_official_client_speaks_to_a_process(index_folder, model, monkeypatch):
+    monkeypatch.setenv("VISAVIS_TOKEN", TOKEN)
+    with served(index_folder) as (address, _):
+        official = openai.OpenAI(base_url=f"{address}/v1", api_key=TOKEN)
+        response = official.embeddings.create(
+            model=official.models.list().data[0].id, input=[*TEXTS, data_url(JPEG)]
+        )
+        expected = torch.cat([model.encode_texts(TEXTS), model.encode_images([JPEG])])
+        assert_equal(vectors(response), expected)
+        with pytest.raises(openai.AuthenticationError):
+            openai.OpenAI(base_url=f"{address}/v1", api_key="wrong").models.list()
+
+        async def ask_at_once():
+            async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=TOKEN) as client:
+                asking = [
+                    client.embeddings.create(model="one", input=f"a star {number}")
+                    for number in range(64)
+                ]
+                return await asyncio.gather(*asking)
+
+        responses = asyncio.run(ask_at_once())
+        found = torch.cat([vectors(response) for response in responses])
+        assert_equal(found, model.encode_texts([f"a star {number}" for number in range(64)]))
