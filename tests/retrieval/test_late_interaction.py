@@ -1,11 +1,13 @@
 """Indexes of late-interaction models: the same results, filters, updates and repairs as any index."""
 
+import base64
 import json
 import random
 import shutil
 
 import numpy as np
 import pytest
+from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 import visavis
@@ -16,6 +18,7 @@ from visavis.retrieval.index_builder import build_index
 from visavis.retrieval.index_folder import Index, read_manifest
 from visavis.retrieval.items import ItemFilter
 from visavis.retrieval.search import SearchQuery, search_collection
+from visavis.retrieval.server.application import create_app
 from visavis.retrieval.server.search_service import ServedIndex
 from visavis.retrieval.stores.arrow_tables import items_from_table
 
@@ -76,6 +79,33 @@ def test_index_search_equals_model_score(late_run, photos, tmp_path):
             served.index, SearchQuery.from_text(text), 40, group_duplicates=False
         ).to_json()
     )
+
+
+def test_served_rerank_equals_model_score(late_run, photos, tmp_path):
+    """Images for a text and texts for an image. Such a model has no single vectors."""
+    build(late_run, photos, tmp_path / "index")
+    contents = [path.read_bytes() for path in sorted(photos.iterdir())[:6]]
+    urls = [f"data:image/png;base64,{base64.b64encode(part).decode()}" for part in contents]
+    texts = ["a red circle", "two squares", "a star"]
+    scores = visavis.load(late_run).score(contents, texts)
+    app = create_app([ServedIndex(Index.open(tmp_path / "index"))])
+    with TestClient(app, "http://localhost") as client:
+        for query, documents, expected in (
+            (texts[0], urls, scores[:, 0]),
+            (urls[0], texts, scores[0]),
+        ):
+            body = {"query": query, "documents": documents}
+            results = client.post("/v1/rerank", json=body).json()["results"]
+            found = {result["index"]: result["relevance_score"] for result in results}
+            assert found == pytest.approx(dict(enumerate(expected.tolist())), abs=1e-5)
+        for path, body in (
+            ("embeddings", {"input": texts}),
+            ("embeddings", {"input": urls[:1]}),
+            ("rerank", {"query": texts[0], "documents": texts}),
+        ):
+            response = client.post(f"/v1/{path}", json=body)
+            assert response.status_code == 400
+            assert "one vector per item" in response.json()["error"]["message"]
 
 
 def test_index_search_supports_all_queries(late_run, scenes, tmp_path):

@@ -76,7 +76,7 @@ def test_models_are_listed_and_found(official):
 
 @pytest.mark.parametrize("options", [{}, {"encoding_format": "float"}, {"user": "me"}])
 def test_embeddings_equal_encode_texts(official, model, options):
-    """The client asks for base64, unless it is told otherwise."""
+    """The client asks for base64, unless a format is given."""
     response = official.embeddings.create(model="one", input=TEXTS, **options)
     assert (response.object, response.model) == ("list", "one")
     assert_equal(vectors(response), model.encode_texts(TEXTS))
@@ -270,7 +270,7 @@ def test_other_errors_have_the_form_of_openai(collection):
 
 
 def test_rate_limit_counts_inputs_and_client_waits(collection):
-    """A request costs 1 unit and a text a quarter. The client waits as long as it is told."""
+    """A request costs 1 unit and a text a quarter. The client waits as Retry-After demands."""
     app = create_app([collection], bound_to=None, token=TOKEN, rates=RateLimits(10, 4))
     with TestClient(app, "http://photos.example") as client:
         official = official_client(client, api_key=TOKEN)

@@ -123,7 +123,7 @@ class BertQueryEncoder:
         return np.array([sum(encoding.attention_mask) for encoding in encodings], np.int64)
 
     def _word_states(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """States of the last layer, ``[N, L, D]``."""
+        """States of the last layer, ``[N, L, D]``, and 0 in the place of padding."""
         weights, config = self.weights, self.config
         heads, eps = config["num_attention_heads"], config["layer_norm_eps"]
 
@@ -137,29 +137,42 @@ class BertQueryEncoder:
                 states, shape, weights[f"{name}.weight"], weights[f"{name}.bias"], eps
             )
 
+        # Only attention reads padded texts. Of texts of several requests, a quarter would be
+        # padding. A single text has none.
+        is_full = bool(mask.all())
+
+        def pad(states: Tensor) -> Tensor:
+            if is_full:
+                return states.unflatten(0, ids.shape)
+            padded = states.new_zeros(*ids.shape, states.shape[1])
+            padded[mask] = states
+            return padded
+
         # The order of the sum is that of transformers, for equal digits. All texts are segment 0.
+        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)[mask]
         states = (
-            weights["embeddings.word_embeddings.weight"][ids]
+            weights["embeddings.word_embeddings.weight"][ids[mask]]
             + weights["embeddings.token_type_embeddings.weight"][0]
-            + weights["embeddings.position_embeddings.weight"][: ids.shape[1]]
+            + weights["embeddings.position_embeddings.weight"][positions]
         )
         states = normalize("embeddings", states)
         for number in range(config["num_hidden_layers"]):
             layer = f"encoder.layer.{number}"
             query, key, value = (
-                project(f"{layer}.attention.self.{name}", states)
+                pad(project(f"{layer}.attention.self.{name}", states))
                 .unflatten(-1, (heads, -1))
                 .transpose(1, 2)  # [N, heads, L, D / heads]
                 for name in ("query", "key", "value")
             )
             attended = scaled_dot_product_attention(query, key, value, mask[:, None, None])
             attended = attended.transpose(1, 2).flatten(2)
+            attended = attended.flatten(0, 1) if is_full else attended[mask]
             output = project(f"{layer}.attention.output.dense", attended)
             states = normalize(f"{layer}.attention.output", output + states)
             inner = gelu(project(f"{layer}.intermediate.dense", states))
             output = project(f"{layer}.output.dense", inner)
             states = normalize(f"{layer}.output", output + states)
-        return states
+        return pad(states)
 
 
 def _is_original_bert(config: dict[str, Any]) -> bool:

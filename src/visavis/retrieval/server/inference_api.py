@@ -1,5 +1,5 @@
-"""Embeddings and reranking in the forms of other servers, below ``/v1``: OpenAI's for texts, those of
-vLLM, Infinity and Jina for images, and Jina's, Cohere's and vLLM's for reranking.
+"""Embeddings and reranking below ``/v1`` in the forms of other servers: texts as of OpenAI, images as
+of vLLM, Infinity and Jina, and reranking as of Jina, Cohere and vLLM.
 
 No form fetches an image from a URL.
 """
@@ -90,7 +90,7 @@ def read_text_input(text: str) -> str | bytes:
         The text, or the content of the image file.
 
     Raises:
-        ValueError: If the text is empty or too long, or contains characters that are no text.
+        ValueError: If the text is empty or too long, or is not valid Unicode.
     """
     if _DATA_URL.match(text):
         return read_image_input(text)
@@ -236,7 +236,10 @@ _CONTENT_SCHEMA: dict[str, Any] = {
         "anyOf": [
             {
                 "type": "object",
-                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                "properties": {
+                    "type": {"const": "text"},
+                    "text": {"type": "string", "minLength": 1},
+                },
                 "required": ["type", "text"],
             },
             {
@@ -256,10 +259,14 @@ _CONTENT_SCHEMA: dict[str, Any] = {
 }
 _ITEM_SCHEMA: dict[str, Any] = {
     "anyOf": [
-        {"type": "string", "description": "A text, or an image as data:image/...;base64,..."},
+        {
+            "type": "string",
+            "minLength": 1,
+            "description": "A text, or an image as data:image/...;base64,...",
+        },
         {
             "type": "object",
-            "properties": {"text": {"type": "string"}},
+            "properties": {"text": {"type": "string", "minLength": 1}},
             "required": ["text"],
             "additionalProperties": False,
         },

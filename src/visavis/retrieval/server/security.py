@@ -345,7 +345,9 @@ class SecurityMiddleware:
                 headers = MutableHeaders(scope=message)
                 headers.update(SECURITY_HEADERS)
                 headers.setdefault("Cache-Control", "no-store")
-            await asyncio.wait_for(send(message), self.limits.send_timeout_s)
+            # asyncio.wait_for would start a task for each message.
+            async with asyncio.timeout(self.limits.send_timeout_s):
+                await send(message)
 
         try:
             rejection = self._rejection(scope)
@@ -427,7 +429,8 @@ class SecurityMiddleware:
             if is_complete:
                 return await receive()
             try:
-                message = await asyncio.wait_for(receive(), max(deadline - time.monotonic(), 0.001))
+                async with asyncio.timeout(max(deadline - time.monotonic(), 0.001)):
+                    message = await receive()
             except TimeoutError:
                 raise HTTPException(
                     408,
