@@ -5,7 +5,7 @@
 Each client asks for a new text as soon as it has an answer, over one connection: a search of
 ``/api/search``, or a vector of ``/v1/embeddings``. No text is asked for twice, so nothing comes from
 a cache. The model has a frozen MiniLM, and the index 1,200 synthetic scenes. Clients run in one
-process beside the server. ``--before`` is the ``src`` folder of an earlier version, whose search runs
+process next to the server. ``--before`` is the ``src`` folder of an earlier version, whose search runs
 in turns with this one. Processor time is that of the server, which other programs on the machine
 disturb less than the requests per second. An answer of 500 or above ends with exit status 1.
 """
@@ -36,10 +36,12 @@ import torch
 from everyday import prepare
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
-WORDS = (
-    "red green blue orange purple teal circle square star heart above below left right small large "
-    "dog beach night car tree house two three white black"
-).split()
+COLORS, SHAPES, OTHERS = (
+    ("red", "green", "blue", "orange", "purple", "teal"),
+    ("circle", "square", "star", "heart", "dog", "beach", "car", "tree", "house"),
+    ("above", "below", "left", "right", "small", "large", "night", "two", "three", "white"),
+)
+WORDS = COLORS + SHAPES + OTHERS
 WARM_UP_SECONDS = 2.0
 SEARCH, EMBEDDINGS = "/api/search", "/v1/embeddings"
 

@@ -40,8 +40,15 @@ from visavis.training.recipes.files import read_recipe
 COMING_FROM = "docs/guides/coming-from.md"
 EXTENSIONS = ("docs/guides/extend.md", "docs/tutorials/own-loss.md")
 """Pages whose blocks change the package."""
-NEED_FILES = {"docs/guides/clip.md", "docs/guides/command-line.md", "docs/guides/search.md"}
-"""Pages whose Python blocks open a run or an index that the page does not make."""
+NEED_FILES = {
+    "docs/guides/clip.md",
+    "docs/guides/command-line.md",
+    "docs/guides/search.md",
+    "docs/guides/serve.md",
+}
+"""Pages whose Python blocks open a run, an index or a server that the page does not start.
+tests/server/test_inference_api.py runs serve.md.
+"""
 RUN_COMMANDS = {
     "docs/guides/export.md",
     "docs/tutorials/compare-losses.md",

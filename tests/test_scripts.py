@@ -25,6 +25,7 @@ COMMANDS = [
     "benchmarks/index.py --images 60",
     "benchmarks/scan.py --images 20 --captions 40 --looped 10",
     "benchmarks/serve.py --clients 2 --seconds 1 --requests 20",
+    "benchmarks/typing_clients.py --clients 2 --seconds 1 --rounds 1",
     "studies/errata.py --check",
     "studies/synthetic_clips.py --seeds 1 --clips 40 --out {out}",
     "studies/recompute_claims.py",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import shlex
 import threading
 
 import numpy as np
@@ -12,6 +13,7 @@ import openai
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from tests.docs import read_blocks
 
 import visavis
 from visavis.evaluation.feedback.records import QueryKey
@@ -361,6 +363,28 @@ def test_rerank_rejects_invalid_requests(client, body, text):
     response = client.post("/v1/rerank", json=body)
     assert response.status_code == 400
     assert text in response.json()["error"]["message"]
+
+
+def test_guide_runs_as_written(client, model, monkeypatch):
+    """The Python block, and the requests of the curl commands that send JSON."""
+    official, names = official_client(client), dict[str, object]()
+    monkeypatch.setattr(openai, "OpenAI", lambda base_url, api_key: official)
+    (block,) = read_blocks("docs/guides/serve.md", "python")
+    exec(compile(block.text, "serve.md", "exec"), names)
+    expected = model.encode_texts(["two dogs on a beach", "a red car"])
+    assert_equal(torch.tensor(names["vectors"]), expected)
+    commands = [
+        shlex.split(line)
+        for block in read_blocks("docs/guides/serve.md", "sh")
+        for line in block.text.splitlines()
+        if line.startswith("curl localhost:8000/v1/")
+    ]
+    assert len(commands) == 2
+    for _, address, _, header, _, body in commands:
+        name, _, value = header.partition(": ")
+        path = address.removeprefix("localhost:8000")
+        response = client.post(path, content=body, headers={name: value})
+        assert response.status_code == 200, response.text
 
 
 def waiting_service(index_folder, monkeypatch):
