@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         features,
         index,
         load,
+        mcp,
         mine,
         mteb,
         probe,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         relevance_fit,
         relevance_thresholds,
     )
-    from visavis.api.indexing import classify, index, search, serve
+    from visavis.api.indexing import classify, index, mcp, search, serve
     from visavis.api.models import export, mteb
     from visavis.api.training_runs import compare, evaluate, load, mine, reproduce, train
 
@@ -68,6 +68,7 @@ __all__ = [
     "search",
     "classify",
     "serve",
+    "mcp",
 ]
 
 _MODULES = {
@@ -101,5 +102,6 @@ _MODULES = {
     "search": "visavis.api.indexing",
     "classify": "visavis.api.indexing",
     "serve": "visavis.api.indexing",
+    "mcp": "visavis.api.indexing",
 }
 __getattr__ = lazy_names(__name__, _MODULES)

@@ -1,16 +1,15 @@
-"""API functions for collections: index, search, classify and serve."""
+"""API functions for collections: index, search, classify, serve and mcp."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from visavis.api.arguments import check_choice, optional_path, optional_text, to_list, to_paths
-from visavis.core.errors import DataError, VisavisError
+from visavis.core.errors import VisavisError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import NoProgress, Progress
 
@@ -194,7 +193,7 @@ def search(
     from visavis.core.spec import validate_int
     from visavis.models.retriever import Retriever
     from visavis.retrieval.index_folder import Index, is_index
-    from visavis.retrieval.items import ItemFilter, ItemKind
+    from visavis.retrieval.items import ItemFilter, ItemKind, parse_time
     from visavis.retrieval.search import (
         Collection,
         attach_images,
@@ -220,7 +219,7 @@ def search(
     if kind is not None:
         check_choice("kind", kind, get_args(ItemKind))
     item_filter = ItemFilter(
-        path, kind, _parse_time(after), _parse_time(before), dict(metadata or {})
+        path, kind, parse_time(after), parse_time(before), dict(metadata or {})
     )
     parts = build_query(query, image, like, without)
     searched: Collection
@@ -344,19 +343,6 @@ def _is_model_or_index(text: str) -> bool:
     )
 
 
-def _parse_time(text: str | None) -> int | None:
-    """Nanoseconds since 1970 of an ISO time."""
-    if text is None:
-        return None
-    try:
-        return int(datetime.fromisoformat(text).astimezone().timestamp() * 1e9)
-    except (ValueError, OverflowError, OSError):
-        raise DataError(
-            f"time: expected a date such as 2024-05-31 or 2024-05-31T18:30, got {text!r}. Correct "
-            "it."
-        ) from None
-
-
 def serve(
     index: str | Path | Sequence[str | Path],
     *,
@@ -420,3 +406,40 @@ def serve(
         model=model,
         progress=progress or NoProgress(),
     )
+
+
+def mcp(
+    index: str | Path | Sequence[str | Path],
+    *,
+    feedback: str | Path | None = None,
+    store: str | Path | Sequence[str | Path] = (),
+    progress: Progress | None = None,
+) -> None:
+    """Serve indexes to an assistant over the Model Context Protocol, on stdin and stdout. The
+    assistant starts the command.
+
+    The tools search by text, find similar items, and return the details and the thumbnail of an
+    item. They read the index and its files only, unless ``feedback`` allows votes.
+
+    Args:
+        index: Folder of an index.
+        feedback: File for relevance judgments of the assistant, new or to be continued. Default: no
+            tool that writes.
+        store: Confirms the store of an index outside its folder. Default: only stores inside.
+        progress: Receives messages, which must not go to stdout.
+
+    Raises:
+        MissingExtra: If the packages of the extra ``mcp`` are not installed.
+        RunError: If a folder is not an index.
+        VisavisError: If an index is given twice.
+
+    Command line:
+        ```sh
+        visavis mcp indexes/photos
+        visavis mcp indexes/photos indexes/videos --feedback votes.jsonl
+        ```
+    """
+    from visavis.retrieval.server.mcp_server import run_server
+
+    stores = [store] if isinstance(store, str | Path) else list(store)
+    run_server(to_paths(index), feedback, stores, progress or NoProgress())

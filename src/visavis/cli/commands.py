@@ -168,6 +168,7 @@ COMMANDS = {
         },
     ),
     "serve": Command(has_result=False),
+    "mcp": Command(has_result=False),
 }
 """The commands by the name of their API function, in the order of the help. ``data_check`` is the
 command ``data check``.

@@ -15,7 +15,7 @@ PANELS = {
     "Train and evaluate": ("train", "evaluate", "mteb", "mine", "compare", "reproduce"),
     "Understand a model": ("diagnose", "probe", "explain", "anatomy"),
     "Graded relevance": ("coherence", "agreement", "relevance"),
-    "Search": ("index", "search", "classify", "serve"),
+    "Search": ("index", "search", "classify", "serve", "mcp"),
     "Export": ("export",),
 }
 """Panels of ``visavis --help`` with their commands and groups of commands."""

@@ -1,8 +1,9 @@
-"""Adapters to other libraries: objectives for their training code, models for ``mteb``. One module
-per library.
+"""Adapters to other libraries: objectives for their training code, models for ``mteb``, retrievers
+for LangChain and LlamaIndex. One module per library.
 
-No module imports its library before it is used. Each implements the interface that the library
-calls, so nothing more has to be installed.
+The modules of losses do not import their library. Each implements the interface that the library
+calls, so nothing more has to be installed. The retrievers need their library when they are
+imported, because it requires its own base classes.
 
 - ``sentence_transformers``: ``VisavisLoss``, a loss for SentenceTransformerTrainer.
 - ``open_clip``: ``ClipLoss``, in place of the class of that name.
@@ -11,4 +12,6 @@ calls, so nothing more has to be installed.
 - ``transformers``: ``TrainerLoss``, a ``compute_loss_func`` for Trainer.
 - ``mteb``: ``MtebEncoder``, a model in the benchmarks of mteb.
 - ``lightning``: ``PairLossSteps``, the steps of a LightningModule.
+- ``langchain``: ``VisavisRetriever`` over an index, ``VisavisEmbeddings`` of a model.
+- ``llama_index``: ``VisavisIndexRetriever`` over an index, ``VisavisEmbedding`` of a model.
 """

@@ -22,7 +22,7 @@ from visavis.core.errors import DataError, RunError, ShapeError, StorageError, V
 from visavis.core.memory_budget import MemoryLimit
 from visavis.data.dataset import ByteRange, Image
 from visavis.models.retriever import Retriever
-from visavis.retrieval.items import IndexItem, ItemFilter
+from visavis.retrieval.items import MANIFEST, IndexItem, ItemFilter
 from visavis.retrieval.query_model import open_query_model
 from visavis.retrieval.search import (
     Calibration,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from visavis.core.environment import EnvironmentCheck
     from visavis.retrieval.source_files import SourceFile
 
-MANIFEST, STORE_FOLDER = "index.json", "items.lance"
+STORE_FOLDER = "items.lance"
 FORMAT = 2
 # Below this length the direction of a weighted sum is rounding noise.
 MIN_QUERY_NORM = 1e-6

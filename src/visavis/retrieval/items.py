@@ -1,12 +1,20 @@
-"""Items of an index (images, clips and moments of clips), and filters over them."""
+"""Items of an index (images, clips and moments of clips), and filters over them.
+
+This module imports neither torch nor a store, so a server can use it before it opens an index.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+from visavis.core.errors import DataError
+
+MANIFEST = "index.json"
+"""File in the folder of an index that describes it."""
 ItemKind = Literal["image", "video", "moment"]
 ITEM_FIELDS = (
     "key",
@@ -50,6 +58,11 @@ class IndexItem:
     end: float | None = None
     dhash: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The first caption in a data set, else the name of the file."""
+        return self.metadata.get("caption") or self.path.rpartition("/")[2]
 
     def to_row(self) -> dict[str, Any]:
         """Convert to a row of a store, which keeps and filters the metadata as tags.
@@ -115,6 +128,29 @@ class ItemFilter:
 
 
 NO_FILTER = ItemFilter()
+
+
+def parse_time(text: str | None) -> int | None:
+    """Parse a time for a filter.
+
+    Args:
+        text: Date, or date and time, in ISO format. Without a zone, it is local time.
+
+    Returns:
+        Nanoseconds since the epoch. None for None.
+
+    Raises:
+        DataError: If the text cannot be parsed.
+    """
+    if text is None:
+        return None
+    try:
+        return int(datetime.fromisoformat(text).astimezone().timestamp() * 1e9)
+    except (ValueError, OverflowError, OSError):
+        raise DataError(
+            f"time: expected a date such as 2024-05-31 or 2024-05-31T18:30, got {text!r}. Correct "
+            "it."
+        ) from None
 
 
 def metadata_tag(name: str, value: str) -> str:
