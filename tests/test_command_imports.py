@@ -45,6 +45,7 @@ def imported(folder, *arguments):
     """Names of our modules that a command imports."""
     process = subprocess.run(
         [sys.executable, "-c", PROGRAM, *arguments],
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
@@ -62,6 +63,7 @@ def imported(folder, *arguments):
         (["catalog", "objectives"], 44),
         (["data", "check", "scenes"], 64),
         (SEARCH, 70),
+        (["mcp", "index"], 36),
     ],
     ids=lambda value: value if isinstance(value, int) else value[0].strip("-"),
 )
@@ -85,6 +87,11 @@ def test_search_imports_no_training_and_no_other_store(folder):
     assert not [name for name in names if name.startswith(prefixes)]
     assert not [name for name in names if name.endswith(("milvus_store", "maxsim_search"))]
     assert not {"transformers", "lancedb", "pandas"} & set(names)
+
+
+@pytest.mark.slow
+def test_mcp_server_starts_without_torch(folder):
+    assert "torch" not in imported(folder, "mcp", "index")
 
 
 def test_import_of_models_loads_no_objective_and_no_command():

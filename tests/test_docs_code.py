@@ -41,6 +41,7 @@ COMING_FROM = "docs/guides/coming-from.md"
 EXTENSIONS = ("docs/guides/extend.md", "docs/tutorials/own-loss.md")
 """Pages whose blocks change the package."""
 NEED_FILES = {
+    "docs/guides/assistants.md",
     "docs/guides/clip.md",
     "docs/guides/command-line.md",
     "docs/guides/search.md",

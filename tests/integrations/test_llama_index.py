@@ -87,7 +87,7 @@ def test_retriever_filters_items(scene_index):
 def test_missing_file_is_a_text_node(dual_encoders, scenes, tmp_path):
     photo = tmp_path / "photos" / "one.png"
     photo.parent.mkdir()
-    photo.write_bytes(sorted((scenes / "images").iterdir())[0].read_bytes())
+    photo.write_bytes(min((scenes / "images").iterdir()).read_bytes())
     visavis.index(dual_encoders / "clip", photo.parent, out=tmp_path / "index")
     retriever = VisavisIndexRetriever(tmp_path / "index")
     photo.unlink()

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from PIL import Image
-from tests.server.conftest import photo
+from tests.docs import read_blocks
 
 import visavis
+from visavis import cli
 from visavis.core.errors import VisavisError
 from visavis.evaluation.feedback.records import Judgment, QueryKey, open_feedback, read_feedback
 from visavis.retrieval.server.mcp_server import (
@@ -232,7 +234,7 @@ def test_details_have_all_captions(two_indexes, dataset_index):
 @pytest.mark.slow
 def test_details_have_the_capture_time(runs, tmp_path):
     (tmp_path / "photos").mkdir()
-    photo().save(tmp_path / "photos" / "one.png")
+    Image.new("RGB", (40, 30), "red").save(tmp_path / "photos" / "one.png")
     (tmp_path / "photos" / "attributes.csv").write_text(
         "filename,taken\none.png,2024-05-31T18:30\n"
     )
@@ -367,6 +369,17 @@ def test_tools_that_write_are_listed_with_feedback_only(tmp_path):
     with open_feedback(tmp_path / "votes.jsonl") as file:
         tools = list_tools(IndexTools(folders, feedback=file))
     assert [name for name, tool in tools.items() if not tool.is_read_only] == ["vote"]
+
+
+def test_configuration_of_the_guide_starts_the_server():
+    (block,) = read_blocks("docs/guides/assistants.md", "json")
+    (server,) = json.loads(block.text)["mcpServers"].values()
+    assert Path(server["command"]).name == "visavis"
+    command = typer.main.get_command(cli.app)
+    context = command.make_context("visavis", list(server["args"]))
+    name, found, rest = command.resolve_command(context, context._protected_args + context.args)
+    assert name == "mcp"
+    assert found.make_context(name, rest, parent=context).params["index"] == server["args"][1:]
 
 
 def test_index_names_are_as_short_as_possible(tmp_path):
