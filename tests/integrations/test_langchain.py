@@ -4,13 +4,15 @@ compared with ``visavis.search``.
 
 from __future__ import annotations
 
+import importlib
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 import visavis
-from visavis.core.errors import RunError
+from visavis.core.errors import MissingExtra, RunError
 from visavis.retrieval.items import ItemFilter
 
 pytest.importorskip("langchain_core", reason="install 'visavis[langchain]'")
@@ -102,6 +104,28 @@ def test_filter_of_the_retriever_or_of_a_call(scene_index):
     assert splits(retriever.invoke(QUERY)) == {"val"}
     assert splits(retriever.invoke(QUERY, item_filter=test)) == {"test"}
     assert "train" in splits(retriever.invoke(QUERY, item_filter=ItemFilter(), k=20))
+
+
+@pytest.mark.anyio
+async def test_asynchronous_call_takes_the_same_options(scene_index):
+    retriever, split = VisavisRetriever(scene_index), ItemFilter(metadata={"split": "val"})
+    documents = await retriever.ainvoke(QUERY, k=2, item_filter=split)
+    assert documents == retriever.invoke(QUERY, k=2, item_filter=split)
+    assert len(documents) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "extra"),
+    [
+        ("langchain", "langchain_core.retrievers", "langchain"),
+        ("llama_index", "llama_index.core.base.base_retriever", "llama-index"),
+    ],
+)
+def test_missing_library_names_its_extra(name, module, extra, monkeypatch):
+    monkeypatch.delitem(sys.modules, f"visavis.integrations.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtra, match=rf"visavis\[{extra}\]"):
+        importlib.import_module(f"visavis.integrations.{name}")
 
 
 def test_retriever_runs_in_a_chain_of_threads(scene_index):

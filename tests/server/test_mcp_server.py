@@ -363,6 +363,15 @@ def test_folder_without_index_ends_with_one_line(collection_folder):
     assert err.count("\n") == 1
 
 
+def test_missing_package_names_its_extra(tmp_path):
+    program = "import sys; sys.modules['mcp'] = None; import visavis; visavis.mcp('index')"
+    process = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert "MissingExtra: visavis mcp needs the package mcp" in process.stderr
+    assert process.stderr.rstrip().endswith("run pip install 'visavis[mcp]'.")
+
+
 def test_tools_that_write_are_listed_with_feedback_only(tmp_path):
     folders = {"photos": tmp_path}
     assert all(tool.is_read_only for tool in list_tools(IndexTools(folders)).values())

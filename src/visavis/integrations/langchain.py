@@ -6,6 +6,7 @@ embeddings of texts and images.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
@@ -25,7 +26,10 @@ with requires_extra("langchain", "visavis.integrations.langchain"):
     from langchain_core.retrievers import BaseRetriever
 
 if TYPE_CHECKING:
-    from langchain_core.callbacks import CallbackManagerForRetrieverRun
+    from langchain_core.callbacks import (
+        AsyncCallbackManagerForRetrieverRun,
+        CallbackManagerForRetrieverRun,
+    )
 
 
 class VisavisRetriever(BaseRetriever):
@@ -85,6 +89,14 @@ class VisavisRetriever(BaseRetriever):
             Document(result.item.text, id=result.key, metadata=result.to_json())
             for result in results
         ]
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **options: Any
+    ) -> list[Document]:
+        """Search in a thread. The method of the base class does not pass options of one call."""
+        return await asyncio.to_thread(
+            self._get_relevant_documents, query, run_manager=run_manager.get_sync(), **options
+        )
 
 
 class VisavisEmbeddings(Embeddings):
