@@ -11,13 +11,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from tests.docs import read_blocks
 
@@ -30,6 +32,7 @@ from visavis.retrieval.server.mcp_server import (
     IndexTools,
     index_names,
     list_tools,
+    parse_arguments,
 )
 
 pytest.importorskip("mcp", reason="the package mcp is not installed: pip install 'visavis[mcp]'")
@@ -44,6 +47,8 @@ atexit.register(lambda: print("heavy:", *(name for name in heavy if name in sys.
 from visavis.cli import main
 main()
 """
+TOOLS = dict[str, IndexTools]()
+"""The tools of an index, opened once."""
 READ_TOOLS = ["search", "similar", "details"]
 INITIALIZE = {
     "jsonrpc": "2.0",
@@ -280,6 +285,29 @@ def test_mistakes_are_tool_errors(session, name, arguments, message):
     assert re.search(message, text), text
     assert "Traceback" not in text
     assert "\n" not in text
+
+
+VALUES = st.one_of(
+    st.sampled_from(["", "-red", "a red circle", "trips/01.png", "../outside.png", "image", "\0"]),
+    st.text(max_size=5),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.dates().map(str),
+    st.dictionaries(st.text(max_size=2), st.text(max_size=2), max_size=2),
+)
+
+
+@pytest.mark.slow
+@given(data=st.data())
+def test_any_arguments_give_an_answer_or_our_error(data, index_folder):
+    tools = list_tools(TOOLS.setdefault("one", IndexTools({"one": index_folder})))
+    tool = data.draw(st.sampled_from(sorted(tools)).map(tools.get))
+    known = {"query": "a red circle", "item": "trips/01.png"}
+    names = list(tool.arguments.model_fields)
+    given = data.draw(st.dictionaries(st.sampled_from(names), VALUES, max_size=2))
+    arguments = {name: value for name, value in known.items() if name in names} | given
+    # Any other error fails the test.
+    with suppress(VisavisError):
+        answer = tool.call(parse_arguments(tool, arguments))
+        assert tool.content.model_validate_json(answer.content.model_dump_json()) == answer.content
 
 
 @pytest.mark.slow

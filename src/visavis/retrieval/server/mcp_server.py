@@ -638,7 +638,7 @@ def create_server(tools: IndexTools) -> Server[Any]:
             )
         tool = listed[request.name]
         try:
-            arguments = _parse_arguments(tool, request.arguments or {})
+            arguments = parse_arguments(tool, request.arguments or {})
             answer = await to_thread.run_sync(tool.call, arguments, limiter=one_at_a_time)
         except VisavisError as error:
             return failed(str(error))
@@ -666,8 +666,15 @@ def create_server(tools: IndexTools) -> Server[Any]:
     )
 
 
-def _parse_arguments(tool: IndexTool, values: Mapping[str, Any]) -> ToolArguments:
-    """The arguments of a call.
+def parse_arguments(tool: IndexTool, values: Mapping[str, Any]) -> ToolArguments:
+    """Check the arguments of a call.
+
+    Args:
+        tool: The tool.
+        values: Arguments by name, as the client sent them.
+
+    Returns:
+        The arguments, of the type that the tool has.
 
     Raises:
         VisavisError: If an argument is unknown, missing or invalid.
@@ -684,8 +691,9 @@ def _parse_arguments(tool: IndexTool, values: Mapping[str, Any]) -> ToolArgument
         )
     if first["type"] == "missing":
         raise VisavisError(f"{name}: expected a value, got none. Pass this argument.")
-    expected = re.sub("^[A-Z][a-z]+ should (be|have) ", "expected ", first["msg"])
-    raise VisavisError(f"{name}: {expected}, got {format_value(first['input'])}. Correct it.")
+    problem = re.sub("^[A-Z][a-z]+ should (be|have) ", "expected ", first["msg"])
+    problem = problem[:1].lower() + problem[1:]
+    raise VisavisError(f"{name}: {problem}, got {format_value(first['input'])}. Correct it.")
 
 
 def run_server(
