@@ -15,6 +15,7 @@ from visavis.data import open_dataset
 from visavis.data.dataset_reader import check_dataset
 from visavis.data.file_names import (
     IMAGE_SUFFIXES,
+    RAW_SUFFIXES,
     UNSUPPORTED_SUFFIXES,
     VIDEO_SUFFIXES,
     describe_other_files,
@@ -33,13 +34,18 @@ def jpeg(color: str) -> bytes:
     return file.getvalue()
 
 
+def photo(suffix: str) -> str:
+    """A name of its own, because a raw image belongs to a developed one of the same name."""
+    return f"photo{suffix[1:]}{suffix.upper()}"
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A file for each known suffix, and others."""
     root = tmp_path / "photos"
     (root / "sub").mkdir(parents=True)
     for suffix in IMAGE_SUFFIXES + VIDEO_SUFFIXES + UNSUPPORTED_SUFFIXES:
-        (root / f"photo{suffix.upper()}").write_bytes(jpeg("red"))
+        (root / photo(suffix)).write_bytes(jpeg("red"))
     for name in OTHERS:
         (root / name).write_text("text")
     (root / ".hidden.xmp").write_text("text")
@@ -60,21 +66,21 @@ def test_suffixes_have_one_meaning():
     assert len(set(suffixes)) == len(suffixes)
     assert all(suffix == suffix.lower() and suffix.startswith(".") for suffix in suffixes)
     assert {".mts", ".m2ts", ".ts", ".vob"} <= set(VIDEO_SUFFIXES)
-    assert {".srw", ".crw", ".pef", ".nrw", ".3fr", ".rwl", ".x3f"} <= set(UNSUPPORTED_SUFFIXES)
+    assert {".srw", ".crw", ".pef", ".nrw", ".3fr", ".rwl", ".x3f"} <= set(RAW_SUFFIXES)
 
 
 def test_index_lists_each_file_or_counts_it(folder):
-    (folder / "attributes.csv").write_text("filename,color\nphoto.JPG,red\n")
+    (folder / "attributes.csv").write_text("filename,color\nphotojpg.JPG,red\n")
     files = list_source_files(folder)
     assert {file.path for file in files.files} == {
-        f"photo{suffix.upper()}" for suffix in IMAGE_SUFFIXES + VIDEO_SUFFIXES
+        photo(suffix) for suffix in IMAGE_SUFFIXES + VIDEO_SUFFIXES
     }
     assert {file.path for file in files.files if file.is_video} == {
-        f"photo{suffix.upper()}" for suffix in VIDEO_SUFFIXES
+        photo(suffix) for suffix in VIDEO_SUFFIXES
     }
     assert len(files.skipped) == len(UNSUPPORTED_SUFFIXES)
     assert (
-        "'photo.SRW': expected a JPEG, PNG or other supported image, got a .srw file. Convert it "
+        "'photojxr.JXR': expected a JPEG, PNG or other supported image, got a .jxr file. Convert it "
         "to JPEG." in files.skipped
     )
     assert files.other_files == "4 other files: .xmp, .svg, no suffix"
@@ -94,9 +100,7 @@ def test_collection_of_images_counts_other_files(folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VISAVIS_CACHE", str(folder.parent / "cache"))
         data = open_image_collection(folder)
-    assert {image.name for image in data.images} == {
-        f"photo{suffix.upper()}" for suffix in IMAGE_SUFFIXES
-    }
+    assert {image.name for image in data.images} == {photo(suffix) for suffix in IMAGE_SUFFIXES}
     assert data.other_files == describe_other_files(OTHERS)
     assert f"{len(VIDEO_SUFFIXES)} videos" in data.skipped[0] and sum(
         "supported image" in text for text in data.skipped
@@ -105,7 +109,7 @@ def test_collection_of_images_counts_other_files(folder):
 
 def test_check_lists_unsupported_photos_and_counts_other_files(folder, tmp_path):
     (folder / "captions.csv").write_text(
-        "filename,caption\nphoto.JFIF,a red square\nphoto.PNG,another red square\n"
+        "filename,caption\nphotojfif.JFIF,a red square\nphotopng.PNG,another red square\n"
     )
     (folder / "README.md").write_text("text")
     findings = check_dataset(folder).findings
@@ -114,7 +118,7 @@ def test_check_lists_unsupported_photos_and_counts_other_files(folder, tmp_path)
         for finding in findings
         if finding.kind in ("image without caption", "other files")
     }
-    assert ("photo.PEF", "the file is in the folder, but captions.csv does not list it") in notes
+    assert ("photopef.PEF", "the file is in the folder, but captions.csv does not list it") in notes
     assert [message for location, message in notes if location == "captions.csv"] == [
         describe_other_files(OTHERS)
     ]

@@ -104,15 +104,14 @@ def test_index_reads_unusual_images_and_skips_bad_files(run, photos, tmp_path):
 
 def test_index_of_a_served_folder_lists_what_is_left_out(run, photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("phone.heic", "a.xmp", "b.xmp"):
+    for name in ("phone.jxr", "a.xmp", "b.xmp"):
         (photos / name).write_bytes(b"content")
     progress, messages = NoProgress(), []
     progress.message = messages.append
     assert index_if_images(photos, str(run), progress) == Path("indexes/photos")
     left_out, others = messages[-2:]
     assert left_out.startswith(
-        "Left out, 1: 'phone.heic': expected a JPEG, PNG or other supported image, got a .heic "
-        "file."
+        "Left out, 1: 'phone.jxr': expected a JPEG, PNG or other supported image, got a .jxr file."
     )
     assert left_out.endswith(f" List all with visavis index {photos}.")
     assert others == "2 other files: .xmp."
@@ -155,14 +154,14 @@ def test_index_turns_photos_upright(run, scenes, tmp_path):
 
 
 def test_index_lists_photos_of_unsupported_formats(run, photos, tmp_path):
-    for name in ("phone.HEIC", "camera.cr2", "notes.txt"):
+    for name in ("phone.JXR", "camera.wdp", "notes.txt"):
         (photos / name).write_bytes(b"content")
     built = build(run, photos, tmp_path / "index")
     assert built.num_items == 40
     expected = "expected a JPEG, PNG or other supported image, got a {} file. Convert it to JPEG."
     assert built.skipped == (
-        f"'camera.cr2': {expected.format('.cr2')}",
-        f"'phone.HEIC': {expected.format('.heic')}",
+        f"'camera.wdp': {expected.format('.wdp')}",
+        f"'phone.JXR': {expected.format('.jxr')}",
     )
     assert built.other_files == "1 other file: .txt"
 

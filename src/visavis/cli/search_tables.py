@@ -50,6 +50,16 @@ def print_index_report(report: IndexReport) -> None:
             print_line(f"  {text}")
         if len(lines) > MAX_LISTED_LINES:
             print_line(f"  ... and {len(lines) - MAX_LISTED_LINES:,} more: --json lists all.")
+    parts = {
+        "indexed": "indexed",
+        "companions": "part of another photo",
+        "skipped": "left out",
+        "other": "neither images nor videos",
+    }
+    counted = ", ".join(
+        f"{report.files[name]:,} {text}" for name, text in parts.items() if report.files.get(name)
+    )
+    print_line(f"{sum(report.files.values()):,} files in the source: {counted}.")
     if report.other_files is not None:
         print_line(f"{report.other_files}.")
     if report.compression is not None:

@@ -24,6 +24,7 @@ from visavis.core.errors import (
     MAX_LISTED_NAMES,
     SKIP_BAD_ADVICE,
     DataError,
+    MissingExtra,
     NoDataset,
     closest_name,
     log_debug,
@@ -609,6 +610,11 @@ def _validate(
             )
         except DataError as error:
             return error
+        except MissingExtra as error:
+            # Of one photo among others. A model that reads clips needs their decoder.
+            if images[index].is_video:
+                raise
+            return DataError(str(error))
 
     for index, decoded in enumerate(map_in_order(decode, range(len(images)))):
         if isinstance(decoded, ImageError):

@@ -1,5 +1,5 @@
 """What the names of files and splits mean: splits by name and by a hash, and suffixes of images,
-videos and photos that cannot be decoded.
+videos and photos.
 
 Example:
     >>> describe_other_files(["a.xmp", "b.XMP", "logo.svg", "README"])
@@ -138,7 +138,7 @@ def split_in_name(path: str | Path) -> str | None:
 
 
 # Images that Pillow decodes: the suffixes that it registers for ``supported_formats``.
-IMAGE_SUFFIXES = (
+PILLOW_SUFFIXES = (
     *(
         ".jpg",
         ".jpeg",
@@ -179,46 +179,17 @@ VIDEO_SUFFIXES = (
     ),
     *(".wmv", ".asf", ".flv", ".f4v", ".3gp", ".3g2", ".ogv", ".ogm"),
 )
-VISUAL_SUFFIXES = IMAGE_SUFFIXES + VIDEO_SUFFIXES
-# Photos of phones and cameras that cannot be decoded.
-UNSUPPORTED_SUFFIXES = (
-    *(
-        ".heic",
-        ".heif",
-        ".hif",
-        ".jxl",
-        ".jxr",
-        ".3fr",
-        ".arw",
-        ".cr2",
-        ".cr3",
-        ".crw",
-        ".dcr",
-        ".dng",
-        ".erf",
-        ".fff",
-        ".gpr",
-        ".iiq",
-    ),
-    *(
-        ".kdc",
-        ".mef",
-        ".mos",
-        ".mrw",
-        ".nef",
-        ".nrw",
-        ".orf",
-        ".pef",
-        ".raf",
-        ".raw",
-        ".rw2",
-        ".rwl",
-        ".sr2",
-        ".srf",
-        ".srw",
-        ".x3f",
-    ),
+# Photos of phones and cameras, which the extra ``photos`` decodes.
+RAW_SUFFIXES = (
+    *(".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dcr", ".dng", ".erf", ".fff", ".gpr", ".iiq"),
+    *(".kdc", ".mef", ".mos", ".mrw", ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2"),
+    *(".rwl", ".sr2", ".srf", ".srw", ".x3f"),
 )
+PHOTO_SUFFIXES = (".heic", ".heics", ".heif", ".heifs", ".hif", ".jxl", *RAW_SUFFIXES)
+IMAGE_SUFFIXES = PILLOW_SUFFIXES + PHOTO_SUFFIXES
+VISUAL_SUFFIXES = IMAGE_SUFFIXES + VIDEO_SUFFIXES
+# Photos that cannot be decoded.
+UNSUPPORTED_SUFFIXES = (".jxr", ".wdp", ".hdp")
 # Lists, tables, features and notes of a data set.
 DATASET_SUFFIXES = (
     ".json",

@@ -1,4 +1,4 @@
-"""Decoding of image files to upright RGB images, random transforms for training, and a perceptual
+"""Decoding of image files to upright sRGB images, random transforms for training, and a perceptual
 hash that copies share.
 
 Each random transform samples from the ``torch.Generator`` that is passed to it.
@@ -14,9 +14,10 @@ import io
 import math
 import struct
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
+from typing import TypeVar
 
 import numpy as np
 import PIL
@@ -25,7 +26,22 @@ from PIL import ExifTags, Image, JpegImagePlugin
 from PIL.Image import Resampling, Transpose
 
 from visavis.core import storage
-from visavis.core.errors import DataError
+from visavis.core.environment import installed_version
+from visavis.core.errors import DataError, MissingExtra
+from visavis.data.capture_time import TAKEN, exif_time
+from visavis.data.colors import profile_of_code_points, to_srgb
+from visavis.data.photo_decoder import (
+    PACKAGES,
+    DamagedPhotoError,
+    LargePhotoError,
+    PhotoFormat,
+    decode_photo,
+    is_installed,
+    photo_format,
+    read_header,
+)
+
+T = TypeVar("T")
 
 # Maximum size of an image file: 64 megapixels of eight bytes each.
 MAX_IMAGE_BYTES = 2**29
@@ -38,7 +54,7 @@ _MAX_JPEG_FACTOR = 16
 _MAX_PROGRESSIVE_FACTOR = 2
 _JPEG_FORMATS = ("JPEG", "MPO")
 # Increase it after each change of the images that can be decoded.
-_DECODING_VERSION = 2
+_DECODING_VERSION = 3
 
 # As in ImageOps.exif_transpose, which fails where it cannot write the other metadata of a photo.
 _TRANSPOSE_OF_ORIENTATION = {
@@ -86,28 +102,34 @@ def decode_image(
 ) -> Image.Image:
     """Decode an image file.
 
-    Transparency is composed over white, and 16-bit values are scaled to 8 bits. Floating-point
+    Colors are converted to sRGB with the color profile of the file. Transparency is composed over white, and 16-bit values are scaled to 8 bits. Floating-point
     values are read as 0 to 1 if none exceeds 1, else as 0 to 255. NaN and infinity are black.
 
     Args:
         content: Content of the file.
         name: Name of the image, for errors.
         min_side: A JPEG is decoded at a half, a quarter or an eighth of its size if its shorter
-            side keeps this number of pixels. 0: in full, unless it has more than 64 million pixels.
+            side keeps this number of pixels. HEIF, JPEG XL and raw images are reduced alike. 0: in
+            full, unless a JPEG has more than 64 million pixels.
         allow_animated: Whether to decode the first frame of an animation, instead of raising an
             error.
         max_pixels: Largest number of pixels of the decoded image. A larger JPEG is decoded at a
             reduced size.
 
     Returns:
-        An upright RGB image (EXIF orientation applied).
+        An upright RGB image (EXIF orientation applied). Its ``info`` has the capture time as
+        ``taken``, if EXIF contains it.
 
     Raises:
         ImageError: If the content is truncated, not an image, animated, or has too many pixels:
-            more than 64 million, or 1,024 million of a JPEG (128 million of a progressive one).
+            more than 64 million, or 1,024 million of a JPEG (128 million of a progressive one), or
+            256 million of a raw image, which is decoded at half its size.
+        MissingExtra: If the file is a HEIF, JPEG XL or raw image, and its decoder is not installed.
     """
     with _translate_errors(name):
-        image = _open(content, name, allow_animated=allow_animated, max_pixels=max_pixels)
+        image = _open(
+            content, name, allow_animated=allow_animated, min_side=min_side, max_pixels=max_pixels
+        )
         _reduce(image, min_side, max_pixels)
         return _to_upright_rgb(image)
 
@@ -175,7 +197,35 @@ def upright_size(content: bytes, name: str) -> tuple[int, int]:
         ImageError: If the header is damaged, or the image is animated or too large.
     """
     with _translate_errors(name):
+        if (kind := photo_format(content, name)) is not None:
+            return _read_photo(
+                kind, name, lambda: read_header(content, kind, name, MAX_PIXELS)
+            ).size
         return _upright_size(_open(content, name))
+
+
+def capture_time(content: bytes, name: str) -> str:
+    """Read the capture time of an image without decoding it.
+
+    Args:
+        content: Content of the file.
+        name: Name of the image, for errors.
+
+    Returns:
+        The time, as ``exif_time``. Empty if there is none.
+
+    Raises:
+        ImageError: If the header is damaged, or the image is too large.
+    """
+    with _translate_errors(name):
+        if (kind := photo_format(content, name)) is None:
+            return _taken(_open(content, name, allow_animated=True))
+        header, exif = (
+            _read_photo(kind, name, lambda: read_header(content, kind, name, MAX_PIXELS)),
+            Image.Exif(),
+        )
+        exif.load(header.exif)
+        return exif_time(exif)
 
 
 def image_size(content: bytes, name: str) -> tuple[int, int]:
@@ -220,21 +270,10 @@ def make_thumbnail(
         ImageError: If the content is truncated, not an image, or too large.
     """
     with _translate_errors(name):
-        image = _open(content, name, allow_animated=True, max_pixels=max_pixels)
-        # Before the conversion, which loses both.
-        profile, mode = image.info.get("icc_profile"), image.mode
+        image = _open(content, name, allow_animated=True, max_pixels=max_pixels, min_side=max_side)
         _reduce(image, max_side, max_pixels)
         image = _to_upright_rgb(image)
         image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS, reducing_gap=2.0)
-        # The profile describes RGB values. Other modes were converted without it.
-        if profile and mode == "RGB":
-            from PIL import ImageCms
-
-            # An unreadable profile is ignored.
-            with suppress(ImageCms.PyCMSError, OSError, ValueError, TypeError):
-                source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
-                target = ImageCms.createProfile("sRGB")
-                image = ImageCms.profileToProfile(image, source, target) or image
         # The copy of the pixels has no metadata.
         return Image.fromarray(np.asarray(image))
 
@@ -243,7 +282,7 @@ def make_thumbnail(
 def _translate_errors(name: str) -> Iterator[None]:
     try:
         yield
-    except ImageError:
+    except (DataError, MissingExtra):
         raise
     except MemoryError:
         raise DataError(
@@ -269,23 +308,49 @@ def supported_formats() -> tuple[str, ...]:
     )
 
 
+def readable_formats() -> tuple[str, ...]:
+    """Return the image formats that this installation reads.
+
+    Returns:
+        Names of the formats that Pillow or an installed package for photos decodes.
+    """
+    return (*supported_formats(), *(kind for kind in PACKAGES if is_installed(kind)))
+
+
 def decoder_version() -> str:
     """Return a text that changes with the decoders, so that an image that they could not decode is
     tried again.
 
     Returns:
-        Versions of the decoding and of Pillow, and the supported formats.
+        Versions of the decoding, of Pillow and of the packages for photos, and the supported
+        formats.
     """
-    return f"{_DECODING_VERSION} {PIL.__version__} {' '.join(supported_formats())}"
+    packages = (package for package, _ in PACKAGES.values())
+    photos = (f"{package} {installed_version(package)}" for package in packages)
+    return " ".join((str(_DECODING_VERSION), PIL.__version__, *supported_formats(), *photos))
 
 
 def _open(
-    content: bytes, name: str, *, allow_animated: bool = False, max_pixels: int = MAX_PIXELS
+    content: bytes,
+    name: str,
+    *,
+    allow_animated: bool = False,
+    max_pixels: int = MAX_PIXELS,
+    min_side: int = 0,
 ) -> Image.Image:
-    """Open an image without decoding it, after all checks that its header allows."""
+    """Open an image after all checks that its header allows. Pillow decodes it later. A photo that
+    Pillow cannot decode is decoded at once.
+    """
     _require(
         content, "truncated image", f"is truncated: the file is empty (0 bytes). {COPY_AGAIN}", name
     )
+    if (kind := photo_format(content, name)) is not None:
+        photo = _read_photo(
+            kind, name, lambda: decode_photo(content, kind, name, max_pixels, min_side)
+        )
+        if photo.color is not None and (profile := profile_of_code_points(*photo.color)):
+            photo.image.info.setdefault("icc_profile", profile)
+        return photo.image
     image = _identify(content)
     if image is None:
         _require(
@@ -294,7 +359,7 @@ def _open(
             f"is truncated or damaged in its header ({len(content)} bytes). {COPY_AGAIN}",
             name,
         )
-        formats = ", ".join(supported_formats())
+        formats = ", ".join(readable_formats())
         problem = f"is not an image of a known format ({formats}). Convert it to JPEG or PNG, or remove it"
         raise ImageError("not an image", problem, name)
     if image.width * image.height > max_pixels and image.format in _JPEG_FORMATS:
@@ -317,6 +382,22 @@ def _open(
         name,
     )
     return image
+
+
+def _read_photo(kind: PhotoFormat, name: str, read: Callable[[], T]) -> T:
+    """Read a photo that Pillow cannot decode."""
+    try:
+        return read()
+    except LargePhotoError as error:
+        width, height = error.size
+        problem = (
+            f"has {width} x {height} pixels, expected at most {error.limit / 1e6:,.0f} million. "
+            "Reduce its size"
+        )
+        raise ImageError("decompression bomb", problem, name) from None
+    except DamagedPhotoError as error:
+        problem = f"is damaged, or not a {kind} image that can be decoded: {error}. {COPY_AGAIN}"
+        raise ImageError("truncated image", problem, name) from None
 
 
 def _identify(content: bytes) -> Image.Image | None:
@@ -372,6 +453,14 @@ def _orientation(image: Image.Image) -> int:
     return orientation if orientation in _TRANSPOSE_OF_ORIENTATION else 1
 
 
+def _taken(image: Image.Image) -> str:
+    """Capture time of an opened image, as ``exif_time``. Empty for unreadable metadata."""
+    try:
+        return exif_time(image.getexif())
+    except Exception:  # noqa: BLE001 - damaged metadata raises errors of every kind
+        return ""
+
+
 def _upright_size(image: Image.Image) -> tuple[int, int]:
     """Size of an opened image, as it is after decoding."""
     width, height = image.size
@@ -387,31 +476,53 @@ def _to_upright_rgb(image: Image.Image) -> Image.Image:
     # Pillow turns a TIFF when it decodes it, and removes its orientation. So the orientation is
     # read after decoding.
     image.load()
-    orientation, rgb = _orientation(image), _to_rgb(image)
-    if orientation == 1:
-        return rgb
-    rgb = rgb.transpose(_TRANSPOSE_OF_ORIENTATION[orientation])
-    for key in _ORIENTATION_METADATA:
-        rgb.info.pop(key, None)
+    orientation, taken, rgb = _orientation(image), _taken(image), _to_rgb(image)
+    if orientation != 1:
+        rgb = rgb.transpose(_TRANSPOSE_OF_ORIENTATION[orientation])
+        for key in _ORIENTATION_METADATA:
+            rgb.info.pop(key, None)
+    if taken:
+        rgb.info[TAKEN] = taken
     return rgb
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith(("I", "F")):
-        values = np.asarray(image)
-        if image.mode == "F":
-            values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
-            # Values from 0 to 1, or already from 0 to 255.
-            values = values * (255 if values.max() <= 1 else 1)
-        else:
-            # 65535 / 255 = 257: 16 bits to 8 bits.
-            values = np.clip(values, 0, 65535) // 257
-        image = Image.fromarray(np.clip(values, 0, 255).astype(np.uint8))
+    """Convert to sRGB over white."""
+    profile = image.info.get("icc_profile")
+    alpha = None
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        is_gray = image.mode in ("L", "LA", "La", "1")
         # Pillow converts premultiplied gray only to gray with transparency.
         image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    return image.convert("RGB")
+        alpha = image.getchannel("A")
+        image = image.getchannel("R") if is_gray else image.convert("RGB")
+    elif image.mode in ("P", "1"):
+        image = image.convert("RGB")
+    rgb = to_srgb(image, profile) if profile else None
+    if rgb is not None:
+        # A second conversion must not apply it again.
+        rgb.info.pop("icc_profile", None)
+    else:
+        rgb = _to_8_bits(image).convert("RGB")
+    if alpha is None:
+        return rgb
+    rgb.putalpha(alpha)
+    return Image.alpha_composite(Image.new("RGBA", rgb.size, "white"), rgb).convert("RGB")
+
+
+def _to_8_bits(image: Image.Image) -> Image.Image:
+    """Scale gray values of more than 8 bits. Other images stay as they are."""
+    if not image.mode.startswith(("I", "F")):
+        return image
+    values = np.asarray(image)
+    if image.mode == "F":
+        values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
+        # Values from 0 to 1, or already from 0 to 255.
+        values = values * (255 if values.max() <= 1 else 1)
+    else:
+        # 65535 / 255 = 257: 16 bits to 8 bits.
+        values = np.clip(values, 0, 65535) // 257
+    return Image.fromarray(np.clip(values, 0, 255).astype(np.uint8))
 
 
 Box = tuple[int, int, int, int]

@@ -20,6 +20,7 @@ from PIL.Image import Image as PILImage
 
 from visavis.core import storage
 from visavis.core.errors import DataError, requires_extra
+from visavis.data.capture_time import normalize_time
 from visavis.data.file_names import VIDEO_SUFFIXES
 from visavis.data.images import COPY_AGAIN, MAX_PIXELS, decoder_version
 
@@ -167,6 +168,30 @@ def video_duration(source: VideoSource, name: str) -> float:
     """
     with _open_stream(source, name) as (container, stream):
         return _read_timeline(container, stream, name).seconds
+
+
+def recording_time(source: VideoSource, name: str) -> str:
+    """Read the time at which a clip was recorded.
+
+    Args:
+        source: A path, or an open file.
+        name: Name of the video, for errors.
+
+    Returns:
+        ISO time, as ``normalize_time``. Empty if the container has none.
+
+    Raises:
+        VideoError: If the source is not a video.
+        MissingExtra: If PyAV is not installed.
+    """
+    with _open_stream(source, name) as (container, _):
+        # Phones of Apple also write the offset to UTC.
+        for key in ("com.apple.quicktime.creationdate", "creation_time"):
+            time = normalize_time(container.metadata.get(key, ""))
+            # Without a clock, a camera writes the start of 1904 or 1970.
+            if time > "1971":
+                return time
+    return ""
 
 
 def frame_size(source: VideoSource, name: str) -> tuple[int, int]:

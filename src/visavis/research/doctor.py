@@ -41,6 +41,7 @@ EXTRA_USES = {
     "timm": "visavis features, train: image encoders of timm",
     "noise": "visavis train: NoisySupervision",
     "video": "visavis features, train, search: video files and .h5 features",
+    "photos": "visavis index, search, features, train: HEIC, JPEG XL and camera raw photos",
     "search": "visavis index, search: LanceDB store in a folder or on object storage",
     "milvus": "visavis index, search: Milvus store",
     "scale": "visavis index, compare, reproduce: Ray cluster",
@@ -105,9 +106,23 @@ def _packages() -> Iterator[EnvironmentCheck]:
         )
 
 
+def _image_formats() -> EnvironmentCheck:
+    from visavis.data.images import readable_formats
+    from visavis.data.photo_decoder import PACKAGES
+
+    formats = readable_formats()
+    missing = [name for name in PACKAGES if name not in formats]
+    value = ", ".join(formats)
+    if not missing:
+        return EnvironmentCheck("image formats", value)
+    value += f" (not installed: {', '.join(missing)})"
+    return EnvironmentCheck("image formats", value, fix="pip install 'visavis[photos]'")
+
+
 def _hardware() -> Iterator[EnvironmentCheck]:
     import torch
 
+    yield _image_formats()
     from visavis.core.memory_budget import available_memory
     from visavis.data.parallel import cpu_cores
 

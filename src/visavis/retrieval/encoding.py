@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -16,9 +17,10 @@ from torch import Tensor
 
 from visavis.core.encoded import unit_rows
 from visavis.core.errors import DataError, MissingExtra
-from visavis.data.images import ImageError, decode_image, dhash
+from visavis.data.capture_time import TAKEN
+from visavis.data.images import ImageError, capture_time, decode_image, dhash
 from visavis.data.parallel import Engine, map_in_order, map_on_ray
-from visavis.data.video import MAX_FRAMES_PER_VIDEO, VideoError, open_frames
+from visavis.data.video import MAX_FRAMES_PER_VIDEO, VideoError, open_frames, recording_time
 from visavis.data.workers import choose_readers, read_in_workers
 from visavis.models.encoders.preprocessing import ImageConverter
 from visavis.models.retriever import Retriever
@@ -75,6 +77,7 @@ class _DecodedFile:
 
     content_hash: str
     image_hash: str
+    taken: str
     image: PILImage | None = None
     pixels: Tensor | None = None
 
@@ -155,10 +158,10 @@ class _FileReader:
             image = decode_image(content, file.path, min_side=self.min_side, allow_animated=True)
         except (DataError, MissingExtra) as error:
             return _unreadable(error)
-        hashes = hashlib.sha256(content).hexdigest()[:32], dhash(image)
+        values = hashlib.sha256(content).hexdigest()[:32], dhash(image), image.info.get(TAKEN, "")
         if self.converter is None:
-            return _DecodedFile(*hashes, image)
-        return _DecodedFile(*hashes, pixels=self.converter([image]))
+            return _DecodedFile(*values, image)
+        return _DecodedFile(*values, pixels=self.converter([image]))
 
 
 def _unreadable(error: DataError | MissingExtra) -> UnreadableFile:
@@ -210,7 +213,10 @@ def encode_shard(
             )
             vectors = model.item_vectors(encoded)
             rows += [
-                (_item(file, decoded.content_hash, "image", decoded.image_hash), vector)
+                (
+                    _item(file, decoded.content_hash, "image", decoded.image_hash, decoded.taken),
+                    vector,
+                )
                 for (file, decoded), vector in zip(images, vectors, strict=True)
             ]
     for file in clips:
@@ -244,6 +250,8 @@ def _encode_clip(
     # At least one frame, also for moments shorter than the time between two frames.
     per_moment = max(1, round(moment_seconds * rate))
     content_hash, hashes = file.location.content_hash, dict[int, str]()
+    with file.location.open() as source:
+        taken = recording_time(source, file.path)
     # Vector and number of frames of each part of a span.
     parts = defaultdict[range, list[tuple[Tensor, int]]](list)
     with file.location.open() as source, open_frames(source, file.path, rate) as (count, frames):
@@ -272,7 +280,7 @@ def _encode_clip(
     for span in (whole, *moments):
         times = () if span == whole else (span.start / rate, float(math.ceil(span.stop / rate)))
         kind: ItemKind = "moment" if times else "video"
-        item = _item(file, content_hash, kind, hashes[_middle(span)], *times)
+        item = _item(file, content_hash, kind, hashes[_middle(span)], taken, *times)
         rows.append((item, _join(model, parts[span])))
     return rows
 
@@ -347,6 +355,7 @@ def _item(
     content_hash: str,
     kind: ItemKind,
     frame_hash: str,
+    taken: str,
     start: float | None = None,
     end: float | None = None,
 ) -> IndexItem:
@@ -360,8 +369,38 @@ def _item(
         start=start,
         end=end,
         dhash=frame_hash,
-        metadata=file.metadata,
+        metadata=with_capture_time(file.metadata, taken),
     )
+
+
+def with_capture_time(metadata: Mapping[str, str], taken: str) -> Mapping[str, str]:
+    """Add the capture time of a file to the metadata of its item, unless a table contains one.
+
+    Args:
+        metadata: Metadata of the file.
+        taken: Its capture time, or empty.
+
+    Returns:
+        Metadata of the item.
+    """
+    return {TAKEN: taken, **metadata} if taken else metadata
+
+
+def read_capture_time(file: SourceFile) -> str:
+    """Read the capture time of a file that is encoded already.
+
+    Args:
+        file: The file.
+
+    Returns:
+        The time, or empty if the file has none or cannot be read.
+    """
+    with suppress(DataError, MissingExtra):
+        if not file.is_video:
+            return capture_time(file.location.read(), file.path)
+        with file.location.open() as source:
+            return recording_time(source, file.path)
+    return ""
 
 
 def encode_in_shards(

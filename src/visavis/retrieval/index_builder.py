@@ -15,9 +15,9 @@ import os
 import secrets
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from visavis.core.errors import DataError, RefusedOverwrite, RunError, VisavisEr
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import NoProgress, Progress
+from visavis.data.capture_time import read_time
 from visavis.data.formats.image_files import path_and_parents
 from visavis.data.parallel import Engine
 from visavis.data.video import decoder_versions
@@ -37,7 +38,13 @@ from visavis.models.default_model import default_model
 from visavis.models.inference import score_all_pairs
 from visavis.models.retriever import Retriever
 from visavis.retrieval.compression import CompressionReport, measure_compression
-from visavis.retrieval.encoding import EncodedShard, UnreadableFile, encode_in_shards
+from visavis.retrieval.encoding import (
+    EncodedShard,
+    UnreadableFile,
+    encode_in_shards,
+    read_capture_time,
+    with_capture_time,
+)
 from visavis.retrieval.index_folder import (
     STORE_FOLDER,
     Index,
@@ -70,6 +77,7 @@ from visavis.retrieval.stores.arrow_tables import (
     row_indices,
     text_array,
     text_lists,
+    without_read_times,
 )
 from visavis.retrieval.stores.base import VectorStore
 from visavis.retrieval.stores.catalog import find_store_kind
@@ -112,6 +120,9 @@ class IndexReport(NotebookTable):
         compression: Measured vector encodings, if requested.
         other_files: Number and suffixes of the files that are neither images nor videos. None:
             there are none.
+        files: Number of the files of the source: ``indexed``, ``companions`` (a part of another
+            item), ``skipped`` and ``other`` (neither images nor videos).
+        companions: Photo that each companion belongs to.
     """
 
     folder: str
@@ -128,6 +139,8 @@ class IndexReport(NotebookTable):
     excluded: tuple[str, ...] = ()
     compression: CompressionReport | None = None
     other_files: str | None = None
+    files: Mapping[str, int] = field(default_factory=dict)
+    companions: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values.
@@ -272,6 +285,7 @@ def build_index(
             kept_files = [
                 path for path in unreadable if path not in damaged and path in changes.old_keys
             ]
+            num_unindexed = len(changes.skipped) + len(unreadable) - len(kept_files)
             kept_places = {
                 collection.problem_of(place)
                 for place in changes.kept.values()
@@ -305,6 +319,13 @@ def build_index(
                 if compression
                 else None,
                 other_files=collection.other_files,
+                files={
+                    "indexed": len(collection.files) - num_unindexed,
+                    "companions": len(collection.companions),
+                    "skipped": collection.num_skipped + num_unindexed,
+                    "other": collection.num_other,
+                },
+                companions=collection.companions,
             )
     for warning in report.warnings[:MAX_WARNINGS]:
         log.warning("%s: %s", source, warning)
@@ -449,6 +470,8 @@ def _compare_files(
         if not items:
             new_files.append(file)
             continue
+        # Equal content has an equal time, unless a table contained another one.
+        taken = read_time(items[0].metadata) or read_capture_time(file)
         for item in items:
             moved = replace(
                 item,
@@ -456,7 +479,7 @@ def _compare_files(
                 key=file.path + item.key[len(item.path) :],
                 path=file.path,
                 modified_ns=file.modified_ns,
-                metadata=file.metadata,
+                metadata=with_capture_time(file.metadata, taken),
             )
             reused.append((moved, item.key))
         # The content was not at this path before, so that it came from another one.
@@ -495,7 +518,7 @@ def _unchanged_files(table: pa.Table, files: Sequence[SourceFile]) -> tuple[np.n
     tags = text_lists([metadata_tags(file.metadata) if file.metadata else () for file in files])
     rows = np.flatnonzero(is_equal)
     is_equal[rows] = equal_lists(
-        table["metadata"].combine_chunks().take(row_indices(rows)),
+        without_read_times(table["metadata"].combine_chunks().take(row_indices(rows))),
         tags.take(row_indices(file_of[rows])),
     )
     is_unchanged = np.bincount(file_of[file_of >= 0], minlength=len(files)) > 0
@@ -533,8 +556,12 @@ def _kept_paths(
     absent: set[str], moved: set[str], num_stored: int, source: FileCollection, remove_missing: bool
 ) -> dict[str, str]:
     """Absent files that may still exist, each with the place because of which this is unknown."""
-    # Excluded files were not listed, so that their absence is known.
-    absent = {path for path in absent if not source.exclusion.covers(path)}
+    # Excluded files and companions were left out, so that their absence is known.
+    absent = {
+        path
+        for path in absent
+        if path not in source.companions and not source.exclusion.covers(path)
+    }
     kept = dict[str, str]()
     for path in sorted(absent):
         # The file or a folder above it. Without one, the folder of the file was read, so that the

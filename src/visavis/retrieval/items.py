@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from visavis.core.errors import DataError
+from visavis.data.capture_time import TAKEN, time_to_ns
 
 MANIFEST = "index.json"
 """File in the folder of an index that describes it."""
@@ -45,7 +46,8 @@ class IndexItem:
         start: Start of a moment in seconds. None for other kinds.
         end: End of a moment in seconds. None for other kinds.
         dhash: Perceptual hash of the image, or of the middle frame of a clip or moment, in hex.
-        metadata: Other values, such as the split and the first caption in a data set.
+        metadata: Other values, such as the split and the first caption in a data set, and the
+            capture time as ``taken``.
     """
 
     key: str
@@ -63,6 +65,12 @@ class IndexItem:
     def text(self) -> str:
         """The first caption in a data set, else the name of the file."""
         return self.metadata.get("caption") or self.path.rpartition("/")[2]
+
+    @property
+    def time_ns(self) -> int:
+        """Capture time in ns since the epoch, or the modification time if it is not known."""
+        taken = time_to_ns(self.metadata.get(TAKEN, ""))
+        return self.modified_ns if taken is None else taken
 
     def to_row(self) -> dict[str, Any]:
         """Convert to a row of a store, which keeps and filters the metadata as tags.
@@ -95,8 +103,8 @@ class ItemFilter:
     Attributes:
         path: Pattern of the whole path. ``*`` matches any text (slashes too), ``?`` one character.
         kind: Kind of the items.
-        after: Earliest modification time in ns since the epoch, inclusive.
-        before: Latest modification time in ns since the epoch, exclusive.
+        after: Earliest time (``IndexItem.time_ns``), inclusive.
+        before: Latest time, exclusive.
         metadata: Values that an item must have.
     """
 
@@ -121,8 +129,8 @@ class ItemFilter:
         return (
             (not self.path or fnmatchcase(item.path, self.path.replace("[", "[[]")))
             and self.kind in (None, item.kind)
-            and (self.after is None or item.modified_ns >= self.after)
-            and (self.before is None or item.modified_ns < self.before)
+            and (self.after is None or item.time_ns >= self.after)
+            and (self.before is None or item.time_ns < self.before)
             and all(item.metadata.get(name) == value for name, value in self.metadata.items())
         )
 

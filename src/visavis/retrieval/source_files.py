@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from visavis.core import storage
 from visavis.core.errors import DataError, NoDataset
@@ -13,6 +14,8 @@ from visavis.data import Dataset, open_dataset
 from visavis.data.dataset import ByteRange
 from visavis.data.dataset_reader import path_exists, resolve_path
 from visavis.data.file_names import (
+    IMAGE_SUFFIXES,
+    RAW_SUFFIXES,
     UNSUPPORTED_SUFFIXES,
     VISUAL_SUFFIXES,
     describe_other_files,
@@ -29,11 +32,16 @@ from visavis.data.formats.image_files import (
 )
 from visavis.data.formats.listing import clean_name, is_valid_unicode
 from visavis.data.formats.table_columns import find_file_column
+from visavis.data.photo_decoder import format_of_suffix, is_installed
 from visavis.data.video import is_video
 
 # Stores hold times as int64 ns: up to the year 2262. File systems may report later times.
 MAX_TIME_NS = 2**63 - 1
 NO_METADATA: Mapping[str, str] = {}
+# The clip of a Live Photo lasts up to 3.5 s and takes 2 to 8 MB. A larger one is a video.
+LIVE_SUFFIXES, MAX_LIVE_PHOTO_BYTES = (".mov",), 2**25
+COMPANIONS = "companions"
+"""Name of the files that belong to a photo in its metadata."""
 ATTRIBUTES_FILE = "attributes.csv"
 """Table in an indexed folder: a column ``filename``, and one column per attribute."""
 
@@ -92,6 +100,10 @@ class FileCollection:
         is_dataset: Whether the list of a data set is needed to find the files.
         other_files: Number and suffixes of the files that are neither images nor videos. None:
             there are none.
+        companions: Path of the photo that each companion belongs to: of the clip of a Live Photo,
+            and of a raw image with a developed one.
+        num_skipped: Number of files that are skipped, without sentences about anything else.
+        num_other: Number of the files that are neither images nor videos.
     """
 
     root: Path
@@ -103,6 +115,9 @@ class FileCollection:
     exclusion: Exclusion = NO_EXCLUSION
     is_dataset: bool = False
     other_files: str | None = None
+    companions: Mapping[str, str] = field(default_factory=dict)
+    num_skipped: int = 0
+    num_other: int = 0
 
     def problem_of(self, place: str) -> str:
         """Describe an unreadable place.
@@ -198,6 +213,13 @@ class _Listed:
     files: dict[str, SourceFile] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
+    skipped_files: set[str] = field(default_factory=set)
+    companions: dict[str, str] = field(default_factory=dict)
+
+    def skip(self, name: str, sentence: str) -> None:
+        """Leave a file out."""
+        self.skipped.append(f"{name!r}: {sentence}")
+        self.skipped_files.add(name)
 
     def add(
         self,
@@ -211,7 +233,7 @@ class _Listed:
         try:
             status = os.stat(place if isinstance(place, str) else place.path)
         except FileNotFoundError:
-            self.skipped.append(f"{name!r}: the file does not exist.")
+            self.skip(name, "the file does not exist.")
         except OSError as error:
             self.unreadable[name] = (
                 f"it cannot be read: {error.strerror}. Check its permissions and its drive"
@@ -243,6 +265,7 @@ class _Listed:
             str(file.location.path) for file in self.files.values() if file.location.size is None
         }
         folder, indexed = f"{scan.folder}{os.sep}", VISUAL_SUFFIXES + UNSUPPORTED_SUFFIXES
+        unlisted = list[str]()
         for name in scan.files:
             lower, place = name.lower(), folder + name
             if not lower.endswith(indexed) or place in listed:
@@ -259,14 +282,60 @@ class _Listed:
                     "file"
                 )
             if problem:
-                self.skipped.append(f"{name!r}: {problem}.")
+                self.skip(name, f"{problem}.")
             else:
                 self.add(name, place, root)
-        self.skipped += [
-            f"{name!r}: {problem}."
-            for name, problem in scan.skipped.items()
-            if name.lower().endswith(VISUAL_SUFFIXES)
-        ]
+                unlisted.append(name)
+        for name, problem in scan.skipped.items():
+            if name.lower().endswith(VISUAL_SUFFIXES):
+                self.skip(name, f"{problem}.")
+        self._join_companions([name for name in unlisted if name in self.files])
+
+    def _join_companions(self, unlisted: Sequence[str]) -> None:
+        """Make the clip of a Live Photo, and a raw image with a developed one, a part of the photo
+        with the same name in the same folder. Files that a data set lists stay items.
+        """
+        photos = defaultdict[str, list[str]](list)
+        readable = tuple(
+            suffix
+            for suffix in IMAGE_SUFFIXES
+            if (kind := format_of_suffix(suffix)) is None or is_installed(kind)
+        )
+        for name in self.files:
+            if name.lower().endswith(readable):
+                photos[_stem(name)].append(name)
+        added = defaultdict[str, list[str]](list)
+        for name in unlisted:
+            # A developed image, before a raw one.
+            candidates = sorted(
+                (photo for photo in photos.get(_stem(name), ()) if photo != name),
+                key=lambda photo: (photo.lower().endswith(RAW_SUFFIXES), photo),
+            )
+            is_raw = name.lower().endswith(RAW_SUFFIXES)
+            is_live = (
+                name.lower().endswith(LIVE_SUFFIXES)
+                and self.files[name].size <= MAX_LIVE_PHOTO_BYTES
+            )
+            if is_raw:
+                candidates = [
+                    photo for photo in candidates if not photo.lower().endswith(RAW_SUFFIXES)
+                ]
+            elif not is_live:
+                continue
+            if candidates:
+                added[candidates[0]].append(name)
+        for photo, names in added.items():
+            self.companions |= dict.fromkeys(names, photo)
+            file = self.files[photo]
+            text = ", ".join(PurePosixPath(name).name for name in names)
+            self.files[photo] = replace(file, metadata={COMPANIONS: text, **file.metadata})
+        for name in self.companions:
+            del self.files[name]
+
+
+def _stem(name: str) -> str:
+    """Folder and name without the suffix. Cameras write suffixes, and names, in upper case."""
+    return name.rpartition(".")[0].casefold()
 
 
 def _list_source(path: str | Path, exclusion: Exclusion) -> FileCollection:
@@ -277,6 +346,7 @@ def _list_source(path: str | Path, exclusion: Exclusion) -> FileCollection:
     # Also for a data set, whose list does not distinguish an unreadable folder from an empty one.
     scan = scan_folder(root if os.path.isdir(root) else root.parent, exclusion)
     listed, other_files = _Listed(unreadable=dict(scan.unreadable)), None
+    others = list[str]()
     try:
         dataset = open_dataset(root if takes_all else path, skip_bad=True)
     except DataError as error:
@@ -299,7 +369,8 @@ def _list_source(path: str | Path, exclusion: Exclusion) -> FileCollection:
             unlisted = (
                 "expected it in the list of the data set, got no entry. Add it with a caption."
             )
-            listed.skipped += [f"{name!r}: {unlisted}" for name in dataset.unlisted_files]
+            for name in dataset.unlisted_files:
+                listed.skip(name, unlisted)
         other_files = dataset.other_files
     # The list is needed for ranges of archives and for names that are not paths below the root.
     is_dataset = any(
@@ -309,17 +380,29 @@ def _list_source(path: str | Path, exclusion: Exclusion) -> FileCollection:
     if takes_all:
         listed.add_folder(scan)
         # Unsupported photos are listed as skipped, and not among the other files.
-        others = (
+        others = [
             name
             for name in scan.files
             if not name.lower().endswith(VISUAL_SUFFIXES + UNSUPPORTED_SUFFIXES)
-            and name != ATTRIBUTES_FILE
+        ]
+        other_files = other_files or describe_other_files(
+            name for name in others if name != ATTRIBUTES_FILE
         )
-        other_files = other_files or describe_other_files(others)
     files = tuple(sorted(listed.files.values(), key=lambda file: file.path))
     empty, excluded = frozenset(scan.empty), tuple(scan.excluded)
     collection = FileCollection(
-        root, files, listed.unreadable, empty, (), excluded, exclusion, is_dataset, other_files
+        root,
+        files,
+        listed.unreadable,
+        empty,
+        (),
+        excluded,
+        exclusion,
+        is_dataset,
+        other_files,
+        companions=listed.companions,
+        num_skipped=len(listed.skipped_files) + len(listed.unreadable),
+        num_other=len(others),
     )
     return _with_attributes(
         replace(

@@ -28,6 +28,7 @@ from torch import Tensor
 from visavis.core.blocking import chunk_slices
 from visavis.core.encoded import Direction, unit_rows
 from visavis.core.errors import VisavisError
+from visavis.data.capture_time import TAKEN
 from visavis.evaluation.feedback.records import (
     FeedbackFile,
     Judgment,
@@ -48,7 +49,8 @@ from visavis.retrieval.search import (
 from visavis.retrieval.server.image_cache import ImageCache, ImageInput
 from visavis.retrieval.server.limits import LRUCache, ServerLimits, ServerMetrics
 from visavis.retrieval.server.schemas import ApiError, FacetsResponse, HitResponse
-from visavis.retrieval.stores.arrow_tables import items_from_table, newest_rows
+from visavis.retrieval.source_files import COMPANIONS
+from visavis.retrieval.stores.arrow_tables import item_times, items_from_table, newest_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -230,7 +232,7 @@ def count_facets(table: pa.Table) -> FacetsResponse:
     import pyarrow.compute as pc
 
     paths = table["path"]
-    seconds = (table["modified_ns"].to_numpy() / 1e9).clip(0.0, _MAX_TIMESTAMP)
+    seconds = (item_times(table) / 1e9).clip(0.0, _MAX_TIMESTAMP)
     folders = _count(
         pc.replace_substring_regex(paths.filter(pc.match_substring(paths, "/")), "/[^/]*$", "")
     )
@@ -248,7 +250,11 @@ def count_facets(table: pa.Table) -> FacetsResponse:
     )
     tags = pc.value_counts(pc.list_flatten(table["metadata"]))
     names = pc.replace_substring_regex(tags.field("values"), "(?s)=.*", "")
-    few = [name for name, count in _count(names).items() if 1 < count <= MAX_METADATA_VALUES]
+    few = [
+        name
+        for name, count in _count(names).items()
+        if 1 < count <= MAX_METADATA_VALUES and name not in (TAKEN, COMPANIONS)
+    ]
     metadata: dict[str, dict[str, int]] = {}
     for tag in tags.filter(pc.is_in(names, value_set=pa.array(few, pa.string()))).to_pylist():
         [(name, value)] = tags_to_metadata([tag["values"]]).items()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from visavis.data.capture_time import READ_TIME, TAKEN, time_to_ns
 from visavis.retrieval.items import (
     ITEM_FIELDS,
     IndexItem,
@@ -148,9 +149,9 @@ def matching_rows(table: pa.Table, item_filter: ItemFilter) -> np.ndarray:
     if item_filter.kind is not None:
         mask &= pc.equal(table["kind"], item_filter.kind).to_numpy()
     if item_filter.after is not None:
-        mask &= table["modified_ns"].to_numpy() >= item_filter.after
+        mask &= item_times(table) >= item_filter.after
     if item_filter.before is not None:
-        mask &= table["modified_ns"].to_numpy() < item_filter.before
+        mask &= item_times(table) < item_filter.before
     if item_filter.metadata:
         tags = table["metadata"].combine_chunks()
         tag_rows, tag_texts = pc.list_parent_indices(tags).to_numpy(), pc.list_flatten(tags)
@@ -160,6 +161,54 @@ def matching_rows(table: pa.Table, item_filter: ItemFilter) -> np.ndarray:
             has_value[tag_rows[is_equal.to_numpy(zero_copy_only=False)]] = True
             mask &= has_value
     return mask
+
+
+def item_times(table: pa.Table) -> np.ndarray:
+    """Return the time of each item: its capture time, or its modification time if it is not known.
+
+    Args:
+        table: Table of items.
+
+    Returns:
+        ns since the epoch, shape ``[N]``.
+    """
+    import pyarrow.compute as pc
+
+    times = numbers(table["modified_ns"])
+    tags = table["metadata"].combine_chunks()
+    texts = pc.list_flatten(tags)
+    positions = pc.indices_nonzero(pc.starts_with(texts, f"{TAKEN}="))
+    if not len(positions):
+        return times
+    rows = np.from_dlpack(pc.list_parent_indices(tags).take(positions).cast("int64"))
+    taken = [text.removeprefix(f"{TAKEN}=") for text in texts.take(positions).to_pylist()]
+    times = times.copy()
+    times[rows] = [
+        old if new is None else new
+        for old, new in zip(times[rows].tolist(), map(time_to_ns, taken), strict=True)
+    ]
+    return times
+
+
+def without_read_times(lists: pa.Array) -> pa.Array:
+    """Remove the capture times that were read from files from lists of tags.
+
+    Args:
+        lists: Tags of each item.
+
+    Returns:
+        As many lists.
+    """
+    import pyarrow.compute as pc
+
+    texts = pc.list_flatten(lists)
+    # Most items have few tags, and times of files have one form.
+    is_time = pc.match_substring_regex(texts, f"^{TAKEN}={READ_TIME}$")
+    if not pc.any(is_time).as_py():
+        return lists
+    kept = text_array(texts.filter(pc.invert(is_time)).to_pylist())
+    rows = np.from_dlpack(pc.list_parent_indices(lists).filter(pc.invert(is_time)).cast("int64"))
+    return _lists_of(kept, np.bincount(rows, minlength=len(lists)))
 
 
 def items_from_table(table: pa.Table) -> list[IndexItem]:
@@ -258,12 +307,17 @@ def text_lists(lists: Sequence[Sequence[str]]) -> pa.Array:
     Returns:
         An array of lists of strings.
     """
+    texts = text_array([text for texts in lists for text in texts])
+    return _lists_of(texts, np.array([*map(len, lists)], np.int64))
+
+
+def _lists_of(texts: pa.Array, lengths: np.ndarray) -> pa.Array:
+    """Divide texts into lists of some lengths."""
     import pyarrow as pa
 
-    offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64).astype(np.int32)
-    texts = text_array([text for texts in lists for text in texts])
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     buffers = [None, pa.py_buffer(offsets)]
-    return pa.Array.from_buffers(pa.list_(pa.string()), len(lists), buffers, children=[texts])
+    return pa.Array.from_buffers(pa.list_(pa.string()), len(lengths), buffers, children=[texts])
 
 
 def index_in(values: pa.ChunkedArray, of: pa.Array) -> np.ndarray:
@@ -324,7 +378,7 @@ def find_keys(column: pa.Array, keys: Sequence[str]) -> np.ndarray:
 
 
 def newest_rows(table: pa.Table, count: int, item_filter: ItemFilter) -> np.ndarray:
-    """Find the items that were modified last.
+    """Find the items with the latest times.
 
     Args:
         table: Table of items in the order of keys.
@@ -337,7 +391,7 @@ def newest_rows(table: pa.Table, count: int, item_filter: ItemFilter) -> np.ndar
     rows = (
         np.flatnonzero(matching_rows(table, item_filter)) if item_filter else np.arange(len(table))
     )
-    times = table["modified_ns"].to_numpy()[rows]
+    times = item_times(table)[rows]
     if count < len(rows):
         # Of the rows with the last of these times, the last ones are returned.
         limit = np.partition(times, -count)[-count]

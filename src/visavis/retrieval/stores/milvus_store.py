@@ -38,7 +38,6 @@ COLLECTION = "items"
 BATCH_ITEMS, MAX_RESULTS = 1000, 16384
 """Items of one request. Maximum number of results of a Milvus search."""
 FIELDS = (*ITEM_FIELDS, CHECKSUM)
-MAX_INT64 = 2**63 - 1
 TIE_MARGIN = 16
 """Results beyond the top that are fetched first, to see where equal scores end."""
 # Scores of Milvus differ from exact ones by at most this share of the product of the two norms.
@@ -370,11 +369,6 @@ def milvus_filter(item_filter: ItemFilter) -> str:
         )
     if item_filter.kind is not None:
         conditions.append(f'kind == "{item_filter.kind}"')
-    for comparison, time_ns in ((">=", item_filter.after), ("<=", item_filter.before)):
-        if time_ns is not None:
-            conditions.append(
-                f"modified_ns {comparison} {max(-MAX_INT64, min(time_ns, MAX_INT64))}"
-            )
     tags = [metadata_tag(name, value) for name, value in item_filter.metadata.items()]
     conditions += [f'array_contains(metadata, "{tag}")' for tag in tags if _PLAIN.fullmatch(tag)]
     return " and ".join(conditions)
