@@ -160,8 +160,9 @@ def search(
         collection: Data set or folder of images to search with a run. Default: the run's own data.
         path: Pattern of paths to search, such as '*beach*'. Default: all.
         kind: Kind of items to search. Default: all.
-        after: Earliest modification time of files, such as 2024-05-31. Default: any.
-        before: Modification time before which files must lie. Default: any.
+        after: Earliest capture time, or modification time if it is not known, such as 2024-05-31.
+            Default: any.
+        before: Time before which the items must lie. Default: any.
         metadata: Metadata value of items to search, such as split=test. Default: any.
         group_duplicates: Group near-duplicates and moments of one video into one result.
         rerank: Run that re-ranks the first 50 results, or --top if larger, such as SCAN. Default:

@@ -137,8 +137,8 @@ class FilterModel(BaseModel):
     Attributes:
         path: Part of the path, or a pattern of the whole path.
         kind: Kind of the items.
-        since: First day of the modification time.
-        until: Last day of the modification time.
+        since: First day of the capture or modification time.
+        until: Last day of the capture or modification time.
         tag: Metadata values.
     """
 
@@ -148,8 +148,8 @@ class FilterModel(BaseModel):
         description="Part of the path, or a pattern of the whole path with * and ?.",
     )
     kind: ItemKind | None = None
-    since: date | None = Field(None, description="First day of the modification time.")
-    until: date | None = Field(None, description="Last day of the modification time.")
+    since: date | None = Field(None, description="First day of the capture or modification time.")
+    until: date | None = Field(None, description="Last day of the capture or modification time.")
     tag: list[
         Annotated[str, StringConstraints(pattern="^[^=\\x00]+=[^\\x00]*$", max_length=500)]
     ] = Field([], max_length=8, description="NAME=VALUE of the metadata.")
@@ -290,7 +290,7 @@ class FacetsResponse(BaseModel):
     Attributes:
         kinds: Kinds of items.
         folders: Folders with the most items.
-        years: Years of the modification time.
+        years: Years of the capture or modification time.
         metadata: Metadata names with a few values.
     """
 
