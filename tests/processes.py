@@ -1,4 +1,7 @@
-"""Processes that start fast: each is forked from a server that has imported the training modules."""
+"""Processes that start fast: each is forked from a server that has imported the training modules.
+
+Without a fork server, as on Windows, each is a new interpreter.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import socket
 import sys
 from collections.abc import Callable
 from functools import partial
-from multiprocessing import connection, get_context
+from multiprocessing import connection, get_all_start_methods, get_context
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,8 @@ from torch import multiprocessing
 
 from visavis.research.experiments import jobs
 
-FORKED = get_context("forkserver")
+START_METHOD = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
+FORKED = get_context(START_METHOD)
 FORKED.set_forkserver_preload(
     [
         "torch",
@@ -35,7 +39,7 @@ FORKED.set_forkserver_preload(
 
 def in_processes(work: Callable[..., None], arguments: tuple[object, ...], *, nprocs: int) -> None:
     """Run ``work(rank, *arguments)`` in ``nprocs`` processes and raise the first error."""
-    multiprocessing.start_processes(work, arguments, nprocs, start_method="forkserver")
+    multiprocessing.start_processes(work, arguments, nprocs, start_method=START_METHOD)
 
 
 def fork_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +89,7 @@ class Command:
         )
         self.process = FORKED.Process(target=_run, args=worker_arguments)
         self.process.start()
-        atexit.register(self.send, signal.SIGKILL)
+        atexit.register(self.send, getattr(signal, "SIGKILL", signal.SIGTERM))
 
     @property
     def ended(self) -> bool:
@@ -143,7 +147,8 @@ def _run(
     environment: dict[str, str],
     arguments: list[str],
 ) -> None:
-    os.setsid()
+    if hasattr(os, "setsid"):
+        os.setsid()
     for stream, file in zip((1, 2), files, strict=True):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666), stream)
     with open(os.devnull) as nothing:
@@ -152,7 +157,8 @@ def _run(
     sys.stdout, sys.stderr = (
         os.fdopen(stream, "w", buffering=1, closefd=False) for stream in (1, 2)
     )
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the server may have been started under nohup
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the server may run under nohup
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

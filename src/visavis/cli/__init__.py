@@ -47,7 +47,7 @@ def main() -> None:
     # The XDG specification requires to ignore them. Other libraries, such as huggingface_hub, would
     # write into the current folder.
     for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
-        if not os.path.isabs(os.environ.get(name, "/")):
+        if name in os.environ and not os.path.isabs(os.environ[name]):
             del os.environ[name]
     escape_unencodable_output()
     try:

@@ -562,7 +562,10 @@ def _check_text(name: str, text: str, *, is_path: bool) -> None:
             f"{name}: expected {'a path' if is_path else 'a text'} of valid Unicode, got "
             f"{format_value(text)}. Remove lone surrogates."
         ) from None
-    too_long = len(encoded) >= 4096 or max(map(len, encoded.split(b"/"))) > 255
+    too_long = (
+        len(encoded) >= 4096
+        or max(map(len, encoded.replace(os.fsencode(os.sep), b"/").split(b"/"))) > 255
+    )
     if is_path and (b"\0" in encoded or (too_long and b"://" not in encoded)):
         raise VisavisError(
             f"{name}: expected a path whose names have at most 255 bytes and no NUL, got "

@@ -5,6 +5,7 @@ command.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -60,7 +61,10 @@ def print_line(text: str) -> None:
     """
     try:
         print(escape_control_characters(text), flush=True)
-    except BrokenPipeError:
+    except OSError as error:
+        # On Windows, a pipe without a reader is an invalid argument.
+        if error.errno not in (errno.EPIPE, errno.EINVAL):
+            raise
         exit_quietly()
 
 
@@ -83,9 +87,9 @@ def exit_quietly() -> NoReturn:
 
 
 ENDING_SIGNALS = tuple(
-    signal.Signals[name] for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
+    signal.Signals[name] for name in ("SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)
 )
-"""Signals that end a command: termination, and a closed terminal, which Windows does not have."""
+"""Signals that end a command: termination, and a closed terminal, which is SIGBREAK on Windows."""
 
 
 class SignalReceived(BaseException):

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-Parts = Tensor | dict[str, Tensor]
+Parts: TypeAlias = Tensor | dict[str, Tensor]
 """One tensor, or named tensors (one per expert)."""
 
 Modality = Literal["visual", "text"]
@@ -206,7 +206,7 @@ def seconds_part(name: str) -> str:
     return f"{name}:seconds"
 
 
-Items = Tensor | Encoded
+Items: TypeAlias = Tensor | Encoded
 """Items of one side as a caller gives them: one tensor of vectors, or encoded items."""
 
 

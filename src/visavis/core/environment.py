@@ -12,7 +12,7 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
+import sysconfig
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -41,10 +41,26 @@ def shell_command() -> str:
     """Return the command that runs visavis from the current folder: its name if it is on the PATH,
     else its path.
     """
-    script = Path(sys.prefix) / "bin" / "visavis"
-    if shutil.which("visavis") is not None or not os.path.exists(script):
+    script = shutil.which("visavis", path=sysconfig.get_path("scripts"))
+    if shutil.which("visavis") is not None or script is None:
         return "visavis"
-    return shlex.quote(os.path.relpath(script))
+    try:
+        return quote_argument(os.path.relpath(script))
+    except ValueError:  # another drive of Windows
+        return quote_argument(script)
+
+
+def quote_argument(argument: str | Path) -> str:
+    """Quote an argument of a command that a user copies into a shell.
+
+    Args:
+        argument: The argument.
+
+    Returns:
+        The argument in the form of a POSIX shell, or of the shells of Windows.
+    """
+    text = str(argument)
+    return subprocess.list2cmdline([text]) if os.name == "nt" else shlex.quote(text)
 
 
 def package_versions() -> dict[str, str]:
@@ -129,4 +145,6 @@ def command_output(*command: str) -> str:
     Returns:
         Its output, without white space at the ends. Empty if it fails without an output.
     """
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return subprocess.run(
+        command, capture_output=True, encoding="utf-8", errors="replace", check=False
+    ).stdout.strip()

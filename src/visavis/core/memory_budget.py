@@ -9,7 +9,7 @@ import re
 import sys
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from visavis.core.errors import SpecError, format_value
 
@@ -33,6 +33,8 @@ M_MMAP_THRESHOLD = -3
 """Number of the option of ``mallopt``, from ``malloc.h``."""
 DEFAULT_MEMORY_SHARE = 0.25
 """Share of the free memory that is used without a setting."""
+UNKNOWN_MEMORY_BYTES = 2**31
+"""Free memory in bytes that is assumed where the system reports none."""
 BYTE_UNITS = {"": 1, "b": 1} | {f"{unit}b": 1000**power for power, unit in enumerate("kmgt", 1)}
 BYTE_UNITS |= {f"{unit}ib": 1024**power for power, unit in enumerate("kmgt", 1)}
 
@@ -136,15 +138,23 @@ def free_bytes(device: torch.device) -> int:
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
     limits = [free for free in (available_memory(), _free_in_container()) if free is not None]
-    return min(limits) if limits else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    if limits:
+        return min(limits)
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return UNKNOWN_MEMORY_BYTES
 
 
 def available_memory() -> int | None:
-    """Read the memory that Linux reports as available.
+    """Read the memory that Linux or Windows reports as available.
 
     Returns:
         Bytes. None on other systems.
     """
+    return _available_on_windows() if sys.platform == "win32" else _available_on_linux()
+
+
+def _available_on_linux() -> int | None:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -152,6 +162,17 @@ def available_memory() -> int | None:
     return next(
         (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None
     )
+
+
+def _available_on_windows() -> int | None:
+    import ctypes
+
+    # MEMORYSTATUSEX: two numbers of 32 bits, then seven of 64 bits. The second one of those is the
+    # available physical memory.
+    status = (ctypes.c_uint64 * 8)()
+    ctypes.cast(status, ctypes.POINTER(ctypes.c_uint32))[0] = ctypes.sizeof(status)
+    kernel: Any = getattr(ctypes, "windll").kernel32  # noqa: B009 - other systems lack the name
+    return int(status[2]) if kernel.GlobalMemoryStatusEx(ctypes.byref(status)) else None
 
 
 def _free_in_container() -> int | None:

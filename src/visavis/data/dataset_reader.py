@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import os
-import shlex
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from visavis.core import storage
+from visavis.core.environment import quote_argument
 from visavis.core.errors import (
     MAX_LISTED_NAMES,
     SKIP_BAD_ADVICE,
@@ -159,7 +159,7 @@ def _unusable_items(
     )
     return DataError(
         f"{source}: unusable items ({kinds}): {examples}. Run `visavis data check "
-        f"{shlex.quote(str(path))}` "
+        f"{quote_argument(path)}` "
         f"for the whole list, and correct it. {SKIP_BAD_ADVICE}"
     )
 

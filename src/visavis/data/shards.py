@@ -83,9 +83,11 @@ def list_shards(pattern: str) -> list[ShardFile]:
         DataError: If a shard is missing, or nothing matches the pattern.
     """
     counts: dict[str, int] = {}
+    # Paths of Windows become URLs, too.
+    pattern = pattern.replace(os.sep, "/")
     urls = [pattern]
     if pattern.endswith(".json"):
-        index_url = pattern if "://" in pattern else str(resolve_path(pattern))
+        index_url = pattern if "://" in pattern else resolve_path(pattern).as_posix()
         filesystem, path = open_filesystem(index_url)
         with (
             storage_access(index_url, "Check the URL and the credentials."),
@@ -230,7 +232,9 @@ def _remove_old_copies(folder: Path, limit: float) -> None:
     for _, size, path in sorted(copies, reverse=True):
         limit -= size
         if limit < 0:
-            path.unlink(missing_ok=True)
+            # Windows keeps a file that a process has open. A later call removes it.
+            with suppress(PermissionError):
+                path.unlink(missing_ok=True)
 
 
 def _list_url(url: str) -> list[ShardFile]:
@@ -239,7 +243,8 @@ def _list_url(url: str) -> list[ShardFile]:
     folder, _, name = url.rpartition("/")
     is_pattern = any(sign in name for sign in "*?[")
     if "://" not in url:
-        url = str(resolve_path(folder or ".") / name) if is_pattern else str(resolve_path(url))
+        local = resolve_path(folder or ".") / name if is_pattern else resolve_path(url)
+        url = local.as_posix()
         folder = url.rpartition("/")[0]
     filesystem, path = open_filesystem(folder if is_pattern else url)
     with storage_access(url, "Check the URL and the credentials.", "listed"):

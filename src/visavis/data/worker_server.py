@@ -26,7 +26,9 @@ def _restore_stop_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-if any("multiprocessing.forkserver" in argument for argument in sys.orig_argv):
+if sys.platform != "win32" and any(
+    "multiprocessing.forkserver" in argument for argument in sys.orig_argv
+):
     # A process group of its own, which Ctrl-C in a terminal does not reach.
     os.setpgid(0, 0)
     for stop_signal in IGNORED_SIGNALS:

@@ -36,9 +36,11 @@ from visavis.core.errors import DataError, VisavisError
 from visavis.data.item_sources import ItemSource, read_unnormalized
 from visavis.data.parallel import cpu_cores
 
-# Windows has no SIGHUP.
+# Windows has no SIGHUP. There, a closed window sends SIGBREAK.
 STOP_SIGNALS = tuple(
-    signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+    signal.Signals[name]
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+    if hasattr(signal, name)
 )
 # Modules that the fork server imports once, instead of each worker.
 PRELOADED_MODULES = [
@@ -371,14 +373,14 @@ def start_resource_tracker() -> None:
     It prints "leaked semaphore objects" each time that a program with workers is killed, while it
     removes them. A tracker that the program has started before stays as it is.
     """
-    if sys.platform == "win32":
-        return
-    # The tracker receives the options of this interpreter.
-    sys.warnoptions.append("ignore:resource_tracker:UserWarning")
-    try:
-        resource_tracker.ensure_running()
-    finally:
-        sys.warnoptions.pop()
+    # Windows removes them itself.
+    if sys.platform != "win32":
+        # The tracker receives the options of this interpreter.
+        sys.warnoptions.append("ignore:resource_tracker:UserWarning")
+        try:
+            resource_tracker.ensure_running()
+        finally:
+            sys.warnoptions.pop()
 
 
 def _context() -> BaseContext:

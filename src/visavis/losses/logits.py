@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from visavis.core.errors import SpecError, format_value
 from visavis.core.spec import is_valid_parameter
 
-OptionalScalar = Tensor | float | None
+OptionalScalar: TypeAlias = Tensor | float | None
 MAX_SCALE = 100.0
 """Upper bound of a learned scale, as in CLIP."""
 
@@ -116,7 +116,7 @@ class LearnedScale(nn.Module):
         return f"initial_scale={self.initial_scale:g}"
 
 
-Scale = float | Tensor | LearnedScale | None
+Scale: TypeAlias = float | Tensor | LearnedScale | None
 
 
 def is_valid_scale(scale: Any) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor
 from visavis.core.errors import MissingSupervision, ShapeError, VisavisError
 from visavis.core.spec import validate_int
 
-Ids = Tensor | np.ndarray | Sequence[int]
+Ids: TypeAlias = Tensor | np.ndarray | Sequence[int]
 MAX_COMPARED_PAIRS = 2**15
 """Number of pairs up to which comparing all ids finds the positives faster than sorting them."""
 
@@ -45,7 +45,7 @@ class Factors:
     candidate_vectors: Tensor
 
 
-PairwiseAnnotation = Tensor | Factors | Callable[[Tensor, Tensor], Tensor]
+PairwiseAnnotation: TypeAlias = Tensor | Factors | Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)

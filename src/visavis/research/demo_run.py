@@ -8,7 +8,6 @@ Its folder has ``report.html``, ``table.md``, ``table.json``, ``retrieval.png``,
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 
 from visavis.core import storage
-from visavis.core.environment import package_versions, shell_command
+from visavis.core.environment import package_versions, quote_argument, shell_command
 from visavis.core.errors import RunError
 from visavis.core.progress import NoProgress, Progress, TrainingStep
 from visavis.data import open_dataset
@@ -358,8 +357,8 @@ def write_demo_report(results: DemoResults, folder: Path) -> None:
         searches=results.searches,
         scene_uri=lambda scene: jpeg_uri(scene.render, quality=88),
         curves=curves,
-        run=shlex.quote(str(results.best.folder)),
-        scenes=shlex.quote(str(results.scenes)),
+        run=quote_argument(results.best.folder),
+        scenes=quote_argument(results.scenes),
         stages=", ".join(f"{name} {seconds:.0f} s" for name, seconds in results.seconds.items()),
         run_names=", ".join(run.folder.name for runs in results.runs.values() for run in runs),
     )

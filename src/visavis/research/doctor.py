@@ -133,7 +133,7 @@ def _hardware() -> Iterator[EnvironmentCheck]:
 
     # Only Linux lists the flags of its processor.
     cpu_info = Path("/proc/cpuinfo")
-    lines = cpu_info.read_text() if os.access(cpu_info, os.R_OK) else ""
+    lines = cpu_info.read_text(encoding="utf-8") if os.access(cpu_info, os.R_OK) else ""
     if flags := re.search(r"^flags\s*:(.*)$", lines, re.MULTILINE):
         found = [name for flag, name in _CPU_FEATURES.items() if flag in flags[1].split()]
         yield EnvironmentCheck("cpu", ", ".join(found) or "no vector extensions")

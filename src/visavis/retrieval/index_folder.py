@@ -492,7 +492,7 @@ def relative_store(folder: Path, store: str | Path) -> str:
     # Links are resolved, because a link inside the folder may lead to a store outside.
     path, root = os.path.realpath(location), os.path.realpath(folder)
     is_inside = "://" not in location and Path(path).is_relative_to(root)
-    return os.path.relpath(path, root) if is_inside else location
+    return Path(path).relative_to(root).as_posix() if is_inside else location
 
 
 def check_confirmed_stores(folders: Sequence[Path], stores: Sequence[str | Path]) -> None:

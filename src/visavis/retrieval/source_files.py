@@ -267,7 +267,7 @@ class _Listed:
         folder, indexed = f"{scan.folder}{os.sep}", VISUAL_SUFFIXES + UNSUPPORTED_SUFFIXES
         unlisted = list[str]()
         for name in scan.files:
-            lower, place = name.lower(), folder + name
+            lower, place = name.lower(), folder + name.replace("/", os.sep)
             if not lower.endswith(indexed) or place in listed:
                 continue
             problem = None

@@ -35,6 +35,7 @@ from visavis.core.storage.reading import open_file as open_file
 from visavis.core.storage.reading import open_tensors as open_tensors
 from visavis.core.storage.reading import parse_json as parse_json
 from visavis.core.storage.reading import read_array as read_array
+from visavis.core.storage.reading import read_at as read_at
 from visavis.core.storage.reading import read_bytes as read_bytes
 from visavis.core.storage.reading import read_json as read_json
 from visavis.core.storage.reading import read_json_lines as read_json_lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -245,13 +246,21 @@ def remove_partial_files(folder: str | Path) -> None:
         if os.path.isdir(part):
             shutil.rmtree(part, ignore_errors=True)
         else:
-            part.unlink(missing_ok=True)
+            with suppress(PermissionError):  # Windows keeps files that another process has open
+                part.unlink(missing_ok=True)
 
 
 def remove_folder(path: str | Path) -> None:
     """Remove a folder that visavis created, such as an old checkpoint or a part of a cache.
 
+    A folder that cannot be removed stays complete. Windows keeps open files, such as those that
+    another process maps. Its next removal may succeed.
+
     Args:
         path: Folder to remove.
     """
-    shutil.rmtree(path, ignore_errors=True)
+    path = Path(path)
+    removed = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    with suppress(OSError):
+        path.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)

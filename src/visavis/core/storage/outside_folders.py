@@ -31,11 +31,12 @@ def is_inside(path: str | Path, root: str | Path) -> bool:
     Returns:
         Whether it does.
     """
-    target = os.path.join(os.path.realpath(path), "")
+    # Windows ignores case. Elsewhere normcase returns the path as it is.
+    target = os.path.normcase(os.path.join(os.path.realpath(path), ""))
     folders = (root, *image_roots())
     # Try the folders as they are first, because resolving them is slow.
     return any(
-        target.startswith(os.path.join(resolve(folder), ""))
+        target.startswith(os.path.normcase(os.path.join(resolve(folder), "")))
         for resolve in (str, os.path.realpath)
         for folder in folders
     )

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import stat
+import threading
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +20,7 @@ from contextlib import contextmanager
 from functools import cache
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, overload
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -140,6 +141,28 @@ def _opened_path(path: str | Path, file: BufferedReader) -> str:
     if not os.path.samestat(os.fstat(file.fileno()), os.lstat(target)):
         raise OSError("it was replaced while it was opened")
     return target
+
+
+def read_at(file: BinaryIO, size: int, offset: int) -> bytes:
+    """Read bytes at a position of an open file, which threads may share.
+
+    Args:
+        file: The open file.
+        size: Number of bytes.
+        offset: Position of the first byte.
+
+    Returns:
+        The bytes, fewer at the end of the file.
+    """
+    if hasattr(os, "pread"):
+        return os.pread(file.fileno(), size, offset)
+    # Windows reads only at the position of the file.
+    with _READS_AT_POSITION:
+        file.seek(offset)
+        return file.read(size)
+
+
+_READS_AT_POSITION = threading.Lock()
 
 
 def read_bytes(

@@ -13,6 +13,7 @@ import re
 import shutil
 import sqlite3
 import tempfile
+import time
 import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -36,6 +37,16 @@ _DISK_FULL_CODES = (
     None,
 )  # None: errors of numpy, which reports only the number of bytes
 _RESUMED: ContextVar[Path | None] = ContextVar("folder to resume", default=None)
+WINDOWS_MAX_PATH = 260
+"""Characters of a path from which Windows needs the setting of ``LONG_PATH``. A folder needs 12
+fewer.
+"""
+LONG_PATH = (
+    "its path is too long for Windows. Enable long paths in Windows (LongPathsEnabled), or choose "
+    "a shorter folder"
+)
+# 1 s in all.
+RENAME_DELAYS_S = (0.01, 0.04, 0.15, 0.3, 0.5)
 CHANGE_FOLDER = "Choose another folder, or change its permissions"
 """Fix of a file that cannot be written, without its period."""
 
@@ -99,13 +110,15 @@ def storage_errors(path: str | Path) -> Iterator[None]:
         StorageError: If the disk is full, or the folder cannot be written to.
     """
     path = Path(path)
-    if re.search("[\0\ud800-\udc7f\udd00-\udfff]", str(path)):
+    if re.search("[\0\ud800-\udc7f\udd00-\udfff]", str(path)) or _is_windows_device(path):
         raise StorageError(f"{str(path)!r} cannot be a file name. Choose another name.")
     try:
         yield
     except OSError as error:
         if error.errno in _DISK_FULL_CODES:
             raise disk_full(path) from None
+        if os.name == "nt" and len(os.path.abspath(path)) >= WINDOWS_MAX_PATH:
+            raise cannot_write(path, LONG_PATH) from None
         failed = path if error.filename is None else Path(os.fsdecode(error.filename))
         # A folder above the path can fail only because it was to be created for it.
         if (
@@ -115,6 +128,18 @@ def storage_errors(path: str | Path) -> Iterator[None]:
         ):
             raise cannot_write(path, f"{error.strerror or error}. {CHANGE_FOLDER}") from None
         raise
+
+
+def _is_windows_device(path: Path) -> bool:
+    """Whether Windows would write to a device, such as NUL for nul.txt, or under another name."""
+    return os.name == "nt" and any(
+        name != name.rstrip(" .") or _DEVICE_NAME.fullmatch(name)
+        for name in path.parts[bool(path.anchor) :]
+        if name not in {".", ".."}
+    )
+
+
+_DEVICE_NAME = re.compile(r"(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])\s*(\..*)?", re.IGNORECASE)
 
 
 @contextmanager
@@ -141,7 +166,7 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
             yield part
             _flush(part)
             part.chmod(0o644)
-            part.replace(path)
+            _move(part, path)
             _flush(path.parent)
         finally:
             part.unlink(missing_ok=True)
@@ -170,18 +195,41 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
                 _flush(file)
             _flush(part)
             part.chmod(0o755)
-            part.rename(path)
+            _move(part, path)
             _flush(path.parent)
         finally:
             shutil.rmtree(part, ignore_errors=True)
 
 
 def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    # Windows flushes only files that are open for writing, and opens no folders.
+    opens_folders = hasattr(os, "O_DIRECTORY")
+    if not opens_folders and os.path.isdir(path):
+        return
+    descriptor = os.open(path, os.O_RDONLY if opens_folders else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Rename a file over an existing one, or a folder over an empty one.
+
+    Windows refuses this while a program has one of the files open, such as a reader or a virus
+    scanner. Most programs close it within a second.
+    """
+    for seconds in RENAME_DELAYS_S:
+        try:
+            source.replace(target)
+            return
+        except PermissionError:
+            # Windows does not replace even an empty folder.
+            if os.path.isdir(target):
+                target.rmdir()
+            else:
+                time.sleep(seconds)
+    source.replace(target)
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:

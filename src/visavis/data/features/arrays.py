@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -339,12 +338,12 @@ def _read_rows(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
     with storage.open_file(Path(str(array.filename))) as file:
         # One read for consecutive rows, as a scan reads them.
         if len(rows) and rows[-1] - rows[0] + 1 == len(rows) and (np.diff(rows) == 1).all():
-            content = os.pread(
-                file.fileno(), len(rows) * row_bytes, array.offset + int(rows[0]) * row_bytes
+            content = storage.read_at(
+                file, len(rows) * row_bytes, array.offset + int(rows[0]) * row_bytes
             )
         else:
             content = b"".join(
-                os.pread(file.fileno(), row_bytes, array.offset + row * row_bytes)
+                storage.read_at(file, row_bytes, array.offset + row * row_bytes)
                 for row in rows.tolist()
             )
     require(

@@ -10,6 +10,7 @@ group. Tables in several files may also name image files.
 from __future__ import annotations
 
 import io
+import mmap
 import os
 import threading
 from collections import OrderedDict
@@ -135,7 +136,9 @@ class _TableFile:
             else:
                 # The opened file is mapped and not its path, which may have been replaced by a link
                 # to another place.
-                self.buffer = self.pa.memory_map(f"/dev/fd/{file.fileno()}").read_buffer()
+                self.buffer = self.pa.py_buffer(
+                    mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                )
                 try:
                     reader = self.pa.ipc.open_file(self.buffer)
                     # A batch of a compressed file is decompressed when it is read.

@@ -140,7 +140,7 @@ class TarSamples:
                 f"{self.location(key)}.{extension:.20}: expected at most {max_bytes:,} bytes, got "
                 f"{size:,}. Shorten the member."
             )
-        return os.pread(file.fileno(), size, offset)
+        return storage.read_at(file, size, offset)
 
     def _read_text(self, file: BinaryIO, key: str, extension: str) -> Any:
         """The text of a member, or the value of a JSON member."""

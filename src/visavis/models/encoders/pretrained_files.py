@@ -147,7 +147,7 @@ def download_hub_model(name: str, on_bytes: OnBytes | None = None) -> Path:
         folder = Path(snapshot_download(name, allow_patterns=list(HUB_FILE_PATTERNS), **options))
         if not any(folder.glob("*.safetensors")):
             snapshot_download(name, allow_patterns=[BIN_WEIGHTS_PATTERN], **options)
-    _check_files(name, [str(file.relative_to(folder)) for file in folder.rglob("*")])
+    _check_files(name, [file.relative_to(folder).as_posix() for file in folder.rglob("*")])
     # Files that were complete before have been verified.
     if folder != cached:
         verify_hashes(name, sorted(folder.iterdir()))

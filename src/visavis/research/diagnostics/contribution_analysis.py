@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from copy import copy
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor
 
 from visavis.core.encoded import DIRECTIONS
-from visavis.core.environment import shell_command
+from visavis.core.environment import quote_argument, shell_command
 from visavis.core.errors import RunError, VisavisError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.notebook import NotebookTable
@@ -539,7 +538,7 @@ def render_diagnosis(diagnosis: ContributionAnalysis) -> str:
         if len(diagnosis.epsilons) > 1
         else None,
         curves=curves,
-        command=f"{shell_command()} diagnose {shlex.quote(str(diagnosis.run))} --checkpoint {diagnosis.checkpoint} {epsilons}",
+        command=f"{shell_command()} diagnose {quote_argument(diagnosis.run)} --checkpoint {diagnosis.checkpoint} {epsilons}",
     )
 
 

@@ -15,7 +15,6 @@ Source: Unified loss, section 3.3 and figure 2. Norms with the corrected eqs. 15
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -27,7 +26,7 @@ import torch
 from torch import Tensor
 
 from visavis.core import storage
-from visavis.core.environment import shell_command
+from visavis.core.environment import quote_argument, shell_command
 from visavis.core.errors import SpecError
 from visavis.core.notebook import NotebookTable
 from visavis.losses import objectives
@@ -444,7 +443,7 @@ def write_profile_report(result: ObjectiveProfiles) -> None:
         step_length=f"{STEP_LENGTH:g}",
         positive_angle=f"{-INITIAL_ANGLES[1]:g}",
         negative_angles=", ".join(f"{angle:g}" for angle in INITIAL_ANGLES[2:]),
-        command=f"{shell_command()} anatomy {' '.join(shlex.quote(profile.name) for profile in result.profiles)}",
+        command=f"{shell_command()} anatomy {' '.join(quote_argument(profile.name) for profile in result.profiles)}",
     )
     storage.write_text(result.folder / "report.html", page)
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ import torch
 
 from visavis.core import storage
 from visavis.core.encoded import Encoded
-from visavis.core.environment import shell_command
+from visavis.core.environment import quote_argument, shell_command
 from visavis.core.errors import VisavisError
 from visavis.core.progress import NoProgress, Progress
 from visavis.data.dataset import Dataset
@@ -260,8 +259,8 @@ def _sweeps_alt(sweeps: Sequence[Sweep]) -> str:
 
 
 def _commands(comparison: Comparison) -> list[tuple[str, str]]:
-    folder, best = shlex.quote(str(comparison.folder)), _best_run(comparison, comparison.best)
-    run, visavis = shlex.quote(str(best.folder)), shell_command()
+    folder, best = quote_argument(comparison.folder), _best_run(comparison, comparison.best)
+    run, visavis = quote_argument(best.folder), shell_command()
     seeds = max(run.seed for run in comparison.outcomes)
     return [
         (
@@ -270,7 +269,7 @@ def _commands(comparison: Comparison) -> list[tuple[str, str]]:
         ),
         (
             "Train the best run again from its recipe.",
-            f"{visavis} train {shlex.quote(str(best.folder / 'run.toml'))}",
+            f"{visavis} train {quote_argument(best.folder / 'run.toml')}",
         ),
         ("Count the contributing samples of the best model.", f"{visavis} diagnose {run}"),
         ("Search with the best model.", f"{visavis} search {run} 'a text query'"),

@@ -29,7 +29,7 @@ from visavis.core.progress import NoProgress, Progress
 from visavis.core.run_context import RunContext
 from visavis.core.spec import validate_int
 from visavis.data.parallel import Engine, connect_to_ray, cpu_cores
-from visavis.data.workers import start_resource_tracker
+from visavis.data.workers import STOP_SIGNALS, start_resource_tracker
 from visavis.evaluation.feedback.evaluate_feedback import (
     FeedbackTest,
     JudgedQueryResult,
@@ -416,21 +416,25 @@ def _run_in_processes(
                 raise RunError(LOST_WORKER) from None
 
 
-def _start_worker(receiver: connection.Connection) -> None:
+def _start_worker(receiver: Any) -> None:
     # A terminal sends these to all processes. The parent process handles them and closes the pipe.
-    for name in ("SIGINT", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for number in STOP_SIGNALS:
+        if number != signal.SIGTERM:
+            signal.signal(number, signal.SIG_IGN)
     Thread(target=_terminate_with_parent, args=(receiver,), daemon=True).start()
 
 
-def _terminate_with_parent(receiver: connection.Connection) -> None:
+def _terminate_with_parent(receiver: Any) -> None:
     """Send SIGTERM to this process when the pipe is closed, so that a training saves everything and
     stops.
     """
     connection.wait([receiver])
     _stopping.set()
-    os.kill(os.getpid(), signal.SIGTERM)
+    if sys.platform == "win32":
+        # On Windows, os.kill ends the process without its handler.
+        signal.raise_signal(signal.SIGTERM)
+    else:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _run_in_worker(job: Job) -> RunOutcome:

@@ -102,7 +102,11 @@ def export_model(
             _write_graphs(model, format, part, embedding_dim)
         write_model_card(model, run, format, part, embedding_dim, formula, license)
         files = tuple(
-            sorted(str(file.relative_to(part)) for file in part.rglob("*") if os.path.isfile(file))
+            sorted(
+                file.relative_to(part).as_posix()
+                for file in part.rglob("*")
+                if os.path.isfile(file)
+            )
         )
     return ExportedModel(out, format, model.matcher.name, embedding_dim, files)
 
