@@ -72,7 +72,7 @@ def index(
         engine: Encode locally, or on a Ray cluster.
         workers: Number of processes of a Ray cluster, or that read images. Default: 2 on Ray, else
             one per core for a GPU and none for a CPU.
-        device: Device of the model: cpu or cuda. Default: CUDA if available.
+        device: Device of the model: cpu, cuda or mps. Default: CUDA or an Apple GPU if available.
         memory: Maximum memory of score blocks, such as 2GiB. Default: a share of the free memory.
         progress: Receives the progress.
 

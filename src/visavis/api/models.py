@@ -113,7 +113,7 @@ def mteb(
             also a task object.
         out: Folder of mteb's JSON files. Default: ``runs/mteb``.
         name: Name of the model in the results. Default: the name of the folder.
-        device: Device of the model. Default: CUDA if available, else the CPU.
+        device: Device of the model. Default: CUDA or an Apple GPU if available, else the CPU.
         batch_size: Items that are encoded at once.
 
     Returns:

@@ -171,7 +171,7 @@ def load(
 
     Args:
         path: Run folder, or folder or hub name of a CLIP or SigLIP model.
-        device: Device of the model. Default: CUDA if available, else the CPU.
+        device: Device of the model. Default: CUDA or an Apple GPU if available, else the CPU.
         batch_size: Items that are encoded at once.
         memory: Maximum memory of score blocks, in bytes or such as 2GiB. Default: a share of the
             free memory.

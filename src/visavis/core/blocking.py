@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import astuple, dataclass
 from itertools import product
 from typing import Any
@@ -503,6 +503,32 @@ class _LiveBytes(TorchDispatchMode):
         self.storages[key] = weakref.ref(storage, release)
 
 
+def fork_random_numbers(device: torch.device) -> AbstractContextManager[None]:
+    """Restore the random numbers of the CPU and of a device after a block.
+
+    Args:
+        device: The device.
+
+    Returns:
+        The context of the block.
+    """
+    if not has_random_numbers(device):
+        return torch.random.fork_rng([])
+    return torch.random.fork_rng([device], device_type=device.type)
+
+
+def has_random_numbers(device: torch.device) -> bool:
+    """Return whether a device has random numbers besides those of the CPU.
+
+    Args:
+        device: The device.
+
+    Returns:
+        Whether it has.
+    """
+    return device.type not in {"cpu", "meta"}
+
+
 @contextmanager
 def _preserve_state(score: Score, items: Encoded) -> Iterator[None]:
     """Restore random numbers, buffers (of a batch norm) and the cast cache of autocast afterwards."""
@@ -517,7 +543,7 @@ def _preserve_state(score: Score, items: Encoded) -> Iterator[None]:
         enabled=torch.is_autocast_enabled(device),
         cache_enabled=False,
     )
-    with torch.random.fork_rng([first.device] if device == "cuda" else []), mixed:
+    with fork_random_numbers(first.device), mixed:
         yield
     with torch.no_grad():
         for buffer, value in zip(buffers, before, strict=True):

@@ -482,3 +482,27 @@ def scaled_norms(rows: Tensor, dim: int = -1) -> tuple[Tensor, Tensor, Tensor | 
     rows = rows * factors
     norms = rows.norm(dim=dim, keepdim=True)
     return rows, norms.masked_fill(norms == 0, torch.inf), factors
+
+
+def on_float64_device(values: Tensor) -> Tensor:
+    """Move values to the CPU if their device does not have float64, as Apple GPUs.
+
+    Args:
+        values: The values.
+
+    Returns:
+        The values on the same device or on the CPU.
+    """
+    return values.cpu() if values.device.type == "mps" else values
+
+
+def to_float64(values: Tensor) -> Tensor:
+    """Convert values to float64, on the CPU if their device does not have it.
+
+    Args:
+        values: The values.
+
+    Returns:
+        The values in float64.
+    """
+    return on_float64_device(values).double()

@@ -137,6 +137,15 @@ def free_bytes(device: torch.device) -> int:
             )
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
+    if device.type == "mps":
+        import torch
+
+        if not torch.backends.mps.is_available():
+            raise SpecError(
+                f'device: expected a device of this machine, got {device}. Set a memory such as "8GiB" to plan for another one.'
+            )
+        used = torch.mps.current_allocated_memory()
+        return max(torch.mps.recommended_max_memory() - used, 0)
     limits = [free for free in (available_memory(), _free_in_container()) if free is not None]
     if limits:
         return min(limits)

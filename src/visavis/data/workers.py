@@ -107,7 +107,7 @@ def choose_readers(setting: int | None, device: torch.device, num_images: int) -
     """
     validate_workers(setting)
     if setting is None:
-        return choose_workers(-1, num_images, has_gpu=True) if device.type == "cuda" else 0
+        return choose_workers(-1, num_images, has_gpu=True) if device.type != "cpu" else 0
     return setting
 
 

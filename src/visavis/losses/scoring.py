@@ -32,7 +32,14 @@ from visavis.core.blocking import (
     measure_score_cost,
     score_in_blocks,
 )
-from visavis.core.encoded import Direction, Encoded, Items, as_encoded
+from visavis.core.encoded import (
+    Direction,
+    Encoded,
+    Items,
+    as_encoded,
+    on_float64_device,
+    to_float64,
+)
 from visavis.core.memory_budget import MemoryLimit, budget_bytes
 
 MAX_QUERY_ROWS = 256
@@ -106,12 +113,13 @@ class TwoStageScore(DeviceScore):
         Returns:
             Merged scores in float64, shape ``[Q, C]``.
         """
+        scores = on_float64_device(scores)
         reranked = torch.ones_like(scores, dtype=torch.bool)
         if self.rerank_top_k < scores.shape[1]:
             reranked = scores > scores.topk(self.rerank_top_k + 1, 1).values[:, -1:]
         query, candidate = reranked.nonzero().unbind(1)
         pairs = (query, candidate) if direction == "i2t" else (candidate, query)
-        second_stage = self._score_pairs(visual, text, pairs, memory_bytes).double()
+        second_stage = to_float64(self._score_pairs(visual, text, pairs, memory_bytes))
         scores = scores.double()
         lowest_reranked = (
             torch.full_like(scores, math.inf)

@@ -16,7 +16,8 @@ def choose_device(
     """Resolve the name of a device.
 
     Args:
-        name: Name of a device. None or "auto": CUDA if available, else the CPU.
+        name: Name of a device. None or "auto": CUDA if available, else the GPU of an Apple computer,
+            else the CPU.
         setting_name: Name of the setting in error messages.
 
     Returns:
@@ -26,13 +27,16 @@ def choose_device(
         RunError: If the name is not a device, or if torch cannot compute on it here.
     """
     if name in (None, "auto"):
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        has_device = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
+        return torch.device(
+            next((kind for kind, is_here in has_device.items() if is_here()), "cpu")
+        )
     problem = ""
     try:
         with warnings.catch_warnings(action="ignore"):  # torch warns about names of former backends
             device = torch.device(name)
     except RuntimeError:
-        problem = f"auto, cpu or cuda, got {name!r}. Set one of these devices."
+        problem = f"auto, cpu, cuda or mps, got {name!r}. Set one of these devices."
     else:
         try:
             # Some backends exist by name only. A computation shows whether they work.
@@ -41,6 +45,8 @@ def choose_device(
             reason = "on which torch cannot compute here"
             if device.type == "cuda" and not torch.cuda.is_available():
                 reason = "and torch finds no CUDA device"
+            elif device.type == "mps" and not torch.backends.mps.is_available():
+                reason = "and torch finds no GPU of an Apple computer"
             problem = f"an available device, got {name}, {reason}. Set it to auto or cpu."
     if problem:
         raise RunError(f"{setting_name}: expected {problem}")
@@ -87,7 +93,8 @@ def has_native_bfloat16(device: torch.device) -> bool:
     """Report whether a processor has instructions for bfloat16 products (AMX, AVX-512 bf16, ARM's
     bf16, CUDA from Ampere).
 
-    Without them torch emulates bfloat16, more slowly than float32.
+    Without them torch emulates bfloat16, more slowly than float32. An Apple GPU counts as one
+    without, because torch does not report which of them have the instructions.
 
     Args:
         device: The device.
@@ -97,6 +104,8 @@ def has_native_bfloat16(device: torch.device) -> bool:
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "mps":
+        return False
     # torch before 2.10 does not report the capabilities of a CPU. It counts as a CPU without
     # bfloat16.
     capabilities = getattr(torch.cpu, "get_capabilities", dict[str, bool])()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, batch_norm
 
+from visavis.core.encoded import to_float64
 from visavis.core.errors import ShapeError
 
 # Value of masked positions in ``GeneralizedPooling``, as in the released code.
@@ -78,7 +79,7 @@ class Whitening(nn.Module):
         Args:
             features: Features, shape ``[N, D]``.
         """
-        values = features.double()
+        values = to_float64(features)
         mean = values.mean(0)
         # In float64: small eigenvalues would be noise in float32.
         eigenvalues, vectors = torch.linalg.eigh((values - mean).T @ (values - mean) / len(values))

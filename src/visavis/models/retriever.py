@@ -215,7 +215,7 @@ class Retriever:
         Args:
             folder: A run folder, a model folder, or the folder or hub name of an untrained CLIP,
                 SigLIP or ColPali model.
-            device: Device of the model. None: CUDA if available, else the CPU.
+            device: Device of the model. None: CUDA or an Apple GPU if available, else the CPU.
             batch_size: Number of items per batch.
             memory: Memory of blocks of scores.
 

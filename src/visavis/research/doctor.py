@@ -148,7 +148,11 @@ def _hardware() -> Iterator[EnvironmentCheck]:
         else "none (not needed)"
     )
     names = [f"{device.name} ({device.total_memory / _GIB:.0f} GiB)" for device in devices]
-    yield EnvironmentCheck("cuda", ", ".join(names) or missing)
+    if torch.backends.mps.is_available():
+        size = torch.mps.recommended_max_memory() / _GIB
+        yield EnvironmentCheck("mps", f"GPU of this computer ({size:.0f} GiB)")
+    else:
+        yield EnvironmentCheck("cuda", ", ".join(names) or missing)
 
     free = available_memory()
     if free is None:

@@ -196,7 +196,7 @@ def build_index(
         engine: ``"local"`` or ``"ray"``.
         workers: Number of Ray processes, or of processes that read images. Default: 2 Ray
             processes, else as ``choose_readers``.
-        device: Device of the model. Default: CUDA if available, else the CPU.
+        device: Device of the model. Default: CUDA or an Apple GPU if available, else the CPU.
         memory: Memory limit of searches.
         progress: Receives progress and messages.
 

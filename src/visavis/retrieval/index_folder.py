@@ -133,7 +133,7 @@ class Index:
             model: Location of the model, if it was moved since the index was made.
             store: Confirmed location of the store of this index, or of the stores of several
                 indexes.
-            device: Device of the model. Default: CUDA if available, else the CPU.
+            device: Device of the model. Default: CUDA or an Apple GPU if available, else the CPU.
             memory: Memory limit of a search.
 
         Returns:

@@ -311,6 +311,11 @@ def check_processes(recipe: Recipe, group: ProcessGroup) -> None:
             f"{devices} for {local_processes} processes. "
             f'Set torchrun --nproc-per-node {devices}, or training.device = "cpu".'
         )
+    if choose_device(recipe.training.device, "training.device").type == "mps":
+        raise RecipeError(
+            f"training.device: expected CUDA devices or CPUs for {group.world_size} processes, got "
+            'mps. Start it without torchrun, or set training.device = "cpu".'
+        )
     for source in (phase.supervision for phase in recipe.phases):
         if source.one_process_only:
             raise RecipeError(

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from visavis.core.encoded import on_float64_device, to_float64
 from visavis.core.errors import ShapeError, SpecError
 from visavis.core.spec import validate_int
 from visavis.evaluation.metrics.ranking import NAN_SCORES, raise_on_invalid_row
@@ -119,7 +120,8 @@ def ndcg(scores: Tensor, relevance: Tensor) -> Tensor:
     scores, relevance = scores.detach(), relevance.detach()
     _check_graded(scores, relevance)
     raise_on_invalid_row((relevance < 0) | relevance.isinf(), INVALID_GAINS.format("query {}"))
-    ascending, order = relevance.double().sort(dim=1)  # [Q, C]
+    scores = on_float64_device(scores)
+    ascending, order = to_float64(relevance).sort(dim=1)  # [Q, C]
     # The sort by score is stable, so equal scores keep ascending relevance: the worst order.
     by_score = ascending.gather(
         1, scores.gather(1, order).sort(dim=1, descending=True, stable=True).indices
@@ -277,7 +279,7 @@ def _tied_share(rows: Tensor) -> Tensor:
     ordered = rows.sort(dim=1).values
     # Distance to the first equal value.
     equal_before = torch.arange(rows.shape[1]) - torch.searchsorted(ordered, ordered)
-    return equal_before.sum(1).double() / (rows.shape[1] * (rows.shape[1] - 1) / 2)
+    return to_float64(equal_before.sum(1)) / (rows.shape[1] * (rows.shape[1] - 1) / 2)
 
 
 def _expected_tau(scores: Tensor, relevance: Tensor, k: int, tau: Tau) -> Tensor:

@@ -34,6 +34,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from visavis.core.encoded import on_float64_device, to_float64
 from visavis.core.errors import DataError, ShapeError
 from visavis.core.spec import validate_int
 from visavis.losses.targets import Targets
@@ -67,6 +68,8 @@ def positive_ranks(scores: Tensor, targets: Targets, *, ties: Ties = "pessimisti
             f"got {list(scores.shape)}."
         )
     raise_on_invalid_row(scores.isnan(), NAN_SCORES)
+    if (moved := on_float64_device(scores)) is not scores:
+        scores, targets = moved, targets.to(moved.device)
     positive, negative = targets.positive, targets.negative  # [Q, C], ignored pairs in neither
     query, candidate = positive.nonzero(as_tuple=True)  # [P]
     # Half precision is exact in float32, so ties stay ties.
@@ -190,7 +193,7 @@ def r_precision(positive_ranks: Tensor) -> Tensor:
     """
     check_positive_ranks(positive_ranks)
     num_positives = positive_ranks.isfinite().sum(1)
-    return (positive_ranks <= num_positives[:, None]).double().sum(1) / num_positives
+    return to_float64(positive_ranks <= num_positives[:, None]).sum(1) / num_positives
 
 
 def map_at_k(positive_ranks: Tensor, k: int) -> float:
@@ -346,7 +349,7 @@ def recall_at(ranks: Tensor, k: int) -> float:
     """
     _check_ranks(ranks)
     k = validate_int(k, "k", minimum=1)
-    return float((ranks <= k).double().mean())
+    return float(to_float64(ranks <= k).mean())
 
 
 def recall_at_mean_ties(ranks: Tensor, k: int) -> float:
@@ -371,7 +374,7 @@ def recall_at_mean_ties(ranks: Tensor, k: int) -> float:
     _check_ranks(ranks)
     k = validate_int(k, "k", minimum=1)
     # A mean rank of K + 0.5 is a hit for K > 1.
-    return float((ranks == 1 if k == 1 else ranks < k + 1).double().mean())
+    return float(to_float64(ranks == 1 if k == 1 else ranks < k + 1).mean())
 
 
 def median_rank(ranks: Tensor) -> float:
@@ -385,7 +388,7 @@ def median_rank(ranks: Tensor) -> float:
     """
     _check_ranks(ranks)
     # The published code floors the median of ranks from 0.
-    return math.floor(torch.quantile(ranks.double() - 1, 0.5)) + 1.0
+    return math.floor(torch.quantile(to_float64(ranks) - 1, 0.5)) + 1.0
 
 
 def mean_rank(ranks: Tensor) -> float:
@@ -398,7 +401,7 @@ def mean_rank(ranks: Tensor) -> float:
         The mean rank.
     """
     _check_ranks(ranks)
-    return float(ranks.double().mean())
+    return float(to_float64(ranks).mean())
 
 
 def _check_ranks(ranks: Tensor) -> None:

@@ -15,9 +15,15 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import get_device_states, set_device_states
 
-from visavis.core.blocking import Score, checked_scores, detached_leaves, graph_leaves
+from visavis.core.blocking import (
+    Score,
+    checked_scores,
+    detached_leaves,
+    fork_random_numbers,
+    graph_leaves,
+    has_random_numbers,
+)
 from visavis.core.encoded import Encoded, Items, scaled_norms, unit_rows
 from visavis.core.errors import ShapeError
 from visavis.losses.objectives.base import MAX_HALF_SCALE, promote_half
@@ -782,18 +788,19 @@ class FunctionScores(Scores):
         """Give a block that is scored again the random numbers of its first time, so that dropout
         drops the same units.
         """
-        key = (self.is_transposed, images.start, texts.start)
+        key, device = (self.is_transposed, images.start, texts.start), self.images.tensors[0].device
+        # Not get_device_states of torch.utils.checkpoint, which fails on mps.
+        generators = torch.get_device_module(device) if has_random_numbers(device) else None
         if key not in self.rng_states:
-            self.rng_states[key] = (
-                torch.get_rng_state(),
-                get_device_states(*self.images.tensors),
-            )
+            own = generators.get_rng_state(device) if generators else None
+            self.rng_states[key] = torch.get_rng_state(), own
             yield
             return
-        state, (devices, device_states) = self.rng_states[key]
-        with torch.random.fork_rng(devices):
+        state, own = self.rng_states[key]
+        with fork_random_numbers(device):
             torch.set_rng_state(state)
-            set_device_states(devices, device_states)
+            if generators:
+                generators.set_rng_state(own, device)
             yield
 
 

@@ -343,7 +343,7 @@ def _compute(
         default_batch_size = TEXT_BATCH_SIZE
     elif spec.granularity == "frames":
         default_batch_size = 1
-    elif device.type == "cuda":
+    elif device.type != "cpu":
         default_batch_size = max(1, GPU_IMAGE_BATCH_SIZE // spec.crops)
     else:
         default_batch_size = CPU_IMAGE_BATCH_SIZE

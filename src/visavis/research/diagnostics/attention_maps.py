@@ -152,7 +152,7 @@ def attention_map(run: Path, image: str, text: str, progress: Progress) -> Atten
         if word is not None
     ]
     rows = [row for row, _ in positions]  # rows of start and end markers are left out
-    weights = attention.weights[rows].double().cpu().numpy()
+    weights = attention.weights[rows].cpu().double().numpy()
     visible_image, grid = _locate_regions(model.processor.visual, opened, weights.shape[1])
     return AttentionMap(
         model=matcher.name,
@@ -161,7 +161,7 @@ def attention_map(run: Path, image: str, text: str, progress: Progress) -> Atten
         score=value,
         words=tuple(word for _, word in positions),
         weights=weights,
-        scores=attention.scores[rows].double().cpu().numpy(),
+        scores=attention.scores[rows].cpu().double().numpy(),
         grid=grid,
         visible_image=visible_image,
     )

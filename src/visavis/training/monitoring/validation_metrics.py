@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.core.encoded import Direction, Encoded, unit_rows
+from visavis.core.encoded import Direction, Encoded, to_float64, unit_rows
 from visavis.data.dataset import Dataset
 from visavis.data.loader import Batch, Loader
 from visavis.data.vocabulary import tokenize
@@ -117,7 +117,7 @@ def summarize(batches: Iterable[dict[str, Tensor]]) -> dict[str, float]:
     columns: dict[str, list[Tensor]] = {}
     for batch in batches:
         for name, values in batch.items():
-            columns.setdefault(name, []).append(values.double().reshape(-1).cpu())
+            columns.setdefault(name, []).append(values.cpu().double().reshape(-1))
     summary: dict[str, float] = {}
     for name, parts in columns.items():
         values = torch.cat(parts)
@@ -167,7 +167,7 @@ def effective_rank(items: Encoded) -> float:
         (3.0, 1.0)
     """
     parts = items.vectors.values() if isinstance(items.vectors, dict) else [items.vectors]
-    first = [part[:MAX_RANK_ITEMS].double() for part in parts]
+    first = [to_float64(part[:MAX_RANK_ITEMS]) for part in parts]
     unit = unit_rows(
         torch.cat(
             [part.flatten(1, -2).mean(1) if part.dim() > 2 else part for part in first], 1

@@ -47,6 +47,7 @@ from visavis.evaluation.graded import RelevanceEstimator
 from visavis.evaluation.protocols import Protocol, first_images, get_protocols, select_captions
 from visavis.models import CATALOG, Matcher, find_model
 from visavis.models.base import evaluation_mode, get_vectors
+from visavis.models.device import choose_device
 from visavis.models.encoders.frozen_encoders import VisualEncoder, open_encoder
 from visavis.models.encoders.text_backbone import EncoderTokens
 from visavis.models.inference import (
@@ -238,7 +239,7 @@ class DataModule:
             self.recipe.training,
             self.visual is None or isinstance(split.images, StreamImages),
         )
-        has_gpu = training.device != "cpu" and torch.cuda.is_available()
+        has_gpu = choose_device(training.device, "training.device").type != "cpu"
         return share_workers(
             loaders,
             choose_workers(

@@ -345,7 +345,7 @@ class TrainingSettings(RecipeSection):
             each core of the process, at most 16. It is then 0 for fewer than 256 images of pixels,
             for two cores without a GPU, and below 1 GiB of shared memory. Batches do not depend on
             it.
-        device: "auto" uses CUDA if available.
+        device: "auto" uses CUDA if available, else the GPU of an Apple computer ("mps").
         metric_batches: Batches of each split on which losses and similarities are logged.
         batches_per_epoch: Batches of an epoch, other ones in each. 0: all.
         track: Trackers that receive each validation, such as ["tensorboard"].
@@ -366,7 +366,7 @@ class TrainingSettings(RecipeSection):
     checkpoint_s: float = Field(30.0, ge=0)
     threads: int = Field(0, ge=0, le=1024)
     workers: int = Field(-1, ge=-1, le=1024)
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     metric_batches: int = Field(2, gt=0)
     batches_per_epoch: int = Field(0, ge=0)
     track: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = Field(

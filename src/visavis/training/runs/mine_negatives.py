@@ -12,7 +12,7 @@ from torch import Tensor
 
 from visavis.core import storage
 from visavis.core.blocking import Score
-from visavis.core.encoded import DIRECTIONS, Direction, Encoded
+from visavis.core.encoded import DIRECTIONS, Direction, Encoded, to_float64
 from visavis.core.errors import RefusedOverwrite, RunError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.notebook import NotebookTable
@@ -309,9 +309,9 @@ def _mine(
     report = MinedDirection(
         direction,
         queries=len(index),
-        negatives=float(counts.double().mean()),
+        negatives=float(to_float64(counts).mean()),
         dropped=num_dropped / max(num_hardest, 1),
-        incomplete=float((counts < num_negatives).double().mean()),
+        incomplete=float(to_float64(counts < num_negatives).mean()),
     )
     return (
         index[:, :longest].contiguous(),

@@ -189,7 +189,7 @@ def pretrained_dual_encoder(recipe: Recipe) -> str | None:
 def open_run(folder: Path, recipe: Recipe, progress: Progress) -> tuple[DataModule, Matcher]:
     """Open the data of a recipe and the best model of a run.
 
-    A run that was trained on CUDA is opened on the CPU if CUDA is not available.
+    A run that was trained on a GPU is opened on the CPU if this machine has no such GPU.
 
     Args:
         folder: Folder of the run or of the model.
@@ -214,8 +214,13 @@ def open_run(folder: Path, recipe: Recipe, progress: Progress) -> tuple[DataModu
             f"Resume it with --resume {folder}."
         )
     device = recipe.training.device
-    if device == "cuda" and not torch.cuda.is_available():
-        progress.message(f"{folder} was trained on CUDA, which is not available. Using the CPU.")
+    is_missing = {
+        "cuda": not torch.cuda.is_available(),
+        "mps": not torch.backends.mps.is_available(),
+    }
+    if is_missing.get(device):
+        name = {"cuda": "CUDA", "mps": "the GPU of an Apple computer"}[device]
+        progress.message(f"{folder} was trained on {name}, which is not available. Using the CPU.")
         device = "cpu"
     model = Retriever.load(folder, device=device)
     data_module = open_data_module(recipe, RunContext(progress), model.processor)

@@ -145,7 +145,7 @@ class RunRecord:
         versions: Versions of the installed packages.
         git_commit: Commit of the code. None outside a repository.
         device: Device setting of the recipe.
-        cuda: Name of the CUDA device. None without one.
+        cuda: Name of the GPU: of the CUDA device, or "mps". None without one.
         seed: Seed of the run.
         data_skipped: Skipped parts of the data set.
         images: Number of images.
@@ -194,7 +194,7 @@ class RunRecord:
             versions=package_versions(),
             git_commit=git_hash(),
             device=recipe.training.device,
-            cuda=_cuda_device(),
+            cuda=_gpu_name(),
             seed=recipe.seed,
             data_skipped=list(data.skipped),
             images=len(data.images),
@@ -348,7 +348,7 @@ class RunRecord:
                 f"This run began with {', '.join(changed)}. The result may differ from that of one "
                 "version."
             )
-        before, now = (name or "the CPU" for name in (self.cuda, _cuda_device()))
+        before, now = (name or "the CPU" for name in (self.cuda, _gpu_name()))
         if self.device != "cpu" and before != now:
             progress.message(
                 f"This run began on {before} and resumes on {now}. The last digits of the result "
@@ -368,8 +368,10 @@ def _numbered(files: Iterable[Path]) -> dict[str, ByteRange]:
     return {f"{number} {file.name}": ByteRange(file) for number, file in enumerate(files)}
 
 
-def _cuda_device() -> str | None:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+def _gpu_name() -> str | None:
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return "mps" if torch.backends.mps.is_available() else None
 
 
 def _describe(value: Any) -> str:
