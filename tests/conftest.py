@@ -22,6 +22,7 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
+from tests.platforms import IS_EMULATED
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -35,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     shared_data = PROJECT.parent / "shared" / "data"
     if "VISAVIS_DATA" not in os.environ and shared_data.is_dir():
         os.environ["VISAVIS_DATA"] = str(shared_data)
-    if not is_emulated():
+    if not IS_EMULATED:
         _write_temporary_files_to_memory()
     config.stash[_CACHE] = tempfile.mkdtemp(prefix="visavis-cache-")
     os.environ["VISAVIS_CACHE"] = config.stash[_CACHE]
@@ -44,11 +45,6 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
-
-
-def is_emulated() -> bool:
-    """Whether tests/emulation hides Linux, as for ``make test-platforms``."""
-    return hasattr(sys, "is_emulated")
 
 
 DATA_SETS = (

@@ -481,7 +481,7 @@ def test_compressed_archive_is_refused(tmp_path):
     with tarfile.open(tmp_path / "all.tar.gz", "w:gz") as tar:
         tar.add(tmp_path / "dataset_world.json", "x.json")
     assert check_dataset(tmp_path).ok  # nothing in it is needed
-    (tmp_path / "all.tar.gz").rename(tmp_path / "all-0000.tar")
+    (tmp_path / "all.tar.gz").replace(tmp_path / "all-0000.tar")
     report = check_dataset(tmp_path)
     assert not report.ok
     assert "is a compressed archive" in next(

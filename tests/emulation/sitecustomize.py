@@ -90,7 +90,7 @@ def _called_by_visavis() -> bool:
 
 
 def _is_hidden(path: object) -> bool:
-    return isinstance(path, str) and path.startswith(HIDDEN_FOLDERS)
+    return isinstance(path, str | os.PathLike) and str(path).startswith(HIDDEN_FOLDERS)
 
 
 def _missing(path: object) -> FileNotFoundError:

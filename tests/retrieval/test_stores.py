@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.platforms import changes_open_files
 
 from visavis.core.errors import DataError, ShapeError, SpecError, StorageError
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
@@ -370,6 +371,7 @@ def test_lance_store_optimize_limits_size(tmp_path):
     assert len(list((tmp_path / "snapshot").iterdir())) == 1
 
 
+@changes_open_files
 def test_lance_store_rebuilds_missing_snapshot(tmp_path):
     item, vector = IndexItem("a", "a", "image", "", 0, 0), np.ones((1, 2))
     with closing(LanceStore(tmp_path, 2)) as writer, closing(LanceStore(tmp_path)) as reader:

@@ -52,7 +52,7 @@ def test_several_processes_reject_apple_gpu():
         group = ProcessGroup(torch.device("cpu"), distributed_group=False)
         group.world_size = 2
         with pytest.raises(RecipeError, match=r'got mps\. .*training\.device = "cpu"'):
-            check_processes(read_recipe("vse++/base", {}), group)
+            check_processes(read_recipe("clip/full", {}), group)
 
 
 @pytest.mark.parametrize("block_rows", [None, 2])

@@ -437,12 +437,15 @@ def create_array(path: str | Path, *, shape: tuple[int, ...], dtype: str) -> Non
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         array = np.lib.format.open_memmap(path, mode="w+", shape=shape, dtype=np.dtype(dtype))
+        start, row_bytes, rows = array.offset, array[:1].nbytes, len(array)
+        # Windows does not remove a mapped file, if the disk is full.
+        del array
         with open(path, "r+b") as file:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, max(path.stat().st_size, 1))
             else:
-                file.seek(array.offset)
-                file.writelines(bytes(array[:1].nbytes) for _ in range(len(array)))
+                file.seek(start)
+                file.writelines(bytes(row_bytes) for _ in range(rows))
 
 
 @contextmanager

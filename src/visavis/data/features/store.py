@@ -203,15 +203,18 @@ def create_store(
         )
 
 
-def discard_store(folder: Path, reason: storage.DamagedCacheError) -> None:
+def discard_store(folder: Path, reason: str) -> None:
     """Remove the files of a damaged store, and no other files.
+
+    Call it after the error is handled: the error refers to the mapped file, which Windows does not
+    remove.
 
     Args:
         folder: The folder.
         reason: The damage, for the log.
     """
     storage.remove_partial_files(folder)
-    storage.remove_damaged(folder, [folder / name for name in _STORE_FILES], str(reason))
+    storage.remove_damaged(folder, [folder / name for name in _STORE_FILES], reason)
 
 
 @dataclass(frozen=True, eq=False)
@@ -440,9 +443,11 @@ class FeatureWriter:
                 "folder."
             )
         try:
-            writer = cls(folder, stored_description)
+            writer, damage = cls(folder, stored_description), None
         except storage.DamagedCacheError as reason:
-            discard_store(folder, reason)
+            writer, damage = None, str(reason)
+        if writer is None:
+            discard_store(folder, str(damage))
             create_store(folder, description, keys, lengths)
             return cls(folder, description)
         if writer.store.keys != list(keys):

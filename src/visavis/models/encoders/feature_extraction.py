@@ -159,14 +159,16 @@ def cache_features(
     folder = feature_store_folder(dataset, spec) if folder is None else Path(folder)
     with ExitStack() as lock:
         with group.first_rank_first():
-            finished = None
+            finished, damage = None, ""
             if is_default_folder and isinstance(encoder, EncoderSpec):
                 try:
                     is_stored = os.path.exists(folder / "features.json")
                     if is_stored and read_description(folder).complete:
                         finished = FeatureStore.open(folder)
                 except storage.DamagedCacheError as reason:
-                    discard_store(folder, reason)
+                    damage = str(reason)
+                if damage:
+                    discard_store(folder, damage)
             if finished is None and group.is_first:
                 lock.enter_context(storage.folder_lock(folder, wait=True))
         # Rank 0 decides, because another program may finish the store in between.

@@ -289,6 +289,8 @@ class LanceStore(SnapshotStore):
                 self._write_snapshot(folder / version, in_full)
                 opened = self._open_snapshot(folder / version, in_full=False)
                 assert opened is not None
+                # Also closes the older one: Windows keeps folders whose files are mapped.
+                self._snapshot = version, opened
                 storage.remove_partial_files(folder)
                 names = {part.name for part in opened.parts}
                 for stale in folder.iterdir():
