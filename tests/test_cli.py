@@ -8,7 +8,6 @@ import io
 import json
 import logging
 import os
-import pty
 import re
 import shlex
 import shutil
@@ -24,6 +23,7 @@ import numpy as np
 import pytest
 import typer
 from PIL import Image
+from tests.platforms import posix
 from tests.processes import Command
 from typer.testing import CliRunner
 
@@ -328,6 +328,7 @@ def test_main_exits_with_shell_code_on_signal(call, monkeypatch, number, default
     assert signal.getsignal(number) is signal.SIG_DFL
 
 
+@posix
 def test_train_reports_a_folder_that_is_not_writable(call, recipe, scenes, tmp_path):
     code, out, err = call("train", recipe, "--data", scenes, "--out", "/proc/nowhere/run")
     assert (code, out) == (1, "")
@@ -467,9 +468,12 @@ def test_train_prints_a_long_run_folder_on_one_line(call, run):
     assert "RSUM" in out
 
 
+@posix
 def test_json_and_progress_bars_do_not_mix(scenes, tmp_path, monkeypatch):
     """stderr is a terminal, so that bars are drawn. stdout is a pipe."""
     (tmp_path / "tiny.toml").write_text(RECIPE)
+    import pty
+
     reader, terminal = pty.openpty()
     monkeypatch.chdir(tmp_path)
     for name, value in {"OMP_NUM_THREADS": "1", "TERM": "xterm-256color", "COLUMNS": "100"}.items():

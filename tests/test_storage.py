@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from tests.matching import mentions
+from tests.platforms import posix
 
 from visavis.core import storage
 from visavis.core.errors import DataError, RefusedOverwrite, RunError, StorageError
@@ -147,6 +148,7 @@ def test_storage_reports_read_only_folder_above(tmp_path, monkeypatch):
         storage.write_json(root / "checks" / "value.json", 1)
 
 
+@posix
 def test_storage_killed_write_keeps_old_file(tmp_path):
     storage.write_text(tmp_path / "a.txt", "old")
     program = """
@@ -290,6 +292,7 @@ def test_storage_ignores_byte_order_mark(tmp_path):
     assert storage.read_toml(_written(path, b"\xef\xbb\xbfa = 1")) == {"a": 1}
 
 
+@posix
 def test_storage_reads_bounded_regular_files_only(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
@@ -392,6 +395,7 @@ def test_user_folder_follows_environment(monkeypatch, own, xdg, folder):
             found(**{xdg: ignored}, HOME="relative")
 
 
+@posix
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "cache", "expected"),

@@ -15,6 +15,7 @@ import tarfile
 import numpy as np
 import pytest
 from PIL import Image
+from tests.platforms import posix
 
 from visavis import data_convert
 from visavis.core.errors import DataError, VisavisError
@@ -215,6 +216,7 @@ def test_columns_of_one_name_are_refused_if_they_are_read(tmp_path, suffix, repe
             list(make_loader(path, skip_bad=True).epoch(1))
 
 
+@posix
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak memory from /proc")
 def test_hostile_samples_need_little_memory(tmp_path):

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tests.platforms import posix
 
 from visavis.core.errors import DataError
 from visavis.data import check_dataset, open_dataset
@@ -135,6 +136,7 @@ def test_files_under_ends_with_cyclic_links(photos):
     assert [finding.kind for finding in report.findings] == ["image without caption"]
 
 
+@posix
 def test_image_collection_ignores_other_files(photos, monkeypatch):
     (photos / "captions.jsonl").unlink()
     (photos / "images" / "link.png").symlink_to("nowhere")

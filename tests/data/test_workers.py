@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image as Pillow
+from tests.platforms import posix
 from tests.processes import Command
 
 import visavis
@@ -163,6 +164,7 @@ def test_large_batch_of_regions_is_read_in_parts(photos, monkeypatch):
         with_workers.close()
 
 
+@posix
 def test_killed_worker_is_one_error(photos_with_workers):
     next(photos_with_workers.epoch(1))
     for worker in photos_with_workers.pool._loader._iterator._workers:
@@ -354,6 +356,7 @@ def processes_of_session(number: int) -> list[str]:
     return [state for state, _, _, session, *_ in states if int(session) == number and state != "Z"]
 
 
+@posix
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
 def test_stop_signal_ends_training_and_workers(tmp_path, stop):
@@ -409,6 +412,7 @@ def test_stop_signal_ends_training_and_workers(tmp_path, stop):
     assert "Traceback" not in command.output_text
 
 
+@posix
 @pytest.mark.slow
 def test_killed_program_with_workers_prints_no_warning():
     """Its own interpreter, because a process of the test server shares the resource tracker of the

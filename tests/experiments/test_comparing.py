@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.platforms import posix
 from tests.processes import FORKED, Command
 
 import visavis
@@ -453,6 +454,7 @@ def run_stopped_worker():
     time.sleep(60)
 
 
+@posix
 def test_worker_ends_when_stopped_after_training(tmp_path):
     assert Command(tmp_path / "output", program=run_stopped_worker).wait(50) == 128 + signal.SIGTERM
 

@@ -10,6 +10,7 @@ import time
 import warnings
 
 import pytest
+from tests.platforms import posix
 
 from visavis.core.errors import DataError, RunError, StorageError
 from visavis.evaluation.feedback.records import (
@@ -110,6 +111,7 @@ def test_feedback_file_is_locked(tmp_path):
         pass
 
 
+@posix
 def test_feedback_file_survives_killed_process(tmp_path):
     path = tmp_path / "votes.jsonl"
     program = """

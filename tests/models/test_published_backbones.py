@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.platforms import posix
 
 import visavis
 from visavis.core.errors import DataError
@@ -211,6 +212,7 @@ def test_wrong_weights_file_is_reported(wrong, tiny):
         open_published_backbone("tiny")
 
 
+@posix
 def test_damaged_weights_file_and_pipe_are_reported(tiny):
     file, _ = tiny
     file.write_bytes(file.read_bytes()[:10_000])

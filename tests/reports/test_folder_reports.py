@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from tests.permissions import as_ordinary_user
+from tests.platforms import posix
 
 import visavis
 from visavis.data.formats.image_files import scan_folder
@@ -67,6 +68,7 @@ def test_library_survives_drive_that_goes_offline(update, library, tmp_path):
     assert (report.num_encoded, report.num_unchanged) == (0, 4)
 
 
+@posix
 @pytest.mark.report(
     "photoprism/photoprism#2299",
     "an update without access to the folder marked all files as deleted",
@@ -116,6 +118,7 @@ def test_new_pattern_removes_indexed_files(update):
     assert update(exclude="a").removed == ("a/0.png", "a/1.png")
 
 
+@posix
 @pytest.mark.report("immich-app/immich#13253", "folders after one without permission are not read")
 @pytest.mark.report(
     "immich-app/immich#16644", "unrelated folders are left out after a permission error"
@@ -131,6 +134,7 @@ def test_folders_after_one_without_permission_are_read(library):
     assert collection.skipped[0].startswith("'a': the folder cannot be read: Permission denied.")
 
 
+@posix
 @pytest.mark.report(
     "ajslater/codex#795", "the recycle bin of a storage device without permission ends the scan"
 )

@@ -11,6 +11,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from tests.platforms import posix
 
 from visavis.core import storage
 from visavis.core.encoded import unit_rows
@@ -172,6 +173,7 @@ def test_shards_have_few_clips(tmp_path):
     assert [sum(file.is_video for file in shard) for shard in shards] == [8, 8, 4]
 
 
+@posix
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak memory from /proc")
 def test_memory_of_a_long_clip_is_bounded(tmp_path):

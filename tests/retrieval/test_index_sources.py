@@ -13,6 +13,7 @@ import tarfile
 import pytest
 from PIL import Image
 from tests.permissions import as_ordinary_user
+from tests.platforms import posix
 from tests.videos import random_clip
 from typer.testing import CliRunner
 
@@ -98,6 +99,7 @@ UNREADABLE = {
 }
 
 
+@posix
 @needs_permissions
 @pytest.mark.parametrize(
     "change",
@@ -171,6 +173,7 @@ def test_index_removes_half_of_the_files_and_moved_files(build, photos):
     assert paths() == ["renamed/2.png", "renamed/3.png", "renamed/7.png"]
 
 
+@posix
 @pytest.mark.slow
 @needs_permissions
 def test_search_and_serve_of_folder_keep_items(run, photos, recorder, caplog):
@@ -195,6 +198,7 @@ def test_search_and_serve_of_folder_keep_items(run, photos, recorder, caplog):
     assert "the folder does not exist" in caplog.text
 
 
+@posix
 @needs_permissions
 def test_search_of_run_names_unreadable_folder(run, photos, recorder):
     lock_folder(photos / "sub")
@@ -223,6 +227,7 @@ def test_unreadable_archive_keeps_items_of_data_set(build, photos, tmp_path):
     assert any("'2.png'" in warning for warning in report.warnings)
 
 
+@posix
 @needs_permissions
 def test_unreadable_shard_keeps_items_of_data_set(build, photos):
     for number, folder in enumerate(("sub", "usb")):
@@ -242,6 +247,7 @@ def test_unreadable_shard_keeps_items_of_data_set(build, photos):
     assert build(photos).num_unchanged == 6
 
 
+@posix
 @needs_permissions
 def test_index_command_names_what_it_keeps(run, photos):
     arguments = ["index", str(run), str(photos), "--out", "index"]
@@ -273,6 +279,7 @@ def test_index_command_names_what_it_keeps(run, photos):
     assert json.loads(result.stdout)["removed"] == ["usb/4.png", "usb/5.png"]
 
 
+@posix
 @needs_permissions
 def test_index_reads_file_again_after_its_cause_is_gone(build, photos, monkeypatch):
     (photos / "0.png").chmod(0)
@@ -318,6 +325,7 @@ def test_decoder_versions_contain_pyav(monkeypatch, tmp_path):
     assert _cache_key(Listing(tmp_path), 0, False, False) != before
 
 
+@posix
 @needs_permissions
 def test_unreadable_new_content_keeps_earlier_item(build, photos):
     build(photos)

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import uvicorn
+from tests.platforms import posix
 
 import visavis
 from visavis.core.errors import RunError, VisavisError
@@ -233,6 +234,7 @@ def stop(process, signal_number, code):
     return output
 
 
+@posix
 @pytest.mark.long
 def test_server_stops_on_sigterm(index_folder):
     with served(index_folder) as running:

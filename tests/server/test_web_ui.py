@@ -8,6 +8,7 @@ import signal
 import time
 
 import pytest
+from tests.platforms import posix
 
 from visavis.evaluation.feedback.records import (
     Preference,
@@ -553,6 +554,7 @@ def test_web_ui_retries_after_failed_start(browser, address):
     context.close()
 
 
+@posix
 def test_web_ui_reports_stopped_server(browser, pair):
     context = browser.new_context()
     page = context.new_page()

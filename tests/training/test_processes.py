@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.platforms import posix
 from tests.processes import in_processes, run_visavis, start_ranks
 from tests.training.process_cases import train_all, train_until, write_recipes
 from torch import nn
@@ -307,6 +308,7 @@ def write_shards(folder: Path, scenes: Path, count: int = 4) -> Path:
     return folder
 
 
+@posix
 def test_a_failure_of_one_process_is_reported_once(recipes, scenes, tmp_path):
     """An error that all processes find, and a process that is killed."""
     broken = start_ranks(
@@ -382,6 +384,7 @@ def run_as_restarted_on_second_machine() -> None:
     run_visavis()
 
 
+@posix
 def test_a_killed_process_ends_the_others_without_a_collective(tmp_path):
     """Gloo may miss that a process was killed. A process that works longer than the others, which
     were stopped, is not ended.
@@ -449,6 +452,7 @@ def test_what_one_process_needs_alone_is_refused(recipe, scenes):
     ]
 
 
+@posix
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_torchrun_restarts_after_random_kills(recipe, scenes, tmp_path):

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 import torch
+from tests.platforms import posix
 
 import visavis
 from visavis.core import storage
@@ -90,6 +91,7 @@ def test_ten_random_kills_resume_exactly(
     assert outcome(run) == outcome(uninterrupted(autocast))
 
 
+@posix
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", STOP_SIGNALS)
 def test_signals_save_and_report_how_to_resume(
@@ -211,6 +213,7 @@ def test_resume_needs_run_and_train_never_overwrites(uninterrupted, recipe, scen
         visavis.train(recipe, data=scenes, out=uninterrupted(False))
 
 
+@posix
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="there are no such terminals here")
 def test_closed_terminal_saves_run(recipe, scenes, tmp_path, default_sighup):
@@ -230,6 +233,7 @@ def test_closed_terminal_saves_run(recipe, scenes, tmp_path, default_sighup):
     visavis.train(resume=run)
 
 
+@posix
 def test_ignored_signal_stays_ignored():
     """For example SIGHUP under nohup."""
     before, request = signal.signal(signal.SIGTERM, signal.SIG_IGN), StopRequest()
@@ -257,6 +261,7 @@ def test_second_signal_calls_previous_handler(stop):
         signal.signal(stop, before)
 
 
+@posix
 def test_a_signal_that_torchrun_repeats_does_not_end_the_process(monkeypatch):
     """SLURM sends SIGTERM to torchrun and to its processes, and torchrun passes it on. Another
     signal ends the process.

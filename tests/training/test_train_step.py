@@ -12,6 +12,7 @@ from functools import partial
 
 import pytest
 import torch
+from tests.platforms import posix
 
 import visavis
 from visavis.core.errors import RecipeError
@@ -196,6 +197,7 @@ def test_encoder_blocks_are_the_outer_layers(clip, tmp_path):
     assert [type(block).__name__ for block in blocks] == ["CLIPEncoderLayer"] * 4
 
 
+@posix
 @pytest.mark.slow
 def test_float16_resumes_with_its_gradient_scale(recipe, scenes, tmp_path):
     """The scale halves at each step whose gradient overflows, so it is part of the state."""

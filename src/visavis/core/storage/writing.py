@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from io import FileIO
-from pathlib import Path
+from pathlib import Path, PurePath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from visavis.core.errors import DataError, StorageError
@@ -130,9 +130,9 @@ def storage_errors(path: str | Path) -> Iterator[None]:
         raise
 
 
-def _is_windows_device(path: Path) -> bool:
+def _is_windows_device(path: PurePath) -> bool:
     """Whether Windows would write to a device, such as NUL for nul.txt, or under another name."""
-    return os.name == "nt" and any(
+    return isinstance(path, PureWindowsPath) and any(
         name != name.rstrip(" .") or _DEVICE_NAME.fullmatch(name)
         for name in path.parts[bool(path.anchor) :]
         if name not in {".", ".."}
