@@ -8,7 +8,6 @@ import pytest
 
 IS_EMULATED = hasattr(sys, "is_emulated")
 """Whether tests/emulation hides Linux, as for ``make test-platforms``."""
-HAS_FORKSERVER = sys.platform != "win32" and not IS_EMULATED
 
 posix = pytest.mark.skipif(
     sys.platform == "win32", reason="it needs signals, permissions or files of POSIX"
@@ -16,7 +15,6 @@ posix = pytest.mark.skipif(
 changes_open_files = pytest.mark.skipif(
     sys.platform == "win32" or IS_EMULATED, reason="Windows does not change files that are open"
 )
-forkserver = pytest.mark.skipif(not HAS_FORKSERVER, reason="it tests the fork server of workers")
 linux_calls = pytest.mark.skipif(
     sys.platform != "linux" or IS_EMULATED, reason="it tests calls that only Linux has"
 )

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tests.platforms import linux_calls
 
 from visavis.cli import terminal
 from visavis.core import storage
@@ -166,6 +167,7 @@ def test_array_is_created_without_fallocate(tmp_path, monkeypatch):
     assert not array.any()
 
 
+@linux_calls
 @pytest.mark.usefixtures("no_proc")
 def test_memory_without_proc_is_estimated(monkeypatch):
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

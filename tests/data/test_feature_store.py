@@ -73,7 +73,7 @@ def test_feature_store_round_trip_of_words(lengths, batch, data):
         POOLED, modality="text", granularity="words", shape=(2,), num_items=len(words)
     )
     rows = data.draw(st.lists(st.integers(0, len(words) - 1), max_size=8))
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         store = write(
             Path(folder) / "store",
             description,

@@ -8,6 +8,7 @@ processes that a test starts are emulated, too.
 - ``spawn`` is the only start method of processes.
 - A file that this process has open or mapped cannot be renamed, replaced or removed, and neither
   can a folder that contains it. A rename replaces nothing but files.
+- The temporary folder ignores the case of names, in calls of Python.
 - An opened text file without an encoding raises an error in code of visavis.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import io
 import os
 import shutil
 import signal
@@ -169,7 +171,7 @@ def _refuse_open(path: Any, directory: Any = None) -> None:
     name = os.fsdecode(path)
     if directory is not None:
         name = os.path.join(_real_readlink(f"/proc/self/fd/{directory}"), name)
-    if os.path.islink(name):
+    if os.path.islink(name) or _called_by_tempfile():
         return
     name = os.path.realpath(name)
     if name.endswith(".lock"):  # the locks of filelock are other ones on Windows
@@ -182,6 +184,14 @@ def _refuse_open(path: Any, directory: Any = None) -> None:
         if not other.endswith(".lock") and not os.path.isdir(other)
     ):
         raise PermissionError(errno.EACCES, "it is open in this process (emulated)", name)
+
+
+def _called_by_tempfile() -> bool:
+    """Whether tempfile unlinks an open file, which it leaves to the system on Windows."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename == f"{STANDARD_LIBRARY}/tempfile.py"
 
 
 def _lock_open_files() -> None:
@@ -217,11 +227,64 @@ def _locking(real: Any) -> Any:
     return call
 
 
+def _true_case(path: Any) -> Any:
+    """The path of an existing file whose name differs by case only, below the temporary folder."""
+    if isinstance(path, int) or path is None:
+        return path
+    name = os.fsdecode(path)
+    if not name.startswith(_TEMPORARY) or _real_lexists(name):
+        return path
+    folder, base = os.path.split(name)
+    folder = _true_case(folder)
+    try:
+        found = [other for other in _real_listdir(folder) if other.casefold() == base.casefold()]
+    except OSError:
+        found = []
+    return os.path.join(folder, found[0] if found else base)
+
+
+def _real_lexists(path: str) -> bool:
+    try:
+        _real_lstat(path)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _ignore_case() -> None:
+    one_path = (
+        "stat lstat open mkdir rmdir remove unlink scandir listdir access chmod readlink utime"
+    )
+    for module, name, paths in (
+        *((os, name, 1) for name in one_path.split()),
+        *((os, name, 2) for name in ("rename", "replace")),
+        (builtins, "open", 1),
+        (io, "open", 1),
+    ):
+        _ignore_case_in(module, name, paths)
+
+
+def _ignore_case_in(module: Any, name: str, paths: int) -> None:
+    real = getattr(module, name)
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        if options.get("dir_fd") is None:
+            arguments = (*map(_true_case, arguments[:paths]), *arguments[paths:])
+        return real(*arguments, **options)
+
+    setattr(module, name, call)
+    for supported in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+        if real in supported:
+            supported.add(call)  # type: ignore[type-var]
+
+
+_TEMPORARY, _real_lstat = os.environ.get("TMPDIR", "/tmp"), os.lstat
 _PARTIAL: dict[str, ModuleType] = {
     name: _Partial(module, HIDDEN_NAMES[name]) for name, module in (("os", os), ("signal", signal))
 }
 _spawn_only()
 _hide_folders()
 _lock_open_files()
+_ignore_case()
 builtins.__import__ = _import
 sys.is_emulated = True  # type: ignore[attr-defined]

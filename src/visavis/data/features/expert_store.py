@@ -656,13 +656,13 @@ class RegionFeatures:
             try:
                 return cls(path, ExpertStore.open(folder))
             except storage.DamagedCacheError as reason:
-                storage.remove_damaged(
-                    folder,
-                    [file for file in folder.iterdir() if os.path.isfile(file)],
-                    str(reason).removesuffix(RESTORE_STORE),
-                )
-                _convert(files, folder, on_progress)
-                return cls(path, ExpertStore.open(folder))
+                damage = str(reason).removesuffix(RESTORE_STORE)
+            # After the error is handled: it refers to mapped files, which Windows does not remove.
+            storage.remove_damaged(
+                folder, [file for file in folder.iterdir() if os.path.isfile(file)], damage
+            )
+            _convert(files, folder, on_progress)
+            return cls(path, ExpertStore.open(folder))
 
     def __len__(self) -> int:
         return len(self.store)

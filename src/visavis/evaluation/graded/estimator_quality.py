@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -227,15 +228,24 @@ def _empty_cache() -> Iterator[None]:
     available.
     """
     before, backbones = os.environ.get("VISAVIS_CACHE"), storage.cache_folder() / "backbones"
-    with tempfile.TemporaryDirectory() as folder:
+    # Windows does not remove files that results still map.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         os.environ["VISAVIS_CACHE"] = folder
         try:
             if os.path.exists(backbones):
-                (Path(folder) / "backbones").symlink_to(Path(os.path.realpath(backbones)))
+                _link_folder(Path(folder) / "backbones", Path(os.path.realpath(backbones)))
             yield
         finally:
             os.environ.pop("VISAVIS_CACHE")
             os.environ |= {} if before is None else {"VISAVIS_CACHE": before}
+
+
+def _link_folder(link: Path, target: Path) -> None:
+    """Link a folder, or copy it where the user may not make links, as on Windows by default."""
+    try:
+        link.symlink_to(target, target_is_directory=True)
+    except OSError:
+        shutil.copytree(target, link)
 
 
 @dataclass(frozen=True)

@@ -316,9 +316,10 @@ class LanceStore(SnapshotStore):
             return TableSnapshot.open(folder, description, self.memory, self.late_interaction)
         except (OSError, DataError) as error:
             storage.remove_damaged(damaged, [], str(error))
-            for part in {damaged, folder}:
-                storage.remove_folder(part)
-            return None
+        # After the error is handled: it refers to mapped files, which Windows does not remove.
+        for part in {damaged, folder}:
+            storage.remove_folder(part)
+        return None
 
     def _write_snapshot(self, folder: Path, in_full: bool) -> None:
         """Write a part with the items that the kept parts of the newest intact snapshot of an older
