@@ -251,7 +251,9 @@ def test_output_is_valid_in_each_console_encoding(encoding):
         "terminal.print_line('東京 🦀')\n"
         "from rich.console import Console\n"
         "from rich.table import Table\n"
-        "table = Table('東京'); table.add_row('🦀 Zürich'); Console().print(table)\n"
+        "table = Table('東京')\n"
+        "table.add_row('🦀 Zürich')\n"
+        "Console().print(table)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

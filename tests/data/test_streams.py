@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import pickle
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np

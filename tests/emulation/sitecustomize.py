@@ -177,7 +177,7 @@ def _refuse_open(path: Any, directory: Any = None) -> None:
     if name.endswith(".lock"):  # the locks of filelock are other ones on Windows
         return
     opened = _open_files()
-    # The descriptor of a folder with which shutil.rmtree works is no open file.
+    # The descriptor of a folder with which shutil.rmtree works does not count as open.
     if any(
         (other == name and not os.path.isdir(name)) or other.startswith(f"{name}{os.sep}")
         for other in opened
