@@ -138,6 +138,8 @@ def test_change_of_one_item_keeps_other_parts(tmp_path, monkeypatch):
                 (500, 499),
                 (1, 1),
             ]
+        # Windows keeps the folder of a part that is still mapped.
+        del parts
         store.delete([make_item(9).key])
         assert store.count() == 499
         assert {path: os.stat(path) for path in files} == files

@@ -27,10 +27,9 @@ def choose_device(
         RunError: If the name is not a device, or if torch cannot compute on it here.
     """
     if name in (None, "auto"):
-        has_device = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
-        return torch.device(
-            next((kind for kind, is_here in has_device.items() if is_here()), "cpu")
-        )
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     problem = ""
     try:
         with warnings.catch_warnings(action="ignore"):  # torch warns about names of former backends
