@@ -8,7 +8,6 @@ import io
 import json
 import logging
 import pickle
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from tests.platforms import changes_open_files
 
 from visavis.core.errors import DataError, RecipeError
 from visavis.core.progress import NoProgress
@@ -393,6 +393,7 @@ def test_settings_that_need_all_items_are_refused(tmp_path):
             open_stream(build_recipe(values, changes, "x"), NoProgress())
 
 
+@changes_open_files
 def test_shards_on_object_storage_are_copied_once(object_storage, tmp_path, monkeypatch):
     monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path / "cache"))
     folder = write_shards(tmp_path / "shards", (3, 4))
@@ -410,8 +411,7 @@ def test_shards_on_object_storage_are_copied_once(object_storage, tmp_path, monk
     assert len(copies) == 2
     monkeypatch.setenv(CACHE_SIZE, "0")
     for path in copies:
-        with suppress(PermissionError):  # Windows keeps a file that is open
-            path.unlink()
+        path.unlink()
     batches = list(make_loader(f"{object_storage}/streams/index.json").epoch(2))
     assert sorted(numbers(*batches)) == list(range(7)), (
         "an open shard is read although its copy is removed"
