@@ -181,9 +181,9 @@ def test_demo_reports_its_folder_when_stopped(tmp_path, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    progress = RecordedProgress()
     monkeypatch.setattr(demo_run, "cache_features", stop)
-    with pytest.raises(KeyboardInterrupt):
-        run_demo(tmp_path / "new", progress, replace(SMALL, num_train=2, num_val=2, num_test=2))
-    assert progress.messages[-1].startswith("Stopped before the report was written")
+    sizes = replace(SMALL, num_train=2, num_val=2, num_test=2)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        run_demo(tmp_path / "new", NoProgress(), sizes)
+    assert stopped.value.__notes__[0].startswith(f"{tmp_path / 'new'} has the finished parts")
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"scenes"}

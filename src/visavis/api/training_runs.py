@@ -476,6 +476,7 @@ def compare(
     )
     from visavis.research.experiments.jobs import Workers
     from visavis.research.experiments.run_comparison import (
+        finished_runs_kept,
         parse_budget,
         plan_comparison,
         resume_comparison,
@@ -508,9 +509,10 @@ def compare(
         comparison = start_comparison(
             plan, optional_path(out), pool, progress, feedback=feedback, budget_s=budget_s
         )
-    if trec:
-        write_trec_files(comparison, progress)
-    write_comparison_report(comparison, progress)
+    with finished_runs_kept(comparison.folder):
+        if trec:
+            write_trec_files(comparison, progress)
+        write_comparison_report(comparison, progress)
     return comparison
 
 

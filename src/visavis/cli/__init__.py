@@ -5,14 +5,15 @@ Only this package prints.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from visavis.cli.commands import build_app
 from visavis.cli.terminal import (
     SignalReceived,
     escape_unencodable_output,
+    ignore_interrupts,
     print_error,
     signals_raised,
 )
@@ -34,6 +35,8 @@ def __getattr__(name: str) -> Any:
     """Build ``app``, all commands, when it is first used: ``main`` builds one command."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from visavis.cli.commands import build_app
+
     return build_app()
 
 
@@ -52,7 +55,14 @@ def main() -> None:
     escape_unencodable_output()
     try:
         with signals_raised():
+            # Here, because Ctrl-C may come while the commands are imported.
+            from visavis.cli.commands import build_app
+
             build_app("".join(sys.argv[1:2]))()
+    except KeyboardInterrupt:
+        ignore_interrupts()
+        print_error("Stopped before the command started.")
+        sys.exit(128 + signal.SIGINT)
     except ReportedByOtherProcess as error:
         sys.exit(error.exit_code)
     except VisavisError as error:
@@ -64,7 +74,8 @@ def main() -> None:
             1,
         )
     except SignalReceived as received:
-        _exit(f"ended by {received.signal.name}.", 128 + received.signal)
+        sentences = [f"ended by {received.signal.name}.", *getattr(received, "__notes__", ())]
+        _exit(" ".join(sentences), 128 + received.signal)
     except OSError as error:
         if error.filename is None and error.errno is None:
             raise

@@ -11,6 +11,8 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -38,10 +40,17 @@ from visavis import __version__, api
 from visavis.api.catalog_entries import docstring_arguments, docstring_summary
 from visavis.cli.help_texts import CommandGroup, examples_of, panel_of
 from visavis.cli.logs import log_to_stderr
-from visavis.cli.terminal import print_error, print_json, print_line
+from visavis.cli.terminal import (
+    SignalReceived,
+    ignore_interrupts,
+    print_error,
+    print_json,
+    print_line,
+)
 from visavis.core.errors import ReportedByOtherProcess, VisavisError, format_value
 from visavis.core.own_code import allow_code
 from visavis.core.progress import NoProgress, Progress
+from visavis.core.stopping import resumed_folder
 
 if TYPE_CHECKING:
     from visavis.data.features.store import FeatureStore
@@ -313,10 +322,11 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
         values = _convert_values(values, parameters, types, split_last)
         with ExitStack() as stack:
             stack.enter_context(log_to_stderr(verbose=verbose, quiet=quiet))
+            stack.enter_context(_stops_in_one_line(name))
             if command.resumable:
                 stack.enter_context(_resume_hint(name))
             if "progress" in parameters:
-                values["progress"] = NoProgress() if quiet else _progress_bars(command, stack)
+                values["progress"] = NoProgress() if quiet else _progress_bars(name, command, stack)
             result = function(**values)
         # Of the processes of torchrun, the first one prints the result.
         if command.shares_work and not _is_first_process():
@@ -362,14 +372,12 @@ def _check_processes(name: str, command: Command) -> None:
     )
 
 
-def _progress_bars(command: Command, stack: ExitStack) -> Progress:
-    """Progress on stderr. The bars of a server are not started, because they would be drawn over
-    its log.
-    """
+def _progress_bars(name: str, command: Command, stack: ExitStack) -> Progress:
+    """Progress on stderr. A server that has started has none."""
     from visavis.cli.console import ProgressBars
 
-    bars = ProgressBars()
-    return stack.enter_context(bars) if command.has_result else bars
+    title = name.replace("_", " ") if command.has_result else ""
+    return stack.enter_context(ProgressBars(title))
 
 
 def _signature(
@@ -583,21 +591,48 @@ def _split_pair(option: str, text: str) -> tuple[str, str]:
 
 
 @contextmanager
-def _resume_hint(command: str) -> Iterator[None]:
-    """Print how to continue after a signal that stopped a training, and exit with the shell's code."""
+def _stops_in_one_line(name: str) -> Iterator[None]:
+    """After Ctrl-C, print one line about what is kept and how to continue, and exit with the shell's
+    code.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        ignore_interrupts()
+        kept = " ".join(getattr(stop, "__notes__", ())) or "No result was written."
+        print_error(f"Stopped. {kept} {_how_to_continue(name, resumed_folder(stop))}")
+        raise typer.Exit(128 + signal.SIGINT) from None
+    except SignalReceived as stop:
+        # ``main`` prints the name of the signal and these sentences.
+        stop.add_note(_how_to_continue(name, resumed_folder(stop)))
+        raise
+
+
+def _how_to_continue(name: str, folder: str | None) -> str:
+    """How to continue a stopped command: with ``--resume``, or by repeating it."""
     from visavis.core.environment import shell_command
+
+    program = shell_command()
+    if folder is None:
+        return f"Repeat it with: {program} {shlex.join(sys.argv[1:])}"
+    return f"Continue with: {program} {name.replace('_', ' ')} --resume {shlex.quote(folder)}"
+
+
+@contextmanager
+def _resume_hint(name: str) -> Iterator[None]:
+    """Print how to continue after a signal that stopped a training, and exit with the shell's code."""
     from visavis.training.stop_signals import Stopped
 
     try:
         yield
     except Stopped as stopped:
+        ignore_interrupts()
         processes = (
             ""
             if os.environ.get("WORLD_SIZE", "1") == "1"
             else " torchrun may start any number of processes."
         )
         print_error(
-            f"Stopped. Everything is saved.{processes} Continue with: {shell_command()} {command} "
-            f"--resume {stopped}"
+            f"Stopped. Everything is saved.{processes} {_how_to_continue(name, str(stopped))}"
         )
         raise typer.Exit(128 + stopped.signal) from None

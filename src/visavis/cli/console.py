@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from threading import RLock, Timer
 from typing import Any, NoReturn, Self
 
 from rich import console
@@ -89,13 +90,22 @@ LINE_INTERVAL_S = 30.0
 """Minimum seconds between two lines of progress in a file or a pipe."""
 
 
+SHOWN_AFTER_S = 1.0
+"""Seconds after which a command shows its progress. A faster one shows none."""
+
+
 class ProgressBars:
     """Progress that draws bars on stderr if it is a terminal, else prints a line every 30 seconds.
 
-    Errors of a terminal that was closed are ignored, so that the work continues.
+    The bars are drawn from the first second on, as long as something is in progress, so that a
+    server that has started logs to a terminal without bars. Errors of a terminal that was closed
+    are ignored, so that the work continues.
+
+    Args:
+        title: Activity that is shown while no other one is. Empty: none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, title: str = "") -> None:
         self.console = SafeConsole(stderr=True, highlight=False)
         columns = (
             TextColumn("{task.description}", markup=False),
@@ -107,16 +117,41 @@ class ProgressBars:
             *columns, console=self.console, transient=True, disable=not self.console.is_terminal
         )
         self.tasks: dict[str, TaskID] = {}
-        self.last_line_time = time.monotonic()
+        self.first_done: dict[str, tuple[float, int]] = {}
+        # The innermost activity is the last one.
+        self.activities = [title] if title else []
+        self.activity_task = self.progress.add_task("", total=None, note="", visible=False)
+        self.created = self.last_line_time = time.monotonic()
+        self.lock, self.closed = RLock(), False
+        self.timer = Timer(SHOWN_AFTER_S, self._refresh)
+        self.timer.daemon = True
 
     def __enter__(self) -> Self:
-        self.progress.start()
+        # Before version 15, rich prints an empty line even if it shows no bars.
+        if not self.progress.disable:
+            self.timer.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Before version 15, rich prints an empty line even if it shows no bars.
-        with suppress(OSError):
-            if not self.progress.disable:
+        self.timer.cancel()
+        with self.lock:
+            self.closed = True
+            self._refresh()
+
+    def _refresh(self) -> None:
+        """Draw the bars, or the innermost activity, if the first second is over."""
+        if self.progress.disable or time.monotonic() - self.created < SHOWN_AFTER_S:
+            return
+        with self.lock, suppress(OSError):
+            has_bars = any(self.progress.tasks[task].visible for task in self.tasks.values())
+            shows_activity = bool(self.activities) and not has_bars
+            self.progress.update(self.activity_task, visible=shows_activity)
+            if shows_activity and self.progress.tasks[0].description != self.activities[-1]:
+                self.progress.reset(self.activity_task, description=self.activities[-1])
+            is_active = (has_bars or shows_activity) and not self.closed
+            if is_active and not self.progress.live.is_started:
+                self.progress.start()
+            elif self.progress.live.is_started and not is_active:
                 self.progress.stop()
 
     def message(self, text: str) -> None:
@@ -129,7 +164,7 @@ class ProgressBars:
             self.console.print(escape(text), soft_wrap=True)
 
     def update(self, task: str, done: int, total: int, items_per_second: float) -> None:
-        """Show the progress of a task.
+        """Show the progress of a task, with the time that is left.
 
         Args:
             task: Name of the task.
@@ -137,13 +172,36 @@ class ProgressBars:
             total: All items.
             items_per_second: Speed, 0 if unknown.
         """
-        self._show(
-            task,
-            task,
-            done,
-            total,
-            f"{done:,}/{total:,}" + (f"  {items_per_second:,.0f}/s" if items_per_second else ""),
-        )
+        now = time.monotonic()
+        first_time, first_done = self.first_done.setdefault(task, (now, done))
+        speed = items_per_second or (done - first_done) / max(now - first_time, 1e-9)
+        note = f"{done:,}/{total:,}"
+        if items_per_second:
+            note += f"  {items_per_second:,.0f}/s"
+        if speed and now - first_time >= SHOWN_AFTER_S:
+            note += f"  {_format_duration((total - done) / speed)} left"
+        if done >= total:
+            # The next task of this name has a time of its own.
+            del self.first_done[task]
+        self._show(task, task, done, total, note)
+
+    @contextmanager
+    def activity(self, task: str) -> Iterator[None]:
+        """Show that a task of unknown length is in progress.
+
+        Args:
+            task: Name of the task.
+
+        Yields:
+            Nothing.
+        """
+        self.activities.append(escape_control_characters(task))
+        self._refresh()
+        try:
+            yield
+        finally:
+            self.activities.pop()
+            self._refresh()
 
     def training_step(self, step: TrainingStep) -> None:
         """Show the progress of a training.
@@ -170,8 +228,7 @@ class ProgressBars:
 
     def _show(self, key: str, title: str, done: int, total: int, note: str) -> None:
         title = escape_control_characters(title)
-        # A server does not start the bars, which would be drawn over its log.
-        if self.progress.disable or not self.progress.live.is_started:
+        if self.progress.disable:
             if (now := time.monotonic()) - self.last_line_time >= LINE_INTERVAL_S:
                 self.last_line_time = now
                 self.message(f"{title}: {note}")
@@ -187,6 +244,7 @@ class ProgressBars:
             note=note,
             visible=visible,
         )
+        self._refresh()
 
 
 def _format_duration(seconds: float) -> str:

@@ -23,7 +23,8 @@ import torch
 from visavis.core import storage
 from visavis.core.environment import package_versions, quote_argument, shell_command
 from visavis.core.errors import RunError
-from visavis.core.progress import NoProgress, Progress, TrainingStep
+from visavis.core.progress import BarsOnly, NoProgress, Progress
+from visavis.core.stopping import kept_if_stopped
 from visavis.data import open_dataset
 from visavis.data.synthetic import (
     CaptionFacts,
@@ -147,16 +148,13 @@ def run_demo(
         else storage.prepare_empty_folder(out)
     )
     progress.message(f"All files of the demo are written to {folder}")
-    try:
-        _run_stages(folder, progress, settings or DemoSettings())
-    except (Stopped, KeyboardInterrupt) as stopped:
-        progress.message(
-            f"Stopped before the report was written. {folder} has the finished parts. visavis demo "
-            "starts again in another folder."
-        )
-        if isinstance(stopped, Stopped):
+    sentence = f"{folder} has the finished parts. visavis demo starts again in another folder."
+    with kept_if_stopped(lambda: sentence):
+        try:
+            _run_stages(folder, progress, settings or DemoSettings())
+        except Stopped as stopped:
             signal.raise_signal(stopped.signal)
-        raise KeyboardInterrupt from None
+            raise KeyboardInterrupt from None
     return folder
 
 
@@ -242,7 +240,7 @@ def _train(folder: Path, progress: Progress, settings: DemoSettings) -> dict[str
             values = with_absolute_paths(read_recipe(recipe, overrides)).to_dict()
             jobs.append(Job(name, seed, values, folder / f"{name.lower()}-{seed}"))
         runs[name] = []
-    with Workers().start(threads=1, progress=_BarsOnly(progress)) as run_jobs:
+    with Workers().start(threads=1, progress=BarsOnly(progress)) as run_jobs:
         for number, run in enumerate(run_jobs(jobs), 1):
             if run.failure:
                 raise RunError(run.failure)
@@ -259,21 +257,6 @@ def _train(folder: Path, progress: Progress, settings: DemoSettings) -> dict[str
 def _objective_name(recipe: str) -> str:
     """Name of a recipe's objective."""
     return type(read_recipe(recipe).phases[-1].objective).__name__
-
-
-class _BarsOnly(NoProgress):
-    """Progress that forwards bars but not the messages of single runs: the demo prints one line for
-    each run.
-    """
-
-    def __init__(self, progress: Progress):
-        self.progress = progress
-
-    def update(self, task: str, done: int, total: int, items_per_second: float) -> None:
-        self.progress.update(task, done, total, items_per_second)
-
-    def training_step(self, step: TrainingStep) -> None:
-        self.progress.training_step(step)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from visavis.core.encoded import unit_rows
 from visavis.core.errors import DataError, MissingExtra
+from visavis.core.progress import ItemCounter, Progress
 from visavis.data.capture_time import TAKEN
 from visavis.data.images import ImageError, capture_time, decode_image, dhash
 from visavis.data.parallel import Engine, map_in_order, map_on_ray
@@ -164,6 +166,11 @@ class _FileReader:
         return _DecodedFile(*values, pixels=self.converter([image]))
 
 
+def _add(on_files: Callable[[int], None], start: int, done: int, _total: int = 0) -> None:
+    """Report files after those that were encoded before."""
+    on_files(start + done)
+
+
 def _unreadable(error: DataError | MissingExtra) -> UnreadableFile:
     return UnreadableFile(str(error), isinstance(error, ImageError | VideoError))
 
@@ -173,6 +180,7 @@ def encode_shard(
     files: Sequence[SourceFile],
     moment_seconds: float,
     decoded_images: Iterator[_DecodedFile | UnreadableFile] | None = None,
+    on_files: Callable[[int], None] = lambda _: None,
 ) -> EncodedShard:
     """Encode each image as an item, and each clip as an item for the whole and one for each of its
     moments.
@@ -187,6 +195,7 @@ def encode_shard(
         files: Files to encode.
         moment_seconds: Length of a moment in seconds.
         decoded_images: The images of this shard, and of later ones. None: threads read them here.
+        on_files: Called with the number of files of the shard that are encoded.
 
     Returns:
         Items and vectors, and the files that cannot be read.
@@ -206,10 +215,13 @@ def encode_shard(
             (file, decoded) for file, decoded in decoded_batch if isinstance(decoded, _DecodedFile)
         ]:
             pixels = [decoded.pixels for _, decoded in images if decoded.pixels is not None]
+            count = partial(_add, on_files, start)
             encoded = (
-                model.encode_pixels(pixels, len(pixels))
+                model.encode_pixels(pixels, len(pixels), count)
                 if pixels
-                else model.encode_visual([decoded.image for _, decoded in images if decoded.image])
+                else model.encode_visual(
+                    [decoded.image for _, decoded in images if decoded.image], count
+                )
             )
             vectors = model.item_vectors(encoded)
             rows += [
@@ -219,7 +231,8 @@ def encode_shard(
                 )
                 for (file, decoded), vector in zip(images, vectors, strict=True)
             ]
-    for file in clips:
+    for number, file in enumerate(clips, len(image_files)):
+        on_files(number)
         try:
             rows += _encode_clip(model, file, moment_seconds)
         except (DataError, MissingExtra) as error:
@@ -410,6 +423,7 @@ def encode_in_shards(
     model: Retriever,
     files: Sequence[SourceFile],
     moment_seconds: float,
+    progress: Progress,
 ) -> Iterator[tuple[Sequence[SourceFile], EncodedShard]]:
     """Encode files in shards of ``SHARD_SIZE``.
 
@@ -421,6 +435,7 @@ def encode_in_shards(
         model: The model.
         files: Files to encode.
         moment_seconds: Length of a moment in seconds.
+        progress: Receives the progress within each shard that this process encodes.
 
     Yields:
         The files of a shard and their items. Ray yields shards in the order in which they are
@@ -436,9 +451,11 @@ def encode_in_shards(
         decoded_images = _FileReader.of_model(model).read_images(
             _separate_clips(files)[0], model.device, workers
         )
-        yield from (
-            (shard, encode_shard(model, shard, moment_seconds, decoded_images)) for shard in shards
-        )
+        count, num_done = ItemCounter(progress, "files", len(files)), 0
+        for shard in shards:
+            on_files = partial(_add, count, num_done)
+            yield shard, encode_shard(model, shard, moment_seconds, decoded_images, on_files)
+            num_done += len(shard)
     else:
         full_decoding = model.processor.visual_spec.full_decoding
         arguments = (model_name, model.embedding_dim, full_decoding, moment_seconds)

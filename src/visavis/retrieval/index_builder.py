@@ -28,7 +28,8 @@ from visavis.core import storage
 from visavis.core.errors import DataError, RefusedOverwrite, RunError, VisavisError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.notebook import NotebookTable
-from visavis.core.progress import NoProgress, Progress
+from visavis.core.progress import BarsOnly, NoProgress, Progress
+from visavis.core.stopping import kept_if_stopped
 from visavis.data.capture_time import read_time
 from visavis.data.formats.image_files import path_and_parents
 from visavis.data.parallel import Engine
@@ -222,14 +223,16 @@ def build_index(
             "with --out."
         )
     previous = read_manifest(folder) if is_index(folder) else None
-    retriever = Retriever.load(model, device=device, memory=memory)
+    with progress.activity("loading the model"):
+        retriever = Retriever.load(model, device=device, memory=memory)
     if full_decoding or (previous is not None and previous.full_decoding):
         retriever = retriever.with_full_decoding()
     if embedding_dim is not None:
         retriever = retriever.with_embedding_dim(embedding_dim)
     exclude = tuple(filter(None, exclude)) if exclude or previous is None else previous.exclude
     is_known = previous is not None and previous.source == str(source_root(source))
-    collection = (list_readable_files if is_known else list_source_files)(source, exclude)
+    with progress.activity("listing files"):
+        collection = (list_readable_files if is_known else list_source_files)(source, exclude)
     # Without waiting: a second update of the same files would only repeat the first.
     with storage.folder_lock(folder / "index", wait=False, subject=folder):
         # The manifest is read again under the lock. Another update may have ended since.
@@ -261,7 +264,13 @@ def build_index(
                 # Without a digest, the index is marked as unfinished.
                 write_manifest(folder, replace(manifest, digest=None))
             shards = encode_in_shards(
-                engine, workers, str(model), encoder, changes.new_files, manifest.moment_seconds
+                engine,
+                workers,
+                str(model),
+                encoder,
+                changes.new_files,
+                manifest.moment_seconds,
+                progress,
             )
             unreadable = _apply_changes(vectors, changes, shards, progress)
             damaged = {
@@ -271,9 +280,10 @@ def build_index(
             }
             skipped, digest = changes.skipped | damaged, vectors.digest()
             # Fitted once: it depends on the model and its validation data, not on the items.
-            calibration = manifest.calibration or calibrate_index(
-                Path(model), manifest.embedding_dim, progress
-            )
+            with kept_if_stopped(lambda: "All files are in the index."):
+                calibration = manifest.calibration or calibrate_index(
+                    Path(model), manifest.embedding_dim, progress, is_new=previous is None
+                )
             manifest = replace(
                 manifest,
                 skipped=skipped,
@@ -595,18 +605,19 @@ def _apply_changes(
         store.add(items, store.vectors([key for _, key in changes.reused]))
         _delete_old_items(store, changes, {item.path for item in items}, items)
     unreadable = dict[str, UnreadableFile]()
-    num_done, started = 0, time.perf_counter()
-    for files, shard in shards:
-        if shard.items:
-            store.add(shard.items, shard.vectors)
-        # A file that cannot be read now, but may be intact, keeps its items.
-        kept = {path for path, problem in shard.unreadable.items() if not problem.is_damaged}
-        paths = [file.path for file in files if file.path not in kept]
-        _delete_old_items(store, changes, paths, shard.items)
-        unreadable |= shard.unreadable
-        num_done += len(files)
-        per_second = num_done / (time.perf_counter() - started)
-        progress.update("files", num_done, len(changes.new_files), per_second)
+    num_done, total, started = 0, len(changes.new_files), time.perf_counter()
+    with kept_if_stopped(lambda: f"The index keeps {num_done:,} of {total:,} new files."):
+        for files, shard in shards:
+            if shard.items:
+                store.add(shard.items, shard.vectors)
+            # A file that cannot be read now, but may be intact, keeps its items.
+            kept = {path for path, problem in shard.unreadable.items() if not problem.is_damaged}
+            paths = [file.path for file in files if file.path not in kept]
+            _delete_old_items(store, changes, paths, shard.items)
+            unreadable |= shard.unreadable
+            num_done += len(files)
+            per_second = num_done / (time.perf_counter() - started)
+            progress.update("files", num_done, total, per_second)
     # Last: the vectors of a moved file are read from its old path above.
     _delete_old_items(store, changes, changes.missing_paths, ())
     return unreadable
@@ -623,35 +634,44 @@ def _delete_old_items(
         store.delete(keys)
 
 
-def calibrate_index(run: Path, embedding_dim: int, progress: Progress) -> Calibration | None:
+def calibrate_index(
+    run: Path, embedding_dim: int, progress: Progress, *, is_new: bool = True
+) -> Calibration | None:
     """Fit match probabilities on the validation split of a run.
 
     Args:
         run: Run folder or pretrained model.
         embedding_dim: Dimension of the vectors of the index.
-        progress: Receives a message if match probabilities are not available.
+        progress: Receives progress, and a message if match probabilities are not available.
+        is_new: Whether the index is new. A pretrained model never has match probabilities, so an
+            update does not repeat the message.
 
     Returns:
         The calibration. None if it is not available.
     """
     if not os.path.isfile(run / "run.toml"):
-        progress.message(
-            "Match probabilities are not available: they need the validation data of a trained run."
-        )
+        if is_new:
+            progress.message(
+                "Results are ranked without match probabilities, which need the validation data of "
+                "a trained run."
+            )
         return None
     # An update without changes needs no training code.
     from visavis.training.runs.open_run import read_run_recipe
 
     try:
         validation = read_run_recipe(run).evaluation.validation
-        return fit_calibration(*validation_scores(run, validation, embedding_dim))
+        with progress.activity("calibrating match probabilities"):
+            return fit_calibration(
+                *validation_scores(run, validation, embedding_dim, BarsOnly(progress))
+            )
     except VisavisError as error:
         progress.message(f"Match probabilities are not available: {error}")
         return None
 
 
 def validation_scores(
-    run: Path, split: str, embedding_dim: int = 0
+    run: Path, split: str, embedding_dim: int = 0, progress: Progress | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the scores of all captions of a split with all of its images.
 
@@ -659,6 +679,7 @@ def validation_scores(
         run: Run folder.
         split: Name of the split.
         embedding_dim: Matryoshka dimension of the vectors. 0: all dimensions.
+        progress: Receives progress.
 
     Returns:
         Scores as an index computes them, and whether caption and image belong together, both of
@@ -666,7 +687,7 @@ def validation_scores(
     """
     from visavis.training.runs.open_run import open_run, read_run_recipe
 
-    data_module, matcher = open_run(run, read_run_recipe(run), NoProgress())
+    data_module, matcher = open_run(run, read_run_recipe(run), progress or NoProgress())
     data = data_module.data.split(split)
     visual, text = data_module.encode(matcher, data)
     model = truncate_model(Retriever(matcher, data_module.processor), embedding_dim)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from visavis.core.errors import DataError, RunError, VisavisError
 from visavis.core.memory_budget import MemoryLimit
-from visavis.core.progress import Progress
+from visavis.core.progress import ItemCounter, Progress
 from visavis.core.run_context import RunContext
 from visavis.data import Dataset, Image, open_dataset
 from visavis.data.dataset_reader import validate_images
@@ -155,8 +155,13 @@ class RunImages:
                 processor.visual.crops if processor.visual else 1,
                 processor.standardization,
             )
+        count = ItemCounter(self.progress, "images", len(images))
         visual = encode_items(
-            matcher, "visual", source.read, consecutive_batches(len(images), BATCH_SIZE)
+            matcher,
+            "visual",
+            source.read,
+            consecutive_batches(len(images), BATCH_SIZE),
+            on_batch=lambda done, _: count(done),
         )
         return score_all_pairs(matcher, visual, model.encode_text([text]), model.memory)[:, 0]
 

@@ -30,6 +30,7 @@ from visavis.core.errors import RunError, StorageError, VisavisError
 from visavis.core.notebook import NotebookTable
 from visavis.core.process_group import ProcessGroup
 from visavis.core.run_context import RunContext
+from visavis.core.stopping import kept_if_stopped
 from visavis.evaluation import Evaluation
 from visavis.evaluation.metrics.ranking import random_rsum
 from visavis.evaluation.query_ranks import write_query_ranks
@@ -288,6 +289,16 @@ def _start_ensemble(plan: TrainingPlan, path: Path, context: RunContext) -> Trai
 
 def _train_members(plan: TrainingPlan, folder: Path, context: RunContext) -> TrainingResult:
     """Train or resume each member in its subfolder, then evaluate their ensemble."""
+
+    def resumed() -> Path | None:
+        has_runs = any(RunFolder(folder / name).is_run for name in plan.members)
+        return folder if has_runs else None
+
+    with kept_if_stopped(lambda: "", resumed):
+        return _train_members_in_turn(plan, folder, context)
+
+
+def _train_members_in_turn(plan: TrainingPlan, folder: Path, context: RunContext) -> TrainingResult:
     group, members = context.group, list[TrainingResult]()
     for name, member in plan.members.items():
         try:
@@ -335,7 +346,10 @@ def _train_and_evaluate(
     the result.
     """
     recipe, progress, group = data_module.recipe, data_module.progress, data_module.group
-    with storage.resumable(folder.path):
+    with (
+        storage.resumable(folder.path),
+        kept_if_stopped(lambda: "The run is kept up to its last checkpoint.", lambda: folder.path),
+    ):
         trainer = Trainer(data_module, matcher, folder)
         initial_weights = trainer.best  # a resumed trainer replaces it: read it first
         first = recipe.phases[0]

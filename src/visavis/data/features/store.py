@@ -396,7 +396,7 @@ class FeatureWriter:
 
     def __init__(self, folder: Path, description: StoreDescription):
         self.store, self.description = FeatureStore._open_files(folder, description), description
-        self.rows_written = self.store.progress.rows_written
+        self.rows_written = self.rows_saved = self.store.progress.rows_written
         self._checksum = self.store.checksum(self.rows_written)
         if self.store.progress.sha256 not in ("", self._checksum.hexdigest()):
             raise storage.DamagedCacheError(
@@ -496,6 +496,7 @@ class FeatureWriter:
         with storage.storage_errors(self._vectors_path), open(self._vectors_path, "r+b") as file:
             os.fsync(file.fileno())
         storage.write_json(self.store.folder / "progress.json", asdict(self._progress))
+        self.rows_saved = self.rows_written
 
     @property
     def _progress(self) -> WriteProgress:

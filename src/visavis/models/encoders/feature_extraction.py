@@ -21,6 +21,7 @@ from visavis.core import storage
 from visavis.core.encoded import Encoded, concatenate
 from visavis.core.errors import SKIP_BAD_ADVICE, DataError, SpecError, VisavisError, log_debug
 from visavis.core.process_group import ONE_PROCESS, ProcessGroup
+from visavis.core.stopping import kept_if_stopped
 from visavis.data.dataset import Dataset, Image
 from visavis.data.features.store import (
     VARIABLE_LENGTH_FILES,
@@ -363,7 +364,15 @@ def _compute(
     start = int(group.broadcast_text(str(writer.rows_written) if writer else ""))
     # Only the rows that are missing.
     batches = [items[i : i + batch_size] for i in range(start, len(items), batch_size)]
-    _write_batches(writer, sharing.encode(batch_encoder, batches), start, len(items), on_progress)
+    noun = "image" if images else "caption"
+
+    def describe() -> str:
+        rows = start if writer is None else writer.rows_saved
+        return f"The features of {rows:,} of {len(items):,} {noun}s are kept."
+
+    with kept_if_stopped(describe):
+        encoded = sharing.encode(batch_encoder, batches)
+        _write_batches(writer, encoded, start, len(items), on_progress)
     with group.first_rank_first():
         return writer.finish() if writer is not None else FeatureStore.open(folder)
 

@@ -28,6 +28,7 @@ from visavis.research.experiments.run_comparison import (
     ExperimentPlan,
     cache_setting_features,
     experiment_workers,
+    finished_runs_kept,
     new_experiment_folder,
     read_experiment_file,
     read_plan,
@@ -401,7 +402,8 @@ def resume_reproduction(
     reproduction = read_experiment_file(folder, "table.json", ReproductionPlan, "reproduce")
     plan = read_plan(folder, seeds, successive_halving=False, command="reproduce")
     cache_setting_features(plan, progress)
-    return _run(folder, plan, reproduction, workers, progress)
+    with finished_runs_kept(folder):
+        return _run(folder, plan, reproduction, workers, progress)
 
 
 def select_rows(table: str, patterns: Sequence[str] = ()) -> list[PublishedRow]:

@@ -20,7 +20,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -30,6 +30,7 @@ from visavis.core.errors import RecipeError, RunError, VisavisError
 from visavis.core.progress import Progress
 from visavis.core.run_context import RunContext
 from visavis.core.spec import validate_int
+from visavis.core.stopping import kept_if_stopped
 from visavis.evaluation.feedback.evaluate_feedback import FeedbackTest
 from visavis.research.experiments.comparison_result import Comparison
 from visavis.research.experiments.grid import Choices, Setting, build_settings
@@ -218,7 +219,20 @@ def resume_comparison(
             lines = f"{len(before.splitlines()):,} lines before, {len(given.splitlines()):,} now"
             progress.message(f"{copy}: replaced by the given feedback ({lines}).")
         storage.write_bytes(copy, given)
-    return _run(folder, plan, batches, workers, progress, test, budget_s)
+    with finished_runs_kept(folder):
+        return _run(folder, plan, batches, workers, progress, test, budget_s)
+
+
+def finished_runs_kept(folder: Path) -> AbstractContextManager[None]:
+    """Report that Ctrl-C in this block keeps the finished runs of a folder.
+
+    Args:
+        folder: Folder of the experiment.
+
+    Returns:
+        Context of the block.
+    """
+    return kept_if_stopped(lambda: "The finished runs are kept.", lambda: folder)
 
 
 @contextmanager
@@ -239,7 +253,8 @@ def new_experiment_folder(
     with storage.create_output_folder(out, Path("runs") / stem) as folder:
         batches = cache_setting_features(plan, progress)
         storage.write_json(folder / PLAN_FILE, asdict(plan))
-        yield folder, batches
+        with finished_runs_kept(folder):
+            yield folder, batches
 
 
 def read_experiment_file(folder: Path, name: str, schema: type[T], command: str) -> T:

@@ -15,7 +15,7 @@ import torch
 from visavis.core.encoded import Encoded, Modality
 from visavis.core.errors import DataError, RecipeError, VisavisError, suggest_name
 from visavis.core.process_group import ProcessGroup
-from visavis.core.progress import Progress
+from visavis.core.progress import ItemCounter, Progress
 from visavis.core.run_context import RunContext
 from visavis.core.spec import build_object
 from visavis.data.dataset import Dataset
@@ -287,7 +287,10 @@ class DataModule:
         """Encode the items of one side. A few batches are not worth sharing out."""
         if len(batches) < self.group.world_size:
             return join_batches(encode_batches(matcher, side, read(batches)), batches)
-        local = encode_batches(matcher, side, read(self.group.part(batches)))
+        part = self.group.part(batches)
+        task = "encoding images" if side == "visual" else "encoding captions"
+        count = ItemCounter(self.progress, task, sum(map(len, part)))
+        local = encode_batches(matcher, side, read(part), on_items=count)
         return join_batches(self.group.all_gather_batches(local, len(batches)), batches)
 
     def evaluate(
