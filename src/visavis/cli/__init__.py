@@ -14,6 +14,7 @@ from visavis.cli.terminal import (
     SignalReceived,
     escape_unencodable_output,
     ignore_interrupts,
+    interrupts_are_ignored,
     print_error,
     signals_raised,
 )
@@ -58,7 +59,13 @@ def main() -> None:
             # Here, because Ctrl-C may come while the commands are imported.
             from visavis.cli.commands import build_app
 
-            build_app("".join(sys.argv[1:2]))()
+            try:
+                build_app("".join(sys.argv[1:2]))()
+            except SystemExit as end:
+                # Typer ends without a line if Ctrl-C comes while it reads the arguments.
+                if end.code == 128 + signal.SIGINT and not interrupts_are_ignored():
+                    raise KeyboardInterrupt from None
+                raise
     except KeyboardInterrupt:
         ignore_interrupts()
         print_error("Stopped before the command started.")

@@ -4,6 +4,7 @@ command.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import errno
 import io
@@ -109,16 +110,41 @@ class SignalReceived(BaseException):
         self.signal = received
 
 
+IMPORT_POLL_S = 0.05
+"""Seconds between two checks whether an import has ended."""
+
+
 @contextmanager
 def signals_raised() -> Iterator[None]:
-    """Raise SignalReceived on a signal in this block. Ignored signals stay ignored (``nohup``).
+    """Raise SignalReceived on a signal in this block, and KeyboardInterrupt on Ctrl-C. Ignored
+    signals stay ignored (``nohup``).
+
+    The import of an extension is not interrupted, because C++ code ends the process with a message
+    of its own if an exception reaches it there. Ctrl-C waits for its end, a second one does not.
 
     Yields:
         Nothing.
 
     Raises:
         SignalReceived: If a signal arrives.
+        KeyboardInterrupt: After Ctrl-C.
     """
+    waiting, is_repeated = False, False
+
+    def interrupt_again() -> None:
+        nonlocal is_repeated
+        is_repeated = True
+        _thread.interrupt_main()
+
+    def handle_interrupt(_: int, frame: FrameType | None) -> None:
+        nonlocal waiting, is_repeated
+        by_user, is_repeated = not is_repeated, False
+        if not _is_importing_extension(frame) or (waiting and by_user):
+            raise KeyboardInterrupt
+        waiting = True
+        timer = threading.Timer(IMPORT_POLL_S, interrupt_again)
+        timer.daemon = True
+        timer.start()
 
     def handle_signal(number: int, _: FrameType | None) -> None:
         raise SignalReceived(signal.Signals(number))
@@ -126,14 +152,38 @@ def signals_raised() -> Iterator[None]:
     handled = [number for number in ENDING_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
     for number in handled:
         signal.signal(number, handle_signal)
+    interrupt = signal.getsignal(signal.SIGINT)
+    if interrupt is signal.default_int_handler:
+        signal.signal(signal.SIGINT, handle_interrupt)
     try:
         yield
     finally:
         for number in handled:
             signal.signal(number, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGINT) is handle_interrupt:
+            signal.signal(signal.SIGINT, interrupt)
+
+
+def _is_importing_extension(frame: FrameType | None) -> bool:
+    """Whether a frame belongs to the import of an extension module, or of torch, whose modules call
+    C++ code that calls Python.
+    """
+    while frame is not None:
+        code, module = frame.f_code, frame.f_globals.get("__name__", "")
+        if code.co_qualname.startswith("ExtensionFileLoader."):
+            return True
+        if code.co_name == "<module>" and module.partition(".")[0] == "torch":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def ignore_interrupts() -> None:
     """Ignore Ctrl-C from now on: a second one would print a traceback while the process ends."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def interrupts_are_ignored() -> bool:
+    """Whether ``ignore_interrupts`` was called, which is after the line about a stop."""
+    return signal.getsignal(signal.SIGINT) is signal.SIG_IGN
