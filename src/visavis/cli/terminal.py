@@ -165,14 +165,14 @@ def signals_raised() -> Iterator[None]:
 
 
 def _is_importing_extension(frame: FrameType | None) -> bool:
-    """Whether a frame belongs to the import of an extension module, or of torch, whose modules call
-    C++ code that calls Python.
+    """Whether a frame belongs to the import of an extension module, or of torch, which calls C++
+    code that calls Python.
     """
     while frame is not None:
-        code, module = frame.f_code, frame.f_globals.get("__name__", "")
+        code = frame.f_code
         if code.co_qualname.startswith("ExtensionFileLoader."):
             return True
-        if code.co_name == "<module>" and module.partition(".")[0] == "torch":
+        if code.co_name == "<module>" and frame.f_globals.get("__name__") == "torch":
             return True
         frame = frame.f_back
     return False

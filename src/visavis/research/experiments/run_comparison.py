@@ -375,6 +375,8 @@ def train_runs(
             (setting, seed) for setting, seed in runs if (setting.name, seed) not in finished
         ]
         affordable = budget.runs_within_budget(missing)
+        if affordable:
+            progress.update("runs", len(finished), len(jobs), 0)
         for outcome in run_jobs([jobs[setting.name, seed] for setting, seed in affordable]):
             finished[outcome.setting, outcome.seed] = outcome
             budget.runs += 1
