@@ -145,9 +145,11 @@ class ProgressBars:
         with self.lock, suppress(OSError):
             has_bars = any(self.progress.tasks[task].visible for task in self.tasks.values())
             shows_activity = bool(self.activities) and not has_bars
-            self.progress.update(self.activity_task, visible=shows_activity)
-            if shows_activity and self.progress.tasks[0].description != self.activities[-1]:
+            shown = self.progress.tasks[self.activity_task]
+            if shows_activity and not (shown.visible and shown.description == self.activities[-1]):
+                # Its time starts again.
                 self.progress.reset(self.activity_task, description=self.activities[-1])
+            self.progress.update(self.activity_task, visible=shows_activity)
             is_active = (has_bars or shows_activity) and not self.closed
             if is_active and not self.progress.live.is_started:
                 self.progress.start()

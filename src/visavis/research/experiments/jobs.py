@@ -350,9 +350,27 @@ class _WorkerPool(ProcessPoolExecutor):
         }
         main["__spec__"] = None
         try:
-            return super().submit(*args, **kwargs)
+            with _blocked_in_new_processes("SIGINT", "SIGHUP"):
+                return super().submit(*args, **kwargs)
         finally:
             main.update(script)
+
+
+@contextmanager
+def _blocked_in_new_processes(*names: str) -> Iterator[None]:
+    """Block signals in processes that this block starts, which inherit the mask: Ctrl-C would print
+    a traceback while they import modules, before they ignore it. Other threads of this process
+    still receive the signals.
+    """
+    numbers = {getattr(signal, name) for name in names if hasattr(signal, name)}
+    if sys.platform == "win32":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
