@@ -32,11 +32,11 @@ from visavis.evaluation.trec import trec_rankings, write_trec
 from visavis.losses.scoring import select_items
 from visavis.models.base import Matcher, evaluation_mode
 from visavis.models.inference import device_score, score_all_pairs
-from visavis.research.diagnostics.contribution_analysis import diagnose_run
+from visavis.research.diagnostics.contribution_analysis import ContributionAnalysis, diagnose_run
 from visavis.research.experiments.comparison_result import Comparison, Sweep
 from visavis.research.experiments.grid import Setting
 from visavis.research.experiments.jobs import RunOutcome
-from visavis.research.probes import probe_run
+from visavis.research.probes import ProbeReport, probe_run
 from visavis.research.reports.html_report import (
     DASH_PATTERN,
     LIGHT_THEME,
@@ -88,28 +88,18 @@ NUM_IMAGES = 5
 def write_comparison_report(comparison: Comparison, progress: Progress) -> None:
     """Write ``report.html`` and its plots to the folder of a comparison.
 
+    The results are written first, and written again with gradients and capability tests, which
+    take longer.
+
     Args:
         comparison: Finished comparison.
         progress: Receives the progress, and a message for each setting without diagnosis or
             capability tests.
     """
-    folder, examples, sweeps = comparison.folder, example_queries(comparison), comparison.sweeps
-    logs = [
-        TrainingCurve(setting.name, RunFolder(run.folder).read_log())
-        for setting in comparison.selected
-        for run in comparison.runs(setting)
-    ]
-    tests = comparison.differences_from_best.values()
-    differences = [(test, comparison.image_bootstrap.difference(test.a, test.b)) for test in tests]
-    curves = ThemedImage.draw(partial(plot_training_curves, logs), folder / "curves.png")
-    differences_image = (
-        ThemedImage.draw(partial(plot_differences, differences), folder / "differences.png")
-        if differences
-        else None
-    )
-    sweep_image = (
-        ThemedImage.draw(partial(plot_sweeps, sweeps), folder / "sweep.png") if sweeps else None
-    )
+    with progress.activity("report"):
+        render = _report_renderer(comparison)
+        file = comparison.folder / "report.html"
+        storage.write_text(file, render(diagnoses={}, probes={}, is_complete=False))
     diagnoses = _measure_settings(
         comparison,
         "gradients",
@@ -130,19 +120,37 @@ def write_comparison_report(comparison: Comparison, progress: Progress) -> None:
             shared_inputs={},
         ),
     )
+    storage.write_text(file, render(diagnoses=diagnoses, probes=probes, is_complete=True))
+
+
+def _report_renderer(comparison: Comparison) -> Callable[..., str]:
+    """Draw the plots and collect the examples, and return a function that renders the page with
+    the given measurements.
+    """
+    folder, examples, sweeps = comparison.folder, example_queries(comparison), comparison.sweeps
+    logs = [
+        TrainingCurve(setting.name, RunFolder(run.folder).read_log())
+        for setting in comparison.selected
+        for run in comparison.runs(setting)
+    ]
+    tests = comparison.differences_from_best.values()
+    differences = [(test, comparison.image_bootstrap.difference(test.a, test.b)) for test in tests]
+    curves = ThemedImage.draw(partial(plot_training_curves, logs), folder / "curves.png")
+    differences_image = (
+        ThemedImage.draw(partial(plot_differences, differences), folder / "differences.png")
+        if differences
+        else None
+    )
+    sweep_image = (
+        ThemedImage.draw(partial(plot_sweeps, sweeps), folder / "sweep.png") if sweeps else None
+    )
     feedback_pairs = []
     for metric, label in comparison.feedback.labels.items() if comparison.feedback else ():
         for test in comparison.feedback_differences_from_best(metric).values():
             estimate = comparison.query_bootstrap.difference(test.a, test.b, metric)
             feedback_pairs.append(_pair_row(f"{test.b}: {label}", test, estimate))
-    # A row for each kind of edit, with the accuracy of each setting.
-    accuracies = defaultdict[str, dict[str, str]](dict)
-    for name, report in probes.items():
-        for result in report.results:
-            cell = f"{result.percent:.0f} % ({result.low:.0f} to {result.high:.0f})"
-            accuracies[f"{result.title}, {result.num_pairs} cases"][name] = cell
-    page = render_report(
-        "comparison",
+    return partial(
+        _render,
         comparison=comparison,
         facts=_facts(comparison),
         captions_table=replace(comparison.table, feedback=None),
@@ -159,6 +167,24 @@ def write_comparison_report(comparison: Comparison, progress: Progress) -> None:
         feedback_pairs=feedback_pairs,
         sweep_image=sweep_image,
         sweep_alt=_sweeps_alt(sweeps) if sweeps else "",
+        examples=examples,
+        thumbnails=Thumbnails(examples.data) if examples else None,
+        commands=_commands(comparison),
+    )
+
+
+def _render(
+    *, diagnoses: dict[str, ContributionAnalysis], probes: dict[str, ProbeReport], **values: Any
+) -> str:
+    """Render the page with the measurements of the settings."""
+    # A row for each kind of edit, with the accuracy of each setting.
+    accuracies = defaultdict[str, dict[str, str]](dict)
+    for name, report in probes.items():
+        for result in report.results:
+            cell = f"{result.percent:.0f} % ({result.low:.0f} to {result.high:.0f})"
+            accuracies[f"{result.title}, {result.num_pairs} cases"][name] = cell
+    return render_report(
+        "comparison",
         diagnoses=diagnoses,
         count_rows=[
             [
@@ -175,11 +201,8 @@ def write_comparison_report(comparison: Comparison, progress: Progress) -> None:
         probe_rows=[
             [kind, *(cells.get(name, "-") for name in probes)] for kind, cells in accuracies.items()
         ],
-        examples=examples,
-        thumbnails=Thumbnails(examples.data) if examples else None,
-        commands=_commands(comparison),
+        **values,
     )
-    storage.write_text(folder / "report.html", page)
 
 
 def _measure_settings(
@@ -206,9 +229,20 @@ def _facts(comparison: Comparison) -> list[tuple[str, str]]:
     best, runs = comparison.best, comparison.runs(comparison.best)
     row = next(row for row in comparison.table.rows if row.name == best.name)
     minutes = sum(run.seconds for run in comparison.outcomes) / 60
+    chosen = (
+        "random rankings reach as much"
+        if comparison.is_at_chance
+        else f"{best.name} is the best on validation"
+    )
     facts = [
-        (row.cell(RSUM.name), f"test RSUM of {best.name}, the best on validation"),
-        (row.cell("t2i_r1"), "% of captions with their image at rank 1"),
+        (
+            f"{row.mean(RSUM.name):.1f}",
+            f"test RSUM ({row.describe_mean(RSUM.name)}), {chosen}",
+        ),
+        (
+            f"{row.mean('t2i_r1'):.1f}",
+            f"% of captions with their image at rank 1 ({row.describe_mean('t2i_r1')})",
+        ),
         (
             str(len(runs)),
             f"seed{'s' if len(runs) > 1 else ''}, {minutes:.0f} minutes of training in total",

@@ -311,6 +311,13 @@ class Comparison(NotebookTable):
         return "At the recipe's learning rate, not tuned"
 
     @property
+    def is_at_chance(self) -> bool:
+        """Whether the test results of all choices are those of a random ranking."""
+        table = self.table
+        limit = table.conditions.highest_chance_rsum
+        return all(row.mean(RSUM.name) <= limit for row in table.rows)
+
+    @property
     def findings(self) -> list[str]:
         """Findings in sentences."""
         best, seeds = self.best.name, len(self.runs(self.best))
@@ -321,6 +328,16 @@ class Comparison(NotebookTable):
                 f"{self.validation(self.best):.1f} over {seeds_text}."
             )
         ]
+        if self.is_at_chance:
+            limit = self.table.conditions.highest_chance_rsum
+            sentences = [
+                (
+                    f"At chance: no setting has a mean test RSUM above {limit:.1f}, which a random "
+                    "ranking can reach. No setting is better than another. Use more images, more "
+                    "epochs or a pretrained encoder."
+                ),
+                f"{self.tuning}.",
+            ]
         sentences += [
             f"{rate.setting}: the selected learning rate {rate.learning_rate:.3g} is the "
             f"{rate.edge} tried. A better one may be beyond it."

@@ -19,7 +19,7 @@ from visavis.evaluation import Evaluation
 from visavis.evaluation.bootstrap import BOOTSTRAP_METRICS, BootstrapSamples
 from visavis.evaluation.feedback.evaluate_feedback import FeedbackTest
 from visavis.evaluation.metrics.catalog import RECALLS, RSUM
-from visavis.evaluation.metrics.ranking import random_recall
+from visavis.evaluation.metrics.ranking import random_recall, random_rsum
 from visavis.evaluation.statistics import Interval, PairedTest, t_interval
 
 # low, high: the 95 % interval of the mean over seeds. images_low, images_high: the interval of the
@@ -120,6 +120,12 @@ class MeasurementConditions:
         )
         return 100 * random_recall(candidates, positives, int(k))
 
+    @property
+    def highest_chance_rsum(self) -> float:
+        """RSUM that a random ranking hardly exceeds: its mean plus two standard deviations."""
+        mean, std = random_rsum([round(self.captions_per_image)] * self.num_images)
+        return mean + 2 * std
+
 
 @dataclass(frozen=True)
 class ResultRow:
@@ -156,6 +162,22 @@ class ResultRow:
         return (
             statistics.stdev(run[metric] for run in self.metrics) if len(self.metrics) > 1 else None
         )
+
+    def describe_mean(self, metric: str) -> str:
+        """Describe the interval of the mean over seeds, which is wide for two seeds.
+
+        Args:
+            metric: Key of a metric.
+
+        Returns:
+            The 95 % t interval, or the reason why there is none.
+        """
+        if len(self.metrics) == 1:
+            return "one seed, without an interval"
+        interval = t_interval(run[metric] for run in self.metrics)
+        if interval is None:
+            return f"the same value for {len(self.metrics)} seeds, too few for an interval"
+        return f"95 % interval {interval} over {len(self.metrics)} seeds"
 
     def cell(self, metric: str, *, short: bool = False) -> str:
         """Format mean and standard deviation.
