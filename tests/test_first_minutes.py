@@ -26,7 +26,13 @@ from visavis.core.errors import DataError, VisavisError
 from visavis.core.progress import NoProgress
 from visavis.data.hub_files import HubUnreachableError
 from visavis.data.synthetic import write_synthetic_scenes
-from visavis.models.default_model import DEFAULT_MODELS, default_model, saved_model, settings_file
+from visavis.models.default_model import (
+    COPIED_FILES,
+    DEFAULT_MODELS,
+    default_model,
+    saved_model,
+    settings_file,
+)
 from visavis.retrieval.index_builder import default_index_folder
 from visavis.training.recipes.default_recipe import choose_recipe
 
@@ -313,12 +319,51 @@ def test_search_without_run_prints_query_as_json(hub, photos):
     assert json.loads(command.output_text)["query"] == "a red star"
 
 
-def test_offline_without_model_names_both_ways(photos):
+@pytest.mark.parametrize(
+    ("is_forbidden", "cause"),
+    [
+        (True, r"HF_HUB_OFFLINE=1 forbids downloads\. To download it, unset HF_HUB_OFFLINE\."),
+        (False, r"the hub is not reachable\. Connect to the network once\."),
+    ],
+)
+def test_missing_model_names_cause_command_and_files(photos, monkeypatch, is_forbidden, cause):
+    monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
+    if not is_forbidden:
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        monkeypatch.setattr("visavis.models.default_model.missing_bytes", _unreachable)
+    command = f"hf download {DEFAULT} {' '.join(COPIED_FILES)} --local-dir clip "
     with pytest.raises(
         HubUnreachableError,
-        match=r"got neither\. Connect to the network once, .* MB, license: MIT\).*pass --model FOLDER\.$",
+        match=rf"got neither: .* MB, license: MIT\) .*{cause} .*{command}.*pass --model clip\.$",
     ):
         visavis.index(photos)
+
+
+def _unreachable(name):
+    raise HubUnreachableError(name)
+
+
+def test_copied_files_are_all_that_a_model_needs(photos, dual_encoders):
+    Path("copied").mkdir()
+    for name in COPIED_FILES:
+        shutil.copy(dual_encoders / "clip" / name, "copied")
+    assert visavis.index(photos, model="copied").num_items == 14
+
+
+def test_doctor_reports_a_model_that_cannot_be_downloaded(photos):
+    (check,) = [check for check in visavis.doctor() if check.name == "default model"]
+    assert not check.ok
+    assert "HF_HUB_OFFLINE=1 forbids downloads" in check.value
+
+
+def test_folder_instead_of_index_names_the_command(photos):
+    with pytest.raises(VisavisError, match=r"visavis search 'a dog' --collection 'My Photos'\.$"):
+        visavis.search(photos.rename("My Photos"), "a dog")
+    with pytest.raises(DataError, match=r"Use My Photos\."):
+        visavis.search("a dog", collection="my photo")
+
+
+def test_offline_without_model_fails_before_an_index(photos):
     with pytest.raises(HubUnreachableError):
         visavis.search("a red star", collection=photos)
     Path("empty").mkdir()
@@ -327,11 +372,15 @@ def test_offline_without_model_names_both_ways(photos):
     assert not Path("indexes").exists()
 
 
-def test_named_model_becomes_default_and_index_is_kept(photos, dual_encoders):
+def test_named_model_is_default_only_if_set_and_is_kept(photos, dual_encoders):
     model = dual_encoders / "clip"
     first = visavis.index(photos, model=model)
-    assert (first.folder, first.num_items, saved_model()) == ("indexes/photos", 14, str(model))
-    assert visavis.index(photos).num_unchanged == 14
+    assert (first.folder, first.num_items, saved_model()) == ("indexes/photos", 14, None)
+    assert visavis.index(photos).num_unchanged == 14, "the index keeps its model"
+    visavis.index(photos, model=model, set_default=True)
+    assert saved_model() == str(model)
+    with pytest.raises(VisavisError, match=r"--set-default: expected a folder and --model"):
+        visavis.index(photos, set_default=True)
     (check,) = [check for check in visavis.doctor() if check.name == "default model"]
     assert check.value == f"{model} ({settings_file()})"
     hits = visavis.search("a red star", collection=photos, top=2).hits
@@ -416,7 +465,7 @@ def test_saving_default_model_keeps_other_settings(photos, dual_encoders, before
     messages, model = [], str(dual_encoders / "clip")
     settings_file().parent.mkdir()
     settings_file().write_text(before)
-    with default_model(model, SimpleNamespace(message=messages.append)):
+    with default_model(model, SimpleNamespace(message=messages.append), set_default=True):
         pass
     text = settings_file().read_text()
     assert text == (before if after is None else after.replace("MODEL", f'"{model}"'))
@@ -430,9 +479,8 @@ def test_train_adapts_default_model_if_available(photos, scenes, dual_encoders):
     data = {"data.path": str(scenes)}
     without = choose_recipe(data, downloads=NoProgress())
     assert without.name.startswith("photos/")
-    assert without.reason.endswith(
-        f"finds little in real photos. Connect to the network once to download {DEFAULT}."
-    )
+    assert without.warning.startswith("Without a pretrained CLIP, the model finds little")
+    assert f"hf download {DEFAULT} config.json" in without.warning
     shutil.copytree(dual_encoders / "clip", Path("cache") / "backbones" / "clip")
     chosen = choose_recipe(data, downloads=NoProgress())
     assert (chosen.name, chosen.overrides) == (

@@ -219,12 +219,21 @@ def test_failures_end_in_one_error(hub, tmp_path):
 
 
 def test_no_network_is_one_error(hub, tmp_path):
-    for environment in ({"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}):
+    for environment, cause, fix in (
+        (
+            {"HF_ENDPOINT": "http://127.0.0.1:9"},
+            "the hub is not reachable",
+            "Connect to the network once",
+        ),
+        (
+            {"HF_HUB_OFFLINE": "1"},
+            "HF_HUB_OFFLINE=1 forbids downloads",
+            "To download it, unset HF_HUB_OFFLINE",
+        ),
+    ):
         [line] = opened(tmp_path, "hf:tiny/good", **{**hub.environment, **environment})
-        problem = "it was not downloaded before, and the hub is not reachable"
-        assert re.search(
-            rf"HubUnreachableError .* got none \({problem}\)\. Connect to the network once\.$", line
-        ), line
+        problem = f"it was not downloaded before, and {cause}"
+        assert re.search(rf"HubUnreachableError .* got none \({problem}\)\. {fix}\.$", line), line
 
 
 @pytest.mark.parametrize(

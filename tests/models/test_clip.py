@@ -162,6 +162,8 @@ def test_model_folder_explains_why_hub_has_no_model(error, why, monkeypatch):
     def refused(*_, **__):
         raise kind.__new__(kind, "Repo id must be in the form ...")
 
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refused)
     with pytest.raises(DataError) as raised:
         model_folder("gone/folder")

@@ -183,5 +183,8 @@ def resolve_recipe(
     if recipe is not None:
         return recipe, settings
     default = choose_recipe(settings, downloads=progress if can_download else None)
+    # First, because computing features may take minutes.
+    if default.warning:
+        progress.message(default.warning)
     progress.message(default.reason)
     return default.name, default.overrides | settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -32,6 +33,7 @@ def index(
     remove_missing: bool = False,
     moved: bool = False,
     compression: bool = False,
+    set_default: bool = False,
     engine: Literal["local", "ray"] = "local",
     workers: int | None = None,
     device: str | None = None,
@@ -69,6 +71,7 @@ def index(
             empty.
         moved: The source of the index --out was moved to this folder. Its vectors are kept.
         compression: Also measure recall, bytes and latency of compressed vectors.
+        set_default: Use --model for all later commands that name no model.
         engine: Encode locally, or on a Ray cluster.
         workers: Number of processes of a Ray cluster, or that read images. Default: 2 on Ray, else
             one per core for a GPU and none for a CPU.
@@ -82,7 +85,8 @@ def index(
     Raises:
         DataError: If the source cannot be read.
         RunError: If the folder is not a run, or the index is of another model, source or setting.
-        VisavisError: If a run and a model are given, or ``moved`` without ``out``.
+        VisavisError: If a run and a model are given, ``moved`` without ``out``, or ``set_default``
+            without ``model``.
 
     Command line:
         ```sh
@@ -113,8 +117,13 @@ def index(
             "--moved: expected --out with the index of the moved folder, got none. Pass the folder "
             "of the index with --out."
         )
+    if set_default and (model is None or source is not None):
+        raise VisavisError(
+            "--set-default: expected a folder and --model with the new default model, got none. "
+            "Pass --model NAME."
+        )
     if source is None:
-        return index_source(run, out, model, progress, **options)
+        return index_source(run, out, model, progress, set_default=set_default, **options)
     if model is not None:
         raise VisavisError(
             f"--model: expected one model, got {run} and {model}. Leave out one of them."
@@ -217,6 +226,11 @@ def search(
                 f"search: expected an index, run or model and a query, got only {text!r}. Add "
                 "--collection FOLDER."
             )
+    elif len(runs) == 1 and collection is None and _is_folder_of_images(text):
+        raise VisavisError(
+            f"{text}: expected an index, run or model, got a folder without an index. Search it "
+            f"with visavis search {shlex.quote(query or 'QUERY')} --collection {shlex.quote(text)}."
+        )
     if kind is not None:
         check_choice("kind", kind, get_args(ItemKind))
     item_filter = ItemFilter(
@@ -342,6 +356,23 @@ def _is_model_or_index(text: str) -> bool:
         or bool(HUB_NAME.fullmatch(text))
         or local_model_folder(text) is not None
     )
+
+
+def _is_folder_of_images(text: str) -> bool:
+    """Whether a text names a folder of images that is neither an index, a run nor a model."""
+    from visavis.retrieval.index_folder import is_index
+    from visavis.retrieval.source_files import list_source_files
+
+    names = ("run.toml", "ensemble.toml", "config.json")
+    if not os.path.isdir(text) or is_index(text):
+        return False
+    if any(os.path.exists(Path(text) / name) for name in names):
+        return False
+    try:
+        list_source_files(text)
+    except DataError:
+        return False
+    return True
 
 
 def serve(

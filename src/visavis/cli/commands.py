@@ -116,6 +116,7 @@ COMMANDS = {
     "demo": Command(to_json=_demo_to_json),
     "doctor": Command(
         "dataset_tables:print_environment",
+        has_all=True,
         to_json=lambda checks, _: {
             check.name: {"value": check.value, "ok": check.ok, "fix": check.fix} for check in checks
         },
@@ -406,7 +407,11 @@ def _signature(
         result.append(_flag("json", "Print one JSON object instead of text.", "--json"))
     if command.has_all:
         result.append(
-            _flag("print_all", "Print every finding, not only the first of each kind.", "--all")
+            _flag(
+                "print_all",
+                "Print everything, not only the first or most important lines.",
+                "--all",
+            )
         )
     result.append(
         _flag(

@@ -178,7 +178,7 @@ class ProgressBars:
         first_time, first_done = self.first_done.setdefault(task, (now, done))
         speed = items_per_second or (done - first_done) / max(now - first_time, 1e-9)
         note = f"{done:,}/{total:,}"
-        if items_per_second:
+        if items_per_second >= 1:
             note += f"  {items_per_second:,.0f}/s"
         if speed and now - first_time >= SHOWN_AFTER_S:
             note += f"  {_format_duration((total - done) / speed)} left"

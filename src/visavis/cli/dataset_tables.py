@@ -14,9 +14,9 @@ from rich.table import Table
 
 from visavis.cli.console import print_markup, standard_output
 from visavis.cli.terminal import print_line
+from visavis.core.environment import EnvironmentCheck, package_versions
 
 if TYPE_CHECKING:
-    from visavis.core.environment import EnvironmentCheck
     from visavis.data.convert_features import ConversionReport
     from visavis.data.dataset_reader import CheckReport
     from visavis.data.features.store import FeatureStore
@@ -146,17 +146,61 @@ def print_converted_model(converted: CheckpointConversion) -> None:
     print_line(tomli_w.dumps(converted.to_recipe_sections()))
 
 
-def print_environment(checks: Iterable[EnvironmentCheck]) -> None:
-    """Print one line per check of the installation.
+def print_environment(checks: Iterable[EnvironmentCheck], *, print_all: bool) -> None:
+    """Print one line per check of the installation, with packages and extras in short.
 
     Args:
         checks: Results of ``visavis doctor``.
+        print_all: Print each package and extra on a line of its own.
     """
+    checks = list(checks)
+    if not print_all:
+        _print_short_environment(checks)
+        return
     table = Table(box=None, pad_edge=False, show_header=False)
     for check in checks:
         mark = "[green]ok[/green]" if check.ok else "[red]![/red]"
         table.add_row(mark, escape(check.name), escape(check.value), escape(check.fix))
     standard_output().print(table)
+
+
+_SHOWN_PACKAGES = ("visavis", "python", "torch")
+
+
+def _print_short_environment(checks: Sequence[EnvironmentCheck]) -> None:
+    """Print the versions on one line, installed and missing extras on one each, then what depends
+    on the machine.
+    """
+    values = {check.name: check.value for check in checks}
+    extras = [check for check in checks if check.name.startswith("extra ")]
+    # Those of developers say nothing about what a user can do.
+    names = {
+        check.name.removeprefix("extra "): not check.fix
+        for check in extras
+        if check.name not in ("extra dev", "extra docs")
+    }
+    packages = ", ".join(f"{name} {values[name].split(' ')[0]}" for name in _SHOWN_PACKAGES)
+    installed = ", ".join(name for name, is_installed in names.items() if is_installed)
+    missing = ", ".join(name for name, is_installed in names.items() if not is_installed)
+    short = [
+        EnvironmentCheck("versions", packages),
+        EnvironmentCheck("extras", installed or "none"),
+        *(
+            [EnvironmentCheck("missing", missing, fix="pip install 'visavis[NAME]'")]
+            if missing
+            else []
+        ),
+    ]
+    left_out = {*package_versions(), "git", *(check.name for check in extras)}
+    short += [
+        check for check in checks if not check.ok or check.name not in left_out | {"torchvision"}
+    ]
+    width = max(len(check.name) for check in short)
+    for check in short:
+        mark = "[green]ok[/green]" if check.ok else "[red]! [/red]"
+        fix = f" -> {check.fix}" if check.fix else ""
+        print_markup(f"{mark}  {escape(f'{check.name:<{width}}  {check.value}{fix}')}")
+    print_line("All packages and extras: visavis doctor --all")
 
 
 def print_catalog(entries: dict[str, list[dict[str, Any]]]) -> None:

@@ -121,6 +121,7 @@ def signals_raised() -> Iterator[None]:
 
     The import of an extension is not interrupted, because C++ code ends the process with a message
     of its own if an exception reaches it there. Ctrl-C waits for its end, a second one does not.
+    A KeyboardInterrupt that arrives within a finalizer is raised again after it.
 
     Yields:
         Nothing.
@@ -129,12 +130,24 @@ def signals_raised() -> Iterator[None]:
         SignalReceived: If a signal arrives.
         KeyboardInterrupt: After Ctrl-C.
     """
-    waiting, is_repeated = False, False
+    waiting, is_repeated, show_unraisable = False, False, sys.unraisablehook
 
     def interrupt_again() -> None:
         nonlocal is_repeated
         is_repeated = True
         _thread.interrupt_main()
+
+    def interrupt_soon() -> None:
+        timer = threading.Timer(IMPORT_POLL_S, interrupt_again)
+        timer.daemon = True
+        timer.start()
+
+    def handle_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
+        # Python prints and forgets an exception within a finalizer.
+        if unraisable.exc_type is not None and issubclass(unraisable.exc_type, KeyboardInterrupt):
+            interrupt_soon()
+        else:
+            show_unraisable(unraisable)
 
     def handle_interrupt(_: int, frame: FrameType | None) -> None:
         nonlocal waiting, is_repeated
@@ -142,9 +155,7 @@ def signals_raised() -> Iterator[None]:
         if not _is_importing_extension(frame) or (waiting and by_user):
             raise KeyboardInterrupt
         waiting = True
-        timer = threading.Timer(IMPORT_POLL_S, interrupt_again)
-        timer.daemon = True
-        timer.start()
+        interrupt_soon()
 
     def handle_signal(number: int, _: FrameType | None) -> None:
         raise SignalReceived(signal.Signals(number))
@@ -155,9 +166,11 @@ def signals_raised() -> Iterator[None]:
     interrupt = signal.getsignal(signal.SIGINT)
     if interrupt is signal.default_int_handler:
         signal.signal(signal.SIGINT, handle_interrupt)
+        sys.unraisablehook = handle_unraisable
     try:
         yield
     finally:
+        sys.unraisablehook = show_unraisable
         for number in handled:
             signal.signal(number, signal.SIG_DFL)
         if signal.getsignal(signal.SIGINT) is handle_interrupt:

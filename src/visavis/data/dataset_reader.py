@@ -13,6 +13,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
@@ -381,23 +382,34 @@ def resolve_path(path: str | Path, expected: str = "") -> Path:
     if is_shard_pattern(path.name):
         # The folder of a pattern exists, the pattern itself does not.
         return resolve_path(path.parent, expected) / path.name
-    root = data_folder()
+    root, neighbor = data_folder(), _similar_neighbor(path)
     if root is None:
         raise DataError(
             f"{path}: expected an existing path, got none, and VISAVIS_DATA, where it is searched "
             "next, is not set. "
-            f"Correct the path, or set VISAVIS_DATA.{expected}"
+            f"{f'Use {neighbor}.' if neighbor else 'Correct the path, or set VISAVIS_DATA.'}"
+            f"{expected}"
         )
     if os.path.exists(root / path):
         return root / path
     names = [entry.name for entry in root.iterdir()] if os.path.isdir(root) else []
-    close, names = closest_name(str(path), names), sorted(names)
+    close, names = neighbor or closest_name(str(path), names), sorted(names)
     others = f", or use one of {', '.join(names)}" if 0 < len(names) <= MAX_LISTED_NAMES else ""
     fix = f"Use {close}." if close else f"Correct the path{others}."
     raise DataError(
         f"{path}: expected an existing path, here or under VISAVIS_DATA ({root}), got none. "
         f"{fix}{expected}"
     )
+
+
+def _similar_neighbor(path: Path) -> Path | None:
+    """A file or folder with a similar name in the same folder."""
+    if not os.path.isdir(path.parent):
+        return None
+    with suppress(OSError):
+        if close := closest_name(path.name, sorted(os.listdir(path.parent))):
+            return path.parent / close
+    return None
 
 
 def path_exists(path: str | Path) -> bool:

@@ -56,6 +56,35 @@ class HubUnavailableError(DataError):
 _WAITING_LINE_S = 3.0
 
 
+def offline_variables() -> list[str]:
+    """Return the environment variables that forbid downloads of the hub's library.
+
+    Returns:
+        Names of variables, empty if downloads are allowed.
+    """
+    return [
+        name
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+        if os.environ.get(name, "").lower() in {"1", "true", "yes", "on"}
+    ]
+
+
+def offline_reason() -> str:
+    """Return why the hub was not reached, as a clause."""
+    names = offline_variables()
+    if names:
+        return f"{names[0]}={os.environ[names[0]]} forbids downloads"
+    return "the hub is not reachable"
+
+
+def how_to_go_online() -> str:
+    """Return how to allow a download, as a sentence."""
+    names = offline_variables()
+    if names:
+        return f"To download it, unset {' '.join(names)}."
+    return "Connect to the network once."
+
+
 @contextmanager
 def hub_errors(name: str, expected: str, *, is_download: bool = False) -> Iterator[None]:
     """Turn every error of a request to the hub into one error of visavis. The warnings of the hub's
@@ -203,8 +232,8 @@ def _hub_error(name: str, expected: str, error: Exception) -> VisavisError:
         (
             is_missing,
             HubUnreachableError,
-            "it was not downloaded before, and the hub is not reachable",
-            "Connect to the network once.",
+            f"it was not downloaded before, and {offline_reason()}",
+            how_to_go_online(),
         ),
         (
             is_system_error,

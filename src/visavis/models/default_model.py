@@ -15,7 +15,15 @@ from visavis.core import storage
 from visavis.core.environment import EnvironmentCheck, installed_version
 from visavis.core.errors import DataError, StorageError
 from visavis.core.progress import Progress
-from visavis.data.hub_files import HubUnreachableError, download_message, hub_errors, hub_license
+from visavis.data.hub_files import (
+    HubUnreachableError,
+    download_message,
+    how_to_go_online,
+    hub_errors,
+    hub_license,
+    offline_reason,
+    offline_variables,
+)
 from visavis.models.encoders.pretrained_files import (
     DUAL_ENCODER_TYPES,
     HUB_NAME,
@@ -131,17 +139,69 @@ def check_default_model() -> EnvironmentCheck:
         if (available := available_model()) is not None:
             return EnvironmentCheck("default model", f"{available} (on this machine)")
     first = DEFAULT_MODELS[0]
+    described = f"{first.name} ({first.download_mb} MB, license: {first.license})"
+    if _can_reach_hub(first.name):
+        return EnvironmentCheck("default model", f"{described}, downloaded when first used")
     return EnvironmentCheck(
         "default model",
-        f"{first.name} ({first.download_mb} MB, license: {first.license}), downloaded when first "
-        "used",
+        f"{described} is not on this machine, and {offline_reason()}",
+        ok=False,
+        fix=f"{how_to_go_online()} Or copy it from another machine: visavis index prints the "
+        "command",
     )
 
 
+CONNECTION_TEST_S = 3.0
+"""Seconds after which ``visavis doctor`` regards the hub as not reachable."""
+
+COPIED_FILES = (
+    "config.json",
+    "model.safetensors",
+    "preprocessor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+"""Files of a CLIP or SigLIP model that visavis reads."""
+
+
+def how_to_copy(name: str, option: str = "--model FOLDER") -> str:
+    """Return how to get a model of the hub onto a machine that cannot download it.
+
+    Args:
+        name: Name of the hub.
+        option: How a command uses the folder, with FOLDER for its name.
+
+    Returns:
+        The command for another machine, the files to copy, and the option that uses them.
+    """
+    folder = "clip"
+    return (
+        f"Or on another machine, run hf download {name} {' '.join(COPIED_FILES)} --local-dir "
+        f"{folder} (hf is installed by pip install huggingface_hub). Copy the folder with these "
+        f"{len(COPIED_FILES)} files to this machine and pass {option.replace('FOLDER', folder)}."
+    )
+
+
+def _can_reach_hub(name: str) -> bool:
+    """Whether a model can be downloaded. Asks the hub for a few bytes."""
+    if offline_variables():
+        return False
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().model_info(name, timeout=CONNECTION_TEST_S)
+    # The library raises errors of its HTTP client and of its own.
+    except Exception:  # noqa: BLE001
+        return False
+    return True
+
+
 @contextmanager
-def default_model(model: str | Path | None, progress: Progress) -> Iterator[str]:
-    """Choose a model for this block. A named or downloaded model becomes the user's setting if the
-    block succeeds.
+def default_model(
+    model: str | Path | None, progress: Progress, *, set_default: bool = False
+) -> Iterator[str]:
+    """Choose a model for this block. A model that is downloaded because none was named becomes the
+    user's setting if the block succeeds.
 
     The first of these is chosen: the named model, the model of the settings, a model on this
     machine, the first of ``DEFAULT_MODELS``.
@@ -149,6 +209,7 @@ def default_model(model: str | Path | None, progress: Progress) -> Iterator[str]
     Args:
         model: Named model. None: not named.
         progress: Receives one line with name, size and license before a download.
+        set_default: Whether a named model becomes the user's setting, too.
 
     Yields:
         Folder or hub name of the model.
@@ -173,7 +234,8 @@ def default_model(model: str | Path | None, progress: Progress) -> Iterator[str]
     yield selected
     # Only after the block: a model that cannot be loaded must not become the default.
     folder = local_model_folder(selected) or cached_hub_folder(selected)
-    if (name is None and not is_downloaded) or selected == saved or folder is None:
+    is_new_default = set_default if name is not None else is_downloaded
+    if not is_new_default or selected == saved or folder is None:
         return
     config = storage.read_json(folder / "config.json", dict[str, Any])
     # A run is not a CLIP or SigLIP.
@@ -184,7 +246,8 @@ def default_model(model: str | Path | None, progress: Progress) -> Iterator[str]
             progress.message(f"The model could not be saved as the default: {error}")
         else:
             progress.message(
-                f"Default model: {selected} (saved in {settings_file()}, change it with --model)."
+                f"Default model: {selected} (saved in {settings_file()}, change it with --model "
+                "NAME --set-default)."
             )
 
 
@@ -209,9 +272,8 @@ def _download(name: str, progress: Progress, *, is_default: bool) -> bool:
         argument = "model" if is_default else name
         raise HubUnreachableError(
             f"{argument}: expected a CLIP or SigLIP model on this machine, or a connection to the "
-            "Hugging Face hub, got neither. "
-            f"Connect to the network once, so that {name}{size_and_license} is downloaded, "
-            "or copy a model from another machine and pass --model FOLDER."
+            f"Hugging Face hub, got neither: {name}{size_and_license} is not on this machine, and "
+            f"{offline_reason()}. {how_to_go_online()} {how_to_copy(name)}"
         ) from None
     with hub_errors(name, "a CLIP or SigLIP model of the Hugging Face hub"):
         license_name = listed.license if listed else hub_license(name, "model")

@@ -164,6 +164,7 @@ def _hardware() -> Iterator[EnvironmentCheck]:
 
 def _locations() -> Iterator[EnvironmentCheck]:
     from visavis.data.dataset_reader import data_folder, list_dataset_names
+    from visavis.data.hub_files import offline_variables
 
     data = data_folder()
     fix = "export VISAVIS_DATA=FOLDER, the parent folder of flickr8k/ and other data sets"
@@ -177,15 +178,11 @@ def _locations() -> Iterator[EnvironmentCheck]:
         value = f"{data}: {', '.join(names) or 'no data set'}"
         yield EnvironmentCheck("VISAVIS_DATA", value, bool(names), fix)
     yield _cache()
-    flags = [
-        name
-        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-        if os.environ.get(name, "").lower() in {"1", "true", "yes", "on"}
-    ]
+    flags = offline_variables()
     value = (
         f"offline ({', '.join(flags)})"
         if flags
-        else "allowed: models are downloaded when they are first used. The connection was not tested"
+        else "allowed: models are downloaded when they are first used"
     )
     fix = f"unset {' '.join(flags)} to download models by name" if flags else ""
     yield EnvironmentCheck("model hub", value, fix=fix)

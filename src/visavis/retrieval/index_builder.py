@@ -735,6 +735,8 @@ def index_source(
     out: str | Path | None,
     model: str | Path | None,
     progress: Progress,
+    *,
+    set_default: bool = False,
     **options: Any,
 ) -> IndexReport:
     """Index a source without a run, or update its index. An existing index keeps its model.
@@ -745,6 +747,7 @@ def index_source(
         model: Run, or folder or hub name of a dual encoder. None: the model of the index, else the
             default model.
         progress: Receives progress and messages.
+        set_default: Whether the model becomes the user's default model.
         **options: Further arguments of ``build_index``.
 
     Returns:
@@ -762,7 +765,7 @@ def index_source(
     if not is_index(folder):
         # A wrong folder is reported before a model is downloaded.
         list_source_files(source, options.get("exclude", ()))
-    with default_model(model, progress) as name:
+    with default_model(model, progress, set_default=set_default) as name:
         progress.message(f"Indexing {source} with {name} into {folder}.")
         return build_index(name, source, folder, progress=progress, **options)
 

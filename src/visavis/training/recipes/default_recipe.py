@@ -14,8 +14,13 @@ from visavis.core.errors import RecipeError
 from visavis.core.progress import Progress
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.features.store import read_description
-from visavis.data.hub_files import HubUnavailableError, HubUnreachableError
-from visavis.models.default_model import DEFAULT_MODELS, default_model
+from visavis.data.hub_files import (
+    HubUnavailableError,
+    HubUnreachableError,
+    how_to_go_online,
+    offline_reason,
+)
+from visavis.models.default_model import DEFAULT_MODELS, default_model, how_to_copy
 from visavis.models.encoders.cnn_backbones import PUBLISHED_BACKBONES, SMALL_CNN, is_downloaded
 from visavis.models.encoders.pretrained_files import MINILM, has_minilm
 
@@ -42,11 +47,14 @@ class DefaultRecipe:
         name: Name of the recipe.
         reason: The choice, and how to do better, in one or two sentences.
         overrides: Overrides that the recipe needs.
+        warning: Drawback of a training without a pretrained CLIP, and how to get one. Empty: there
+            is none.
     """
 
     name: str
     reason: str
     overrides: dict[str, Any]
+    warning: str = ""
 
 
 def choose_recipe(overrides: dict[str, Any], *, downloads: Progress | None = None) -> DefaultRecipe:
@@ -73,9 +81,9 @@ def choose_recipe(overrides: dict[str, Any], *, downloads: Progress | None = Non
     visual = overrides.get("visual.encoder") or (
         "" if features else _find_image_encoder(str(path), bool(overrides.get("data.skip_bad")))
     )
-    advice = ""
+    warning = ""
     if downloads is not None and not any(key in overrides for key in ENCODER_KEYS):
-        model, advice = _find_dual_encoder(downloads)
+        model, warning = _find_dual_encoder(downloads)
         if model is not None:
             reason = f"Using the default recipe {SMALL_DATA_RECIPE}. It adapts {model} with low-rank adapters and keeps most of its weights. "
             reason += "For better results, compare the variants of the recipe clip on your data."
@@ -101,26 +109,33 @@ def choose_recipe(overrides: dict[str, Any], *, downloads: Progress | None = Non
     return DefaultRecipe(
         name,
         f"Using the default recipe {name}. Images: {images}. Texts: {texts}. For better results, "
-        f"{better}.{advice}",
+        f"{better}.",
         encoders,
+        warning,
     )
 
 
 def _find_dual_encoder(progress: Progress) -> tuple[str | None, str]:
     """The default CLIP or SigLIP model, or None and sentences that name the drawback and the fix."""
     drawback = "Without a pretrained CLIP, the model finds little in real photos."
+    goes_on = "The training continues without it. To stop it, press Ctrl-C."
     missing = next(
         (package for package in ("transformers", "peft") if not _is_installed(package)), None
     )
     if missing is not None:
-        return None, f" {drawback} Install {missing} with: pip install 'visavis[lora]'."
+        return None, f"{drawback} Install {missing} with: pip install 'visavis[lora]'. {goes_on}"
     try:
         with default_model(None, progress) as model:
             return model, ""
     except (HubUnreachableError, HubUnavailableError):
+        name = DEFAULT_MODELS[0].name
+        copy = how_to_copy(name, f"{SMALL_DATA_RECIPE} visual.encoder=FOLDER text.encoder=FOLDER")
         return (
             None,
-            f" {drawback} Connect to the network once to download {DEFAULT_MODELS[0].name}.",
+            (
+                f"{drawback} {name} is not on this machine, and {offline_reason()}. "
+                f"{how_to_go_online()} {copy} {goes_on}"
+            ),
         )
 
 
