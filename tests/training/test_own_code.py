@@ -224,10 +224,20 @@ def test_object_of_an_imported_class_trains(lab, scenes):
 def test_own_objective_is_compared_and_trains_on_two_processes(lab, scenes):
     settings = ["--data", str(scenes), "--seeds", "2", "--no-tune", "--workers", "2", "--quiet"]
     objectives = ["--objective", "soft_hn.py:SoftHN()", "--objective", "TripletHN()"]
+    settings.append('evaluation.extra_metrics=["mrr.py:MRR"]')
     command = [sys.executable, "-m", "visavis", "compare", "tiny.toml", *objectives, *settings]
     subprocess.run([*command, "--out", "compared", "--json"], check=True, cwd=lab)
     assert "soft_hn.py:SoftHN()" in (lab / "compared" / "table.md").read_text()
-    assert "soft_hn.py:SoftHN" in (lab / "compared" / "report.html").read_text()
+    page = (lab / "compared" / "report.html").read_text()
+    assert "soft_hn.py:SoftHN" in page
+    head, *_, chance = (lab / "compared" / "table.md").read_text().split("\n\n")[0].split("\n")
+    columns = [cell.strip() for cell in head.split("|")]
+    assert columns[-3:-1] == ["image to text MRR", "text to image MRR"]
+    assert chance.endswith("| - | - |")
+    assert "text to image MRR" in page
+    assert "compared,t2i_mrr" in (lab / "compared" / "table.csv").read_text().replace(
+        "soft_hn.py:SoftHN()", "compared"
+    )
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     training = ["train", "tiny.toml", "objective=soft_hn.py:SoftHN()", "--data", str(scenes)]
     subprocess.run([*torchrun, "-m", "visavis", *training, "--out", "two"], check=True, cwd=lab)

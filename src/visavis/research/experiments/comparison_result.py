@@ -17,7 +17,7 @@ from visavis.core.own_code import CodeNotNamed
 from visavis.core.spec import is_number, parse
 from visavis.evaluation.bootstrap import BootstrapSamples, bootstrap_images, bootstrap_queries
 from visavis.evaluation.feedback.evaluate_feedback import FeedbackTest
-from visavis.evaluation.metrics.catalog import RSUM
+from visavis.evaluation.metrics.catalog import RSUM, own_metric_keys
 from visavis.evaluation.query_ranks import read_query_ranks
 from visavis.evaluation.statistics import (
     Interval,
@@ -30,6 +30,7 @@ from visavis.losses.objectives import CATALOG, Objective
 from visavis.research.experiments.grid import Setting
 from visavis.research.experiments.jobs import RunOutcome
 from visavis.research.experiments.results_table import (
+    CAPTION_COLUMNS,
     ResultTable,
     csv_table,
     indistinguishable_rows,
@@ -203,6 +204,20 @@ class Comparison(NotebookTable):
         return replace(
             ResultTable.from_runs(runs, f"Selected on validation, measured on test. {self.tuning}"),
             feedback=self.feedback,
+            extra_metrics=self._extra_metrics,
+        )
+
+    @property
+    def _extra_metrics(self) -> tuple[str, ...]:
+        """Further metrics of the recipe that the table has no column for and that all runs have."""
+        names = self.settings[0].recipe_values["evaluation"]["extra_metrics"]
+        keys = [key for name in names for key in (own_metric_keys(name) if ":" in name else [name])]
+        known = {metric for group in CAPTION_COLUMNS for metric in group.labels}
+        runs = [run.measured_metrics for setting in self.selected for run in self.runs(setting)]
+        return tuple(
+            key
+            for key in dict.fromkeys(keys)
+            if key not in known and all(key in metrics for metrics in runs)
         )
 
     def pairwise_tests(self, metric: str) -> list[PairedTest]:

@@ -18,8 +18,9 @@ from visavis.core.errors import RunError
 from visavis.evaluation import Evaluation
 from visavis.evaluation.bootstrap import BOOTSTRAP_METRICS, BootstrapSamples
 from visavis.evaluation.feedback.evaluate_feedback import FeedbackTest
-from visavis.evaluation.metrics.catalog import RECALLS, RSUM
+from visavis.evaluation.metrics.catalog import RECALLS, RSUM, own_metrics
 from visavis.evaluation.metrics.ranking import random_recall, random_rsum
+from visavis.evaluation.published_row import metric_title
 from visavis.evaluation.statistics import Interval, PairedTest, t_interval
 
 # low, high: the 95 % interval of the mean over seeds. images_low, images_high: the interval of the
@@ -127,6 +128,20 @@ class MeasurementConditions:
         return mean + 2 * std
 
 
+def digits_of(metric: str) -> int:
+    """Return the number of decimals of a metric in tables: 3 for an own metric without a unit of
+    percent or ranks, else 1.
+
+    Args:
+        metric: Key of a metric.
+
+    Returns:
+        The number.
+    """
+    own = {one.name: one for one in own_metrics()}
+    return 3 if metric in own and own[metric].unit not in ("percent", "rank") else 1
+
+
 @dataclass(frozen=True)
 class ResultRow:
     """Runs of one setting.
@@ -190,10 +205,13 @@ class ResultRow:
         Returns:
             The cell.
         """
-        mean, std = f"{self.mean(metric):.1f}", self.std(metric)
+        digits = digits_of(metric)
+        mean, std = f"{self.mean(metric):.{digits}f}", self.std(metric)
         if std is None:
             return mean
-        return f"{mean}±{std:.{1 if std < 9.95 else 0}f}" if short else f"{mean} ± {std:.1f}"
+        if short:
+            return f"{mean}±{std:.{digits if std < 9.95 else 0}f}"
+        return f"{mean} ± {std:.{digits}f}"
 
 
 @dataclass(frozen=True)
@@ -205,12 +223,14 @@ class ResultTable:
         conditions: Conditions of all values.
         note: Further sentence for readers, without a period.
         feedback: Judged text queries that all rows were evaluated on.
+        extra_metrics: Keys of further metrics of the recipe that all runs have.
     """
 
     rows: tuple[ResultRow, ...]
     conditions: MeasurementConditions
     note: str = ""
     feedback: FeedbackTest | None = None
+    extra_metrics: tuple[str, ...] = ()
 
     @classmethod
     def from_runs(
@@ -251,32 +271,48 @@ class ResultTable:
     @property
     def columns(self) -> tuple[ColumnGroup, ...]:
         """Columns in groups."""
-        return (
-            CAPTION_COLUMNS
-            if self.feedback is None
-            else (*CAPTION_COLUMNS, ColumnGroup("feedback", self.feedback.labels))
-        )
+        groups = [*CAPTION_COLUMNS]
+        if self.extra_metrics:
+            labels = {metric: metric_title(metric) for metric in self.extra_metrics}
+            groups.append(ColumnGroup("", labels))
+        if self.feedback is not None:
+            groups.append(ColumnGroup("feedback", self.feedback.labels))
+        return tuple(groups)
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """Keys of the columns."""
         return tuple(metric for group in self.columns for metric in group.labels)
 
-    def chance(self, metric: str) -> float:
+    def chance(self, metric: str) -> float | None:
         """Compute the expected value for a random ranking.
 
         Args:
             metric: Key of a column.
 
         Returns:
-            The value, in percent.
+            The value, in percent. None for a further metric, whose expected value is unknown.
         """
+        if metric in self.extra_metrics:
+            return None
         if self.feedback is not None and metric not in BOOTSTRAP_METRICS:
             return self.feedback.random_baseline(metric)
         return self.conditions.chance(metric)
 
+    def chance_cell(self, metric: str) -> str:
+        """Format the expected value for a random ranking.
+
+        Args:
+            metric: Key of a column.
+
+        Returns:
+            The cell, "-" if it is unknown.
+        """
+        chance = self.chance(metric)
+        return "-" if chance is None else f"{chance:.1f}"
+
     def best(self, metric: str = "rsum") -> ResultRow:
-        """Return the row with the highest mean.
+        """Return the row with the best mean.
 
         Args:
             metric: Key of a column.
@@ -284,10 +320,12 @@ class ResultTable:
         Returns:
             The first such row.
         """
-        return max(self.rows, key=lambda row: row.mean(metric))
+        lower = {one.name for one in own_metrics() if not one.higher_is_better}
+        select = min if metric in lower else max
+        return select(self.rows, key=lambda row: row.mean(metric))
 
     def is_best(self, row: ResultRow, metric: str) -> bool:
-        """Check whether a row has the highest printed mean of a column.
+        """Check whether a row has the best printed mean of a column.
 
         Args:
             row: Row.
@@ -296,7 +334,8 @@ class ResultTable:
         Returns:
             Whether it has. Rows with equal printed means all are best.
         """
-        return f"{row.mean(metric):.1f}" == f"{self.best(metric).mean(metric):.1f}"
+        digits = digits_of(metric)
+        return f"{row.mean(metric):.{digits}f}" == f"{self.best(metric).mean(metric):.{digits}f}"
 
     def caption(self) -> str:
         """Describe units, spread and conditions of the values.
@@ -327,7 +366,7 @@ class ResultTable:
                 [row.name, *(row.cell(metric, short=True) for metric in self.metrics)]
                 for row in self.rows
             ),
-            ["chance", *(f"{self.chance(metric):.1f}" for metric in self.metrics)],
+            ["chance", *map(self.chance_cell, self.metrics)],
         ]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         # Three spaces before a group, one between its columns.
@@ -371,7 +410,7 @@ class ResultTable:
             ]
             for row in self.rows
         ]
-        lines += [["chance", *(f"{self.chance(metric):.1f}" for metric in self.metrics)]]
+        lines += [["chance", *map(self.chance_cell, self.metrics)]]
         return "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{self.caption()}\n"
 
     def to_json(self) -> dict[str, Any]:
@@ -438,13 +477,16 @@ def latex_table(
         for group, end in zip(table.columns, ends, strict=True)
         if group.title
     )
-    names = " & ".join(label for group in table.columns for label in group.labels.values())
+    names = " & ".join(
+        escape_latex(label) for group in table.columns for label in group.labels.values()
+    )
     rows = []
     for row in table.rows:
         cells = [escape_latex(row.name)]
         for metric in table.metrics:
-            mean, std = f"{row.mean(metric):.1f}", row.std(metric)
-            spread = "" if std is None else rf" \pm {std:.1f}"
+            digits = digits_of(metric)
+            mean, std = f"{row.mean(metric):.{digits}f}", row.std(metric)
+            spread = "" if std is None else rf" \pm {std:.{digits}f}"
             if table.is_best(row, metric):
                 mean = rf"\mathbf{{{mean}}}"
             elif row.name in indistinguishable.get(metric, ()):
@@ -467,7 +509,7 @@ def latex_table(
         r"    \midrule",
         *(rf"    {' & '.join(cells)} \\" for cells in rows),
         r"    \midrule",
-        rf"    chance & {' & '.join(f'{table.chance(metric):.1f}' for metric in table.metrics)} \\",
+        rf"    chance & {' & '.join(map(table.chance_cell, table.metrics))} \\",
         r"    \bottomrule",
         r"  \end{tabular}",
         r"\end{table}",
