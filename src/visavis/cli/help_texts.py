@@ -10,13 +10,13 @@ from visavis import api
 from visavis.api.catalog_entries import docstring_commands
 
 PANELS = {
+    "Your first day": ("index", "search", "serve", "train", "evaluate"),
     "Start": ("demo", "doctor", "catalog"),
     "Data": ("data", "features", "convert"),
-    "Train and evaluate": ("train", "evaluate", "mteb", "mine", "compare", "reproduce"),
+    "Train and evaluate": ("mteb", "mine", "compare", "reproduce"),
     "Understand a model": ("diagnose", "probe", "explain", "anatomy"),
     "Graded relevance": ("coherence", "agreement", "relevance"),
-    "Search": ("index", "search", "classify", "serve", "mcp"),
-    "Export": ("export",),
+    "Search and export": ("classify", "mcp", "export"),
 }
 """Panels of ``visavis --help`` with their commands and groups of commands."""
 
@@ -53,11 +53,17 @@ class CommandGroup(TyperGroup):
             ctx: Context of Typer.
             formatter: Receives the text.
         """
-        panels = dict[str, list[tuple[str, str]]]()
+        # In the order of PANELS, whatever the order of the commands.
+        panels: dict[str, list[tuple[str, str]]] = {panel: [] for panel in PANELS}
         width = formatter.width - max(map(len, self.commands)) - 6
         for name, command in self.commands.items():
             panel = str(getattr(command, "rich_help_panel", None) or "Other")
             panels.setdefault(panel, []).append((name, command.get_short_help_str(width)))
+        for names in PANELS.values():
+            panel_rows = panels[str(panel_of(names[0]))]
+            panel_rows.sort(key=lambda row, order=names: order.index(row[0]))  # type: ignore[misc]
         for panel, rows in panels.items():
+            if not rows:
+                continue
             with formatter.section(panel):
                 formatter.write_dl(rows)

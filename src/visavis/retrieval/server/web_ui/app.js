@@ -164,7 +164,8 @@ function add(page) {
   const actions = { votes: info.votes, onOpen: detail.open, onLike: like, onVote: (entry, relevant) => vote(entry, queryValues(), relevant) };
   for (const side of page.sides) {
     const grid = byId("sides").querySelector(`[data-side="${side.side}"] .grid`);
-    const added = side.hits.map((hit) => ({ hit, index: side.index, side: side.side }));
+    const before = entries.filter((entry) => entry.side === side.side).length;
+    const added = side.hits.map((hit, number) => ({ hit, rank: before + number + 1, index: side.index, side: side.side }));
     grid.append(...added.map((entry) => tile(entry, actions)));
     for (const entry of added) entry.open.addEventListener("focus", () => setFocusable(entry));
     entries.push(...added);

@@ -68,7 +68,7 @@ function showVote() {
 export function open(entry) {
   shown = entry;
   const { hit, index } = entry;
-  const match = matchOf(hit);
+  const match = matchOf(hit, entry.rank);
   showMissing(false);
   byId("detail-image").alt = hit.metadata.caption ?? hit.name;
   byId("detail-image").src = imageUrl("image", index, hit);

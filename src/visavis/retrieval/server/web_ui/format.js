@@ -2,7 +2,8 @@
 
 export const formatNumber = (value) => value.toLocaleString("en");
 
-export function matchOf(hit) {
+// Without a probability, the bar shows the rank: a bare score has no unit that a user knows.
+export function matchOf(hit, rank) {
   const probability = hit.match_probability;
   if (probability !== null) {
     const word = probability >= 0.8 ? "very likely" : probability >= 0.5 ? "likely" : probability >= 0.2 ? "possible" : "unlikely";
@@ -10,7 +11,7 @@ export function matchOf(hit) {
   }
   if (hit.score !== null) {
     const score = hit.score.toFixed(2);
-    return { share: Math.min(Math.max(hit.score, 0), 1), word: score, long: `Score ${score}, not calibrated` };
+    return { share: 1 / Math.sqrt(rank), word: `rank ${rank}`, long: `Rank ${rank} by score ${score}, which is not a probability` };
   }
   return null;
 }

@@ -38,7 +38,7 @@ export function bar(share) {
 
 export function tile(entry, { votes, onOpen, onLike, onVote }) {
   const { hit, index } = entry;
-  const match = matchOf(hit);
+  const match = matchOf(hit, entry.rank);
   const item = element("li", "tile");
   const open = element("button", "open");
   open.type = "button";
@@ -64,7 +64,8 @@ export function tile(entry, { votes, onOpen, onLike, onVote }) {
   const under = element("div", "under");
   const label = element("span", "match");
   if (match) label.append(bar(match.share), element("span", "word", match.word));
-  else label.append(element("span", "word", hit.name));
+  const name = element("div", "name", hit.name);
+  name.title = hit.path;
   label.title = match?.long ?? hit.path;
   const actions = element("span", "actions");
   const addAction = (name, text, act) => {
@@ -83,7 +84,7 @@ export function tile(entry, { votes, onOpen, onLike, onVote }) {
     addAction("irrelevant", "Not relevant", () => onVote(entry, false));
   }
   under.append(label, actions);
-  item.append(open, under);
+  item.append(open, name, under);
   entry.tile = item;
   entry.open = open;
   showVote(entry);
