@@ -845,3 +845,14 @@ def test_unknown_key_suggests_a_valid_one(call, recipe, override, suggestion):
 
 def test_epochs_in_a_section_suggests_the_short_key(call):
     assert "did you mean epochs=2?" in call("train", "demo", "training.epochs=2")[2]
+
+
+def test_help_begins_with_the_commands_of_a_first_day():
+    from typer.main import get_command
+    from typer.testing import CliRunner
+
+    shown = CliRunner().invoke(cli.app, ["--help"]).output
+    first = shown.partition("Your first day:")[2].split("\n\n")[0]
+    words = [line.split()[0] for line in first.splitlines() if line.startswith("  ")]
+    assert words == ["index", "search", "serve", "train", "evaluate"]
+    assert all(shown.count(f"\n  {name} ") == 1 for name in get_command(cli.app).commands)

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from visavis import api
+from visavis.cli.dataset_tables import print_environment
 from visavis.core import environment
 from visavis.core.environment import (
     EnvironmentCheck,
@@ -230,3 +231,16 @@ def test_data_tests_are_skipped_with_a_reason(folder, tmp_path, monkeypatch):
         match=r"real data sets are missing: backbone, .*Set VISAVIS_DATA to their folder",
     ):
         conftest["pytest_runtest_setup"](marked)
+
+
+def test_doctor_is_short_unless_all_is_printed(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    checks = check_environment()
+    checks.append(EnvironmentCheck("default model", "none", ok=False, fix="name one"))
+    print_environment(checks, print_all=False)
+    short = capsys.readouterr().out
+    assert len(short.splitlines()) <= 15
+    assert "!   default model" in short
+    assert "name one" in short
+    print_environment(checks, print_all=True)
+    assert all(check.name in capsys.readouterr().out for check in checks[:1])

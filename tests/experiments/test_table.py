@@ -12,7 +12,11 @@ import pytest
 from visavis.core.errors import RunError
 from visavis.evaluation import Evaluation
 from visavis.evaluation.bootstrap import BOOTSTRAP_METRICS
-from visavis.research.experiments.results_table import MeasurementConditions, ResultTable
+from visavis.research.experiments.results_table import (
+    MeasurementConditions,
+    ResultRow,
+    ResultTable,
+)
 
 
 def result(*recalls: float, num_images: int = 500) -> Evaluation:
@@ -117,3 +121,19 @@ def test_result_table_markdown_marks_ties_in_bold():
     )
     assert first.startswith("| A | **40.0** | **70.0** | **80.0** |")
     assert second.startswith("| B | **40.0** | 69.0 | **80.0** |")
+
+
+def test_two_seeds_have_a_wide_interval():
+    def described(*values):
+        return ResultRow("a", tuple({"rsum": value} for value in values)).describe_mean("rsum")
+
+    assert described(100.0) == "one seed, without an interval"
+    assert "too few for an interval" in described(98.0, 98.0)
+    # Mean 100, standard error 1, t of one degree of freedom 12.7.
+    assert described(99.0, 101.0) == "95 % interval 87.3 to 113 over 2 seeds"
+
+
+def test_highest_chance_rsum_exceeds_the_expected_one():
+    conditions = MeasurementConditions("plain", 100, 200, 2, "pessimistic")
+    chance = conditions.chance("rsum")
+    assert chance < conditions.highest_chance_rsum < 2 * chance

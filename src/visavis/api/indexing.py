@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from visavis.api.arguments import check_choice, optional_path, optional_text, to_list, to_paths
-from visavis.core.errors import VisavisError
+from visavis.core.errors import DataError, VisavisError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import NoProgress, Progress
 

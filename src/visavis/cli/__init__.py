@@ -36,9 +36,22 @@ def __getattr__(name: str) -> Any:
     """Build ``app``, all commands, when it is first used: ``main`` builds one command."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from visavis.cli.commands import build_app
-
     return build_app()
+
+
+def build_app(first_word: str = "") -> typer.Typer:
+    """Import and build the commands. The import is not at the top, because Ctrl-C may come while
+    the commands are imported.
+
+    Args:
+        first_word: First word of the command line, which selects the commands.
+
+    Returns:
+        The application.
+    """
+    from visavis.cli import commands
+
+    return commands.build_app(first_word)
 
 
 def main() -> None:
@@ -56,9 +69,6 @@ def main() -> None:
     escape_unencodable_output()
     try:
         with signals_raised():
-            # Here, because Ctrl-C may come while the commands are imported.
-            from visavis.cli.commands import build_app
-
             try:
                 build_app("".join(sys.argv[1:2]))()
             except SystemExit as end:

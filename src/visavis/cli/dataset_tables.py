@@ -173,7 +173,7 @@ def _print_short_environment(checks: Sequence[EnvironmentCheck]) -> None:
     """
     values = {check.name: check.value for check in checks}
     extras = [check for check in checks if check.name.startswith("extra ")]
-    # Those of developers say nothing about what a user can do.
+    # Extras of developers add nothing for a user.
     names = {
         check.name.removeprefix("extra "): not check.fix
         for check in extras

@@ -198,5 +198,9 @@ def ignore_interrupts() -> None:
 
 
 def interrupts_are_ignored() -> bool:
-    """Whether ``ignore_interrupts`` was called, which is after the line about a stop."""
+    """Check whether ``ignore_interrupts`` was called, which is before the line about a stop.
+
+    Returns:
+        Whether it was.
+    """
     return signal.getsignal(signal.SIGINT) is signal.SIG_IGN
