@@ -852,7 +852,7 @@ def test_help_begins_with_the_commands_of_a_first_day():
     from typer.testing import CliRunner
 
     shown = CliRunner().invoke(cli.app, ["--help"]).output
-    first = shown.partition("Your first day:")[2].split("\n\n")[0]
+    first = shown.partition("Start:")[2].split("\n\n")[0]
     words = [line.split()[0] for line in first.splitlines() if line.startswith("  ")]
     assert words == ["index", "search", "serve", "train", "evaluate"]
     assert all(shown.count(f"\n  {name} ") == 1 for name in get_command(cli.app).commands)

@@ -10,8 +10,8 @@ from visavis import api
 from visavis.api.catalog_entries import docstring_commands
 
 PANELS = {
-    "Your first day": ("index", "search", "serve", "train", "evaluate"),
-    "Start": ("demo", "doctor", "catalog"),
+    "Start": ("index", "search", "serve", "train", "evaluate"),
+    "Try and check": ("demo", "doctor", "catalog"),
     "Data": ("data", "features", "convert"),
     "Train and evaluate": ("mteb", "mine", "compare", "reproduce"),
     "Understand a model": ("diagnose", "probe", "explain", "anatomy"),
