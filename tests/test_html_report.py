@@ -102,19 +102,16 @@ class FakeTable:
     class Row:
         name = HOSTILE_TEXT
 
-        def mean(self, metric):
-            return 1.25
-
-        def std(self, metric):
-            return None if metric == "a" else 0.5
+        def cell(self, metric):
+            return "1.2" if metric == "a" else "1.2 ± 0.5"
 
     rows = (Row(),)
 
     def caption(self):
         return HOSTILE_TEXT
 
-    def chance(self, metric):
-        return 0.5
+    def chance_cell(self, metric):
+        return "0.5"
 
     def is_best(self, row, metric):
         return metric == "a"

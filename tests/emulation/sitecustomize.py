@@ -9,7 +9,6 @@ processes that a test starts are emulated, too.
 - A file that this process has open or mapped cannot be renamed, replaced or removed, and neither
   can a folder that contains it. A rename replaces nothing but files.
 - The temporary folder ignores the case of names, in calls of Python.
-- An opened text file without an encoding raises an error in code of visavis.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def test_load_rejects_invalid_arguments(model, tmp_path):
         visavis.load(tmp_path, batch_size=0)
     with pytest.raises(SpecError, match=r"memory: expected .*, got 'much'"):
         visavis.load(tmp_path, memory="much")
-    with pytest.raises(RunError, match="device: expected auto, cpu or cuda, got 'tpu9'"):
+    with pytest.raises(RunError, match="device: expected auto, cpu, cuda or mps, got 'tpu9'"):
         visavis.load(tmp_path, device="tpu9")
 
 

@@ -414,7 +414,7 @@ def run_histories() -> None:
     # One model serves all updates. It has no validation data, which would be read for each new
     # index.
     Retriever.load = functools.partial(lambda *_, **__: model)
-    index_builder.calibrate_index = lambda *_: None
+    index_builder.calibrate_index = lambda *_, **__: None
     for seed in range(int(sys.argv[1]), int(sys.argv[2])):
         with tempfile.TemporaryDirectory() as folder, as_ordinary_user():
             try:

@@ -37,7 +37,7 @@ needs_permissions = pytest.mark.skipif(os.name == "nt", reason="permissions of P
 @pytest.fixture
 def photos(tmp_path, monkeypatch):
     """Two images in the folder ``photos``, and two in each of two subfolders."""
-    monkeypatch.setattr(index_builder, "calibrate_index", lambda *_: None)
+    monkeypatch.setattr(index_builder, "calibrate_index", lambda *_, **__: None)
     monkeypatch.chdir(tmp_path)
     for number, folder in enumerate(("", "", "sub", "sub", "usb", "usb")):
         path = tmp_path / "photos" / folder / f"{number}.png"

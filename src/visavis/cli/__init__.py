@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from visavis.cli.terminal import (
     SignalReceived,
     escape_unencodable_output,
-    ignore_interrupts,
     interrupts_are_ignored,
     print_error,
     signals_raised,
@@ -77,7 +76,7 @@ def main() -> None:
                     raise KeyboardInterrupt from None
                 raise
     except KeyboardInterrupt:
-        ignore_interrupts()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         print_error("Stopped before the command started.")
         sys.exit(128 + signal.SIGINT)
     except ReportedByOtherProcess as error:

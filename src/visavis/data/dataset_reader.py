@@ -382,19 +382,20 @@ def resolve_path(path: str | Path, expected: str = "") -> Path:
     if is_shard_pattern(path.name):
         # The folder of a pattern exists, the pattern itself does not.
         return resolve_path(path.parent, expected) / path.name
-    root, neighbor = data_folder(), _similar_neighbor(path)
+    root = data_folder()
+    names = [entry.name for entry in root.iterdir()] if root and os.path.isdir(root) else []
+    close = _similar_name(path, names)
     if root is None:
         raise DataError(
             f"{path}: expected an existing path, got none, and VISAVIS_DATA, where it is searched "
             "next, is not set. "
-            f"{f'Use {neighbor}.' if neighbor else 'Correct the path, or set VISAVIS_DATA.'}"
+            f"{f'Use {close}.' if close else 'Correct the path, or set VISAVIS_DATA.'}"
             f"{expected}"
         )
     if os.path.exists(root / path):
         return root / path
-    names = [entry.name for entry in root.iterdir()] if os.path.isdir(root) else []
-    close, names = neighbor or closest_name(str(path), names), sorted(names)
-    others = f", or use one of {', '.join(names)}" if 0 < len(names) <= MAX_LISTED_NAMES else ""
+    listed = ", ".join(sorted(names))
+    others = f", or use one of {listed}" if 0 < len(names) <= MAX_LISTED_NAMES else ""
     fix = f"Use {close}." if close else f"Correct the path{others}."
     raise DataError(
         f"{path}: expected an existing path, here or under VISAVIS_DATA ({root}), got none. "
@@ -402,14 +403,12 @@ def resolve_path(path: str | Path, expected: str = "") -> Path:
     )
 
 
-def _similar_neighbor(path: Path) -> Path | None:
-    """A file or folder with a similar name in the same folder."""
-    if not os.path.isdir(path.parent):
-        return None
-    with suppress(OSError):
-        if close := closest_name(path.name, sorted(os.listdir(path.parent))):
-            return path.parent / close
-    return None
+def _similar_name(path: Path, names: Sequence[str]) -> str | None:
+    """The most similar of the given names and the paths in the same folder."""
+    neighbors = []
+    with suppress(OSError):  # no folder, or one that cannot be read
+        neighbors = sorted(str(path.parent / name) for name in os.listdir(path.parent))
+    return closest_name(str(path), [*names, *neighbors])
 
 
 def path_exists(path: str | Path) -> bool:
