@@ -202,7 +202,7 @@ PHASES = {
     ),
     "evaluate": (
         ["evaluate", "run"],
-        ("training.recipes.data_module", "DataModule", "evaluate", 5),
+        ("training.recipes.data_module", "DataModule", "encode", 5),
         "evaluate ",
         NOTHING,
     ),

@@ -361,13 +361,15 @@ def _is_model_or_index(text: str) -> bool:
 def _is_folder_of_images(text: str) -> bool:
     """Whether a text names a folder of images that is neither an index, a run nor a model."""
     from visavis.retrieval.index_folder import is_index
-    from visavis.retrieval.source_files import list_source_files
 
     names = ("run.toml", "ensemble.toml", "config.json")
     if not os.path.isdir(text) or is_index(text):
         return False
     if any(os.path.exists(Path(text) / name) for name in names):
         return False
+    # Only here: it imports the readers of data sets.
+    from visavis.retrieval.source_files import list_source_files
+
     try:
         list_source_files(text)
     except DataError:
