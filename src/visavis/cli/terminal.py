@@ -194,7 +194,7 @@ def _is_importing_extension(frame: FrameType | None) -> bool:
 def ignore_interrupts() -> None:
     """Ignore Ctrl-C from now on: a second one would print a traceback while the process ends.
 
-    Python's own handler stays: then another program has called the command, and goes on after it.
+    Python's own handler stays: then another program has called the command, and continues after it.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

@@ -38,7 +38,7 @@ from visavis.data.video import is_video
 # Stores hold times as int64 ns: up to the year 2262. File systems may report later times.
 MAX_TIME_NS = 2**63 - 1
 NO_METADATA: Mapping[str, str] = {}
-# The clip of a Live Photo lasts up to 3.5 s and takes 2 to 8 MB. A larger one is a video.
+# The clip of a Live Photo lasts about 3 s. A larger file is a video.
 LIVE_SUFFIXES, MAX_LIVE_PHOTO_BYTES = (".mov",), 2**25
 COMPANIONS = "companions"
 """Name of the files that belong to a photo in its metadata."""
