@@ -156,6 +156,15 @@ def seeds() -> None:
     random.seed(0)
 
 
+@pytest.fixture(autouse=True)
+def interrupts() -> Iterator[None]:
+    """No test leaves Ctrl-C ignored, which later tests press."""
+    yield
+    handler = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert handler is signal.default_int_handler
+
+
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)

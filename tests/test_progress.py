@@ -257,6 +257,8 @@ def test_ctrl_c_at_any_time_of_the_start_ends_with_one_line(here):
         # Python itself ends before it runs any code of ours.
         if b"visavis" not in errors and b"Stopped" not in errors and seconds < 0.2:
             continue
-        assert process.returncode == 130, (seconds, errors)
+        # If Ctrl-C came while a dataclass was made, with exec, CPython ends by the signal, which a
+        # shell reports as 130, too.
+        assert process.returncode in (130, -signal.SIGINT), (seconds, errors)
         assert errors.count(b"\n") == 1, (seconds, errors)
         assert errors.startswith(b"Stopped"), (seconds, errors)

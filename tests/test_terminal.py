@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -50,6 +51,9 @@ def call(monkeypatch, tmp_path):
             cli.main()
         except SystemExit as end:
             code = end.code or 0
+        finally:
+            # A stopped command ignores Ctrl-C until its process ends.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         return (code, *(stream.buffer.getvalue().decode(encoding) for stream in streams))
 
     return call
