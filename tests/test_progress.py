@@ -253,7 +253,9 @@ def test_ctrl_c_at_any_time_of_the_start_ends_with_one_line(here):
         process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        results, errors = process.communicate(timeout=60)
+        if b"RSUM" in results:  # a fast machine had nothing left to stop
+            continue
         # Python itself ends before it runs any code of ours.
         if b"visavis" not in errors and b"Stopped" not in errors and seconds < 0.2:
             continue
