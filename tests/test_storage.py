@@ -483,3 +483,18 @@ def test_writing_refuses_impossible_names(tmp_path, name):
     ):
         with pytest.raises(StorageError, match="cannot be a file name"):
             write(tmp_path / name, "x")
+
+
+def test_similar_path_corrects_each_name(tmp_path, monkeypatch):
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for path, expected in (
+        ("run/mine", "runs/mine"),
+        ("runs/min", "runs/mine"),
+        ("rusn/mien", "runs/mine"),
+        ("runs/mine", "runs/mine"),
+        (tmp_path / "run" / "mine", tmp_path / "runs" / "mine"),
+    ):
+        assert storage.similar_path(path) == Path(expected)
+    assert storage.similar_path("elsewhere/mine") is None
+    assert storage.similar_path("runs/mine/model") is None

@@ -166,6 +166,8 @@ def _hub_error(name: str, expected: str, error: Exception) -> VisavisError:
     cause = (error.__cause__ or error) if is_missing else error
     status = getattr(getattr(cause, "response", None), "status_code", 0)
     is_system_error = isinstance(error, OSError) and bool(error.errno)
+    # A run whose name has a typing error looks like a name of the hub.
+    similar = storage.similar_path(name) if is_missing else None
     # Condition, class, problem and fix. The first condition that holds counts: classes of the
     # library derive from each other.
     cases: tuple[tuple[bool, type[DataError], str, str], ...] = (
@@ -233,7 +235,7 @@ def _hub_error(name: str, expected: str, error: Exception) -> VisavisError:
             is_missing,
             HubUnreachableError,
             f"it was not downloaded before, and {offline_reason()}",
-            how_to_go_online(),
+            how_to_go_online() if similar is None else f"Use {similar}.",
         ),
         (
             is_system_error,

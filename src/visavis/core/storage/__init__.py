@@ -21,6 +21,7 @@ from visavis.core.storage.folders import remove_folder as remove_folder
 from visavis.core.storage.folders import remove_lock as remove_lock
 from visavis.core.storage.folders import remove_partial_files as remove_partial_files
 from visavis.core.storage.folders import require_new_file as require_new_file
+from visavis.core.storage.folders import similar_path as similar_path
 from visavis.core.storage.outside_folders import IMAGE_ROOTS as IMAGE_ROOTS
 from visavis.core.storage.outside_folders import image_roots as image_roots
 from visavis.core.storage.outside_folders import is_inside as is_inside

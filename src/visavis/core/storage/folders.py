@@ -13,7 +13,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from visavis.core.errors import RefusedOverwrite, RunError, StorageError
+from visavis.core.errors import RefusedOverwrite, RunError, StorageError, closest_name
 from visavis.core.storage.writing import CHANGE_FOLDER, cannot_write, storage_errors
 
 
@@ -138,6 +138,33 @@ def create_output_file(path: str | Path | None, stem: str | Path) -> Iterator[Pa
     except BaseException:
         file.unlink(missing_ok=True)
         raise
+
+
+def similar_path(path: str | Path) -> Path | None:
+    """Find the existing path whose names are most similar to those of a missing one.
+
+    Args:
+        path: The missing path.
+
+    Returns:
+        The path, relative if the given one is. None if a folder has no similar name.
+
+    Example:
+        With a folder ``runs/mine``, ``run/mine`` is similar to it.
+    """
+    path = Path(path)
+    found = Path(path.anchor)
+    for name in path.parts[len(found.parts) :]:
+        close: str | None = name
+        if not os.path.exists(found / name):
+            try:
+                close = closest_name(name, sorted(os.listdir(found)))
+            except OSError:
+                return None
+        if close is None:
+            return None
+        found = found / close
+    return found
 
 
 def create_numbered_file(path: str | Path) -> Path:
