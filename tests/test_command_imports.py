@@ -62,7 +62,7 @@ def imported(folder, *arguments):
         (["--help"], 22),
         (["catalog", "objectives"], 44),
         (["data", "check", "scenes"], 64),
-        (SEARCH, 75),
+        (SEARCH, 70),
         (["mcp", "index"], 36),
     ],
     ids=lambda value: value if isinstance(value, int) else value[0].strip("-"),

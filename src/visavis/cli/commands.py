@@ -50,7 +50,6 @@ from visavis.cli.terminal import (
 from visavis.core.errors import ReportedByOtherProcess, VisavisError, format_value
 from visavis.core.own_code import allow_code
 from visavis.core.progress import NoProgress, Progress
-from visavis.core.stopping import resumed_folder
 
 if TYPE_CHECKING:
     from visavis.data.features.store import FeatureStore
@@ -605,12 +604,19 @@ def _stops_in_one_line(name: str) -> Iterator[None]:
     except KeyboardInterrupt as stop:
         ignore_interrupts()
         kept = " ".join(getattr(stop, "__notes__", ())) or "No result was written."
-        print_error(f"Stopped. {kept} {_how_to_continue(name, resumed_folder(stop))}")
+        print_error(f"Stopped. {kept} {_how_to_continue_after(stop, name)}")
         raise typer.Exit(128 + signal.SIGINT) from None
     except SignalReceived as stop:
         # ``main`` prints the name of the signal and these sentences.
-        stop.add_note(_how_to_continue(name, resumed_folder(stop)))
+        stop.add_note(_how_to_continue_after(stop, name))
         raise
+
+
+def _how_to_continue_after(stop: BaseException, name: str) -> str:
+    """How to continue a command that an exception stopped."""
+    from visavis.core.stopping import resumed_folder
+
+    return _how_to_continue(name, resumed_folder(stop))
 
 
 def _how_to_continue(name: str, folder: str | None) -> str:

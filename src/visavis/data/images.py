@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import PIL
@@ -26,20 +26,10 @@ from PIL import ExifTags, Image, JpegImagePlugin
 from PIL.Image import Resampling, Transpose
 
 from visavis.core import storage
-from visavis.core.environment import installed_version
 from visavis.core.errors import DataError, MissingExtra
-from visavis.data.capture_time import TAKEN, exif_time
-from visavis.data.colors import profile_of_code_points, to_srgb
-from visavis.data.photo_decoder import (
-    PACKAGES,
-    DamagedPhotoError,
-    LargePhotoError,
-    PhotoFormat,
-    decode_photo,
-    is_installed,
-    photo_format,
-    read_header,
-)
+
+if TYPE_CHECKING:
+    from visavis.data.photo_decoder import PhotoFormat
 
 T = TypeVar("T")
 
@@ -196,6 +186,8 @@ def upright_size(content: bytes, name: str) -> tuple[int, int]:
     Raises:
         ImageError: If the header is damaged, or the image is animated or too large.
     """
+    from visavis.data.photo_decoder import photo_format, read_header
+
     with _translate_errors(name):
         if (kind := photo_format(content, name)) is not None:
             return _read_photo(
@@ -217,6 +209,9 @@ def capture_time(content: bytes, name: str) -> str:
     Raises:
         ImageError: If the header is damaged, or the image is too large.
     """
+    from visavis.data.capture_time import exif_time
+    from visavis.data.photo_decoder import photo_format, read_header
+
     with _translate_errors(name):
         if (kind := photo_format(content, name)) is None:
             return _taken(_open(content, name, allow_animated=True))
@@ -314,6 +309,8 @@ def readable_formats() -> tuple[str, ...]:
     Returns:
         Names of the formats that Pillow or an installed package for photos decodes.
     """
+    from visavis.data.photo_decoder import PACKAGES, is_installed
+
     return (*supported_formats(), *(kind for kind in PACKAGES if is_installed(kind)))
 
 
@@ -325,6 +322,9 @@ def decoder_version() -> str:
         Versions of the decoding, of Pillow and of the packages for photos, and the supported
         formats.
     """
+    from visavis.core.environment import installed_version
+    from visavis.data.photo_decoder import PACKAGES
+
     packages = (package for package, _ in PACKAGES.values())
     photos = (f"{package} {installed_version(package)}" for package in packages)
     return " ".join((str(_DECODING_VERSION), PIL.__version__, *supported_formats(), *photos))
@@ -341,6 +341,9 @@ def _open(
     """Open an image after all checks that its header allows. Pillow decodes it later. A photo that
     Pillow cannot decode is decoded at once.
     """
+    from visavis.data.colors import profile_of_code_points
+    from visavis.data.photo_decoder import decode_photo, photo_format
+
     _require(
         content, "truncated image", f"is truncated: the file is empty (0 bytes). {COPY_AGAIN}", name
     )
@@ -386,6 +389,8 @@ def _open(
 
 def _read_photo(kind: PhotoFormat, name: str, read: Callable[[], T]) -> T:
     """Read a photo that Pillow cannot decode."""
+    from visavis.data.photo_decoder import DamagedPhotoError, LargePhotoError
+
     try:
         return read()
     except LargePhotoError as error:
@@ -455,6 +460,8 @@ def _orientation(image: Image.Image) -> int:
 
 def _taken(image: Image.Image) -> str:
     """Capture time of an opened image, as ``exif_time``. Empty for unreadable metadata."""
+    from visavis.data.capture_time import exif_time
+
     try:
         return exif_time(image.getexif())
     except Exception:  # noqa: BLE001 - damaged metadata raises errors of every kind
@@ -473,6 +480,8 @@ def _upright_size(image: Image.Image) -> tuple[int, int]:
 
 
 def _to_upright_rgb(image: Image.Image) -> Image.Image:
+    from visavis.data.capture_time import TAKEN
+
     # Pillow turns a TIFF when it decodes it, and removes its orientation. So the orientation is
     # read after decoding.
     image.load()
@@ -488,6 +497,8 @@ def _to_upright_rgb(image: Image.Image) -> Image.Image:
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     """Convert to sRGB over white."""
+    from visavis.data.colors import to_srgb
+
     profile = image.info.get("icc_profile")
     alpha = None
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:

@@ -20,7 +20,6 @@ from PIL.Image import Image as PILImage
 
 from visavis.core import storage
 from visavis.core.errors import DataError, requires_extra
-from visavis.data.capture_time import normalize_time
 from visavis.data.file_names import VIDEO_SUFFIXES
 from visavis.data.images import COPY_AGAIN, MAX_PIXELS, decoder_version
 
@@ -184,6 +183,8 @@ def recording_time(source: VideoSource, name: str) -> str:
         VideoError: If the source is not a video.
         MissingExtra: If PyAV is not installed.
     """
+    from visavis.data.capture_time import normalize_time
+
     with _open_stream(source, name) as (container, _):
         # Phones of Apple also write the offset to UTC.
         for key in ("com.apple.quicktime.creationdate", "creation_time"):

@@ -12,7 +12,6 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from visavis.core.errors import DataError
-from visavis.data.capture_time import TAKEN, time_to_ns
 
 MANIFEST = "index.json"
 """File in the folder of an index that describes it."""
@@ -69,6 +68,8 @@ class IndexItem:
     @property
     def time_ns(self) -> int:
         """Capture time in ns since the epoch, or the modification time if it is not known."""
+        from visavis.data.capture_time import TAKEN, time_to_ns
+
         taken = time_to_ns(self.metadata.get(TAKEN, ""))
         return self.modified_ns if taken is None else taken
 

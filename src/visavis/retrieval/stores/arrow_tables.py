@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from visavis.data.capture_time import READ_TIME, TAKEN, time_to_ns
 from visavis.retrieval.items import (
     ITEM_FIELDS,
     IndexItem,
@@ -174,6 +173,8 @@ def item_times(table: pa.Table) -> np.ndarray:
     """
     import pyarrow.compute as pc
 
+    from visavis.data.capture_time import TAKEN, time_to_ns
+
     times = numbers(table["modified_ns"])
     tags = table["metadata"].combine_chunks()
     texts = pc.list_flatten(tags)
@@ -200,6 +201,8 @@ def without_read_times(lists: pa.Array) -> pa.Array:
         As many lists.
     """
     import pyarrow.compute as pc
+
+    from visavis.data.capture_time import READ_TIME, TAKEN
 
     texts = pc.list_flatten(lists)
     # Most items have few tags, and times of files have one form.
