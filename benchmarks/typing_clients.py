@@ -6,7 +6,7 @@ Each client asks for a new text as soon as it has an answer, over one connection
 ``/api/search``, or a vector of ``/v1/embeddings``. No text is asked for twice, so nothing comes from
 a cache. The model has a frozen MiniLM, and the index 1,200 synthetic scenes. Clients run in one
 process next to the server. ``--before`` is the ``src`` folder of an earlier version, whose search runs
-in turns with this one. Processor time is that of the server, which other programs on the machine
+in turns with this one. Processor time is taken from the server, which other programs on the machine
 disturb less than the requests per second. An answer of 500 or above ends with exit status 1.
 """
 

@@ -518,7 +518,7 @@ def fork_random_numbers(device: torch.device) -> AbstractContextManager[None]:
 
 
 def has_random_numbers(device: torch.device) -> bool:
-    """Return whether a device has random numbers besides those of the CPU.
+    """Return whether a device has a random number generator of its own.
 
     Args:
         device: The device.

@@ -28,7 +28,7 @@ _TAGS = (
 )
 _TIME = re.compile(r"(\d{4})[:-](\d\d)[:-](\d\d)[ T](\d\d):(\d\d):(\d\d)")
 READ_TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}\.[0-9]{3}[+-][0-9]{2}:[0-9]{2}"
-"""Pattern of the times that are read from files, by which they differ from those of a table."""
+"""Pattern of the times that are read from files. Times of a table have another form."""
 _OWN_FORM = re.compile(READ_TIME)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -39,7 +39,7 @@ def to_srgb(image: Image.Image, profile: bytes) -> Image.Image | None:
         profile: Its ICC profile.
 
     Returns:
-        An RGB image. None if the profile is that of sRGB, is damaged, or does not fit to the mode
+        An RGB image. None if the profile is sRGB, is damaged, or does not fit to the mode
         of the image: then its values count as they are, as in other programs.
     """
     mode = "I;16" if image.mode.startswith("I") else image.mode

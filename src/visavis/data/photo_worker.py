@@ -219,8 +219,8 @@ def _load_preview(preview: Image.Image, max_pixels: int, min_side: int) -> Image
 
 
 def _preview_orientation(preview: Image.Image, half: tuple[int, int], flip: int) -> int:
-    """Orientation of a preview: its own, which LibRaw adds where it is missing, or that of the raw
-    image. A preview whose sides differ from those of the sensor is turned already.
+    """Orientation of a preview: its own, which LibRaw adds where it is missing, or the one of the
+    raw image. A preview whose sides differ from the sensor's is turned already.
     """
     own = _orientation(preview)
     orientation = flip if own == 1 else own

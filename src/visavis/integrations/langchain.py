@@ -36,7 +36,7 @@ class VisavisRetriever(BaseRetriever):
     """Retriever over an index. The text of a document is the first caption of its item, else the
     name of the file.
 
-    The metadata of a document are those of ``visavis search --json``: ``key``, ``name``, ``path``,
+    The metadata of a document are the values of ``visavis search --json``: ``key``, ``name``, ``path``,
     ``kind``, ``score``, ``match_probability``, ``duplicates`` and ``metadata``, and ``start`` and
     ``end`` of a moment. Its ``id`` is the key of the item.
 

@@ -38,7 +38,7 @@ class VisavisIndexRetriever(BaseRetriever):
     TextNode.
 
     The text of a node is the first caption of its item, else the name of the file. Its metadata are
-    those of ``visavis search --json``, except the score, which ``NodeWithScore`` has. Its id is the
+    the values of ``visavis search --json``, except the score, which ``NodeWithScore`` has. Its id is the
     key of the item. A query may have an image: ``QueryBundle("", image_path="photo.jpg")``.
 
     Args:

@@ -141,7 +141,7 @@ def create_output_file(path: str | Path | None, stem: str | Path) -> Iterator[Pa
 
 
 def similar_path(path: str | Path) -> Path | None:
-    """Find the existing path whose names are most similar to those of a missing one.
+    """Find the existing path that is most similar to a missing one, name by name.
 
     Args:
         path: The missing path.
