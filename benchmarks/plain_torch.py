@@ -166,6 +166,11 @@ def graded_vlc(o: Any, scores: Tensor, positive: Tensor, extra: Any) -> Tensor:
     return vlc(o, scores, positive, extra) + (o.beta * divergence / positive.sum(1))[query]
 
 
+def distillation(o: Any, scores: Tensor, positive: Tensor, extra: Any) -> Tensor:
+    p, q = (extra["relevance"] / o.teacher_tau).log_softmax(1), (scores / o.tau).log_softmax(1)
+    return (p.exp() * (p - q)).sum(1)
+
+
 def smooth_ap(o: Any, scores: Tensor, positive: Tensor, extra: Any) -> Tensor:
     query, candidate = positive.nonzero(as_tuple=True)
     above = ((scores[query] - scores[query, candidate][:, None]) / o.tau).sigmoid()
@@ -240,6 +245,7 @@ DIRECTIONS: dict[str, Direction] = {
     "AOQ": aoq,
     "Ladder": ladder,
     "GradedVLC": graded_vlc,
+    "Distillation": distillation,
     "SmoothAP": smooth_ap,
     "Goal": goal,
     "BinomialDeviance": binomial_deviance,
@@ -259,6 +265,7 @@ def make_annotations(num_images: int, num_texts: int) -> dict[str, dict[str, Ten
     return {
         "Ladder": {"relevance": relevance},
         "GradedVLC": {"relevance": relevance},
+        "Distillation": {"relevance": relevance},
         "NCR": {"pair_margin": margin / 2},
         "AOQ": offline,
     }

@@ -35,11 +35,12 @@ NOT_OF_DIFFERENCES = {
     "Sigmoid",
 }  # changed by a constant on a row
 OWN_POSITIVES_COMPETE = {"InfoNCE", "SmoothAP"}  # as published: soft targets, average precision
-TERMS_NOT_OF_PAIRS = {"SmoothAP", "MultiSimilarity", "Circle", "Sigmoid"}
+TERMS_NOT_OF_PAIRS = {"SmoothAP", "MultiSimilarity", "Circle", "Sigmoid", "Distillation"}
 BEYOND_NEGATIVES = {
     "AOQ",
     "InfoNCE",
-}  # offline negatives, competing positives: a term where the batch has no negative
+    "Distillation",
+}  # offline negatives, competing positives, a teacher: a term where the batch has no negative
 
 
 INDEPENDENT_ANNOTATIONS = [

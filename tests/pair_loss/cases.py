@@ -39,7 +39,7 @@ IDS = {
 }
 
 
-NEED_PAIRWISE_ANNOTATIONS = ("NCR", "Ladder", "GradedVLC")
+NEED_PAIRWISE_ANNOTATIONS = ("NCR", "Ladder", "GradedVLC", "Distillation")
 """Objectives that require pairwise annotations, which are undefined for extra candidates."""
 
 

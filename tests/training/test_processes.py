@@ -93,6 +93,12 @@ def test_two_processes_train_the_same_model_as_one(recipes, scenes, tmp_path):
         for name in ("pixels", "NCR", "offline")
     }
     jobs["pixels"][1]["epochs"] = 1
+    teacher = visavis.train(recipes["position"], data=scenes, out=tmp_path / "teacher").run
+    supervision = f"DistillationSupervision(teacher={str(teacher)!r})"
+    jobs["distilled"] = (
+        str(recipes["position"]),
+        {"data.path": str(scenes), "phases.0.supervision": supervision, "seed": 6},
+    )
     one, two = (train_on(world_size, jobs, tmp_path) for world_size in (1, 2))
     for name in jobs:
         check_equal(two / name, one / name, 1e-5)

@@ -205,6 +205,8 @@ def test_missing_annotations_are_rejected_before_training(
             ("Ladder()", "GradedSupervision()"),
             ("Unified()", "LearnedWeights()"),
             ("TripletHN()", "OfflineNegativeSupervision()"),
+            ("Unified()", "DistillationSupervision(teacher='big')"),
+            ("Distillation()", "DistillationSupervision(teacher='big')"),
         ),
     ],
 )
@@ -235,6 +237,7 @@ REPORTED = {
         "ids",
         "(margin=0.2, growth='exponential', threshold=0.6, ",
     ),
+    "DistillationSupervision": ("(teacher='runs/big')", "ids", "(teacher='runs/big', weight=1.0, "),
     "LearnedWeights": ("(every=2)", "ids", "(hidden_dim=32, lr=0.05, virtual_lr=0.01, every=2)"),
 }
 

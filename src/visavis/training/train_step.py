@@ -19,7 +19,10 @@ from visavis.core.encoded import Encoded
 from visavis.core.errors import RecipeError, log_debug, suggest_name
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.process_group import ONE_PROCESS, ProcessGroup
+from visavis.core.progress import NoProgress, Progress
 from visavis.data.loader import Batch, Loader
+from visavis.losses.logits import LearnedScale
+from visavis.losses.objectives import Objective
 from visavis.losses.pair_loss import PairLoss
 from visavis.losses.pair_loss.candidates import encode_in_chunks
 from visavis.losses.targets import Targets
@@ -39,6 +42,7 @@ from visavis.training.optimizer import (
 from visavis.training.recipes.recipe import Recipe
 from visavis.training.recipes.settings import Phase
 from visavis.training.recipes.start_model import learned_start_values, start_scale_and_bias
+from visavis.training.runs.teacher import open_teacher
 from visavis.training.supervision import TrainingContext
 
 INITIAL_LOSS_SCALE = 512.0
@@ -65,19 +69,50 @@ def phase_loss(
     Returns:
         The loss.
     """
-    objective = phase.objective
+    return _pair_loss(matcher, phase.objective, matcher.scale, memory, group)
+
+
+def _pair_loss(
+    matcher: Matcher,
+    objective: Objective,
+    scale: LearnedScale | None,
+    memory: MemoryLimit,
+    group: ProcessGroup,
+) -> PairLoss:
     score = None if matcher.score_is_cosine else matcher.score
     bias = None if objective.without_bias() is None else matcher.logit_bias
     gather, dims = group.world_size > 1, matcher.matryoshka_dims
     return PairLoss(
         objective,
         score=score,
-        scale=matcher.scale,
+        scale=scale,
         bias=bias,
         gather=gather,
         memory=memory,
         matryoshka_dims=dims,
     )
+
+
+def added_loss(
+    matcher: Matcher, phase: Phase, memory: MemoryLimit = None, group: ProcessGroup = ONE_PROCESS
+) -> tuple[float, PairLoss] | None:
+    """Build the loss that the supervision of a phase adds to its objective.
+
+    Args:
+        matcher: Model.
+        phase: Phase of a recipe.
+        memory: Memory limit of score blocks.
+        group: Processes that train together.
+
+    Returns:
+        The factor of the loss, and the loss on scores without a learned scale. None: nothing is
+        added.
+    """
+    added = phase.supervision.added_objective(phase.objective)
+    if added is None:
+        return None
+    factor, objective = added
+    return factor, _pair_loss(matcher, objective, None, memory, group)
 
 
 def check_phase(matcher: Matcher, phase: Phase) -> None:
@@ -123,11 +158,20 @@ class BatchLoss(nn.Module):
         loss: Loss of the phase.
         chunk_size: Items whose activations are in memory. The loss compares all items of the batch.
             0: all.
+        added: Factor and loss that the supervision adds, or None.
     """
 
-    def __init__(self, matcher: Matcher, loss: PairLoss, chunk_size: int):
+    def __init__(
+        self,
+        matcher: Matcher,
+        loss: PairLoss,
+        chunk_size: int,
+        added: tuple[float, PairLoss] | None = None,
+    ):
         super().__init__()
         self.matcher, self.loss, self.chunk_size = matcher, loss, chunk_size
+        self.added_factor = added[0] if added else 0.0
+        self.added_loss = added[1] if added else None
 
     def forward(self, batch: Batch, compute_targets: ComputeTargets) -> Tensor:
         """Compute the training loss of a batch.
@@ -144,9 +188,10 @@ class BatchLoss(nn.Module):
         visual = _encode(matcher.encode_visual, batch.visual, self.chunk_size)
         text = _encode(matcher.encode_text, batch.text, self.chunk_size)
         targets = compute_targets(visual, text, batch)
-        value = self.loss(
-            matcher.first_stage_items(visual), matcher.first_stage_items(text), targets=targets
-        )
+        items = matcher.first_stage_items(visual), matcher.first_stage_items(text)
+        value = self.loss(*items, targets=targets)
+        if self.added_loss is not None:
+            value = value + self.added_factor * self.added_loss(*items, targets=targets)
         auxiliary = matcher.auxiliary_loss(visual, text, targets)
         return value if auxiliary is None else value + auxiliary
 
@@ -190,7 +235,10 @@ class TrainStep:
             # A shard cannot encode alone, but validations need the whole network.
             self.trained_matcher = deepcopy(matcher)
             loss = phase_loss(self.trained_matcher, phase, recipe.memory or None, group)
-        self.module: nn.Module = BatchLoss(self.trained_matcher, loss, self.settings.chunk_size)
+        added = added_loss(self.trained_matcher, phase, recipe.memory or None, group)
+        self.module: nn.Module = BatchLoss(
+            self.trained_matcher, loss, self.settings.chunk_size, added
+        )
         if self.is_sharded:
             from torch.distributed.fsdp import fully_shard
 
@@ -301,6 +349,7 @@ def training_context(
     validation: Loader,
     step_control: StepControl | None = None,
     group: ProcessGroup = ONE_PROCESS,
+    progress: Progress | None = None,
 ) -> TrainingContext:
     """Build the context that a supervision receives at the start of a phase.
 
@@ -314,6 +363,7 @@ def training_context(
         step_control: Control that the trainer sets for each batch. None: one optimizer step per
             batch.
         group: Processes that train together.
+        progress: Receives the progress of a teacher.
 
     Returns:
         The context.
@@ -329,6 +379,13 @@ def training_context(
         validation=validation,
         seed=recipe.seed,
         device=next(matcher.parameters()).device,
+        open_teacher=partial(
+            open_teacher,
+            recipe=recipe,
+            splits=(train.data, validation.data),
+            progress=progress or NoProgress(),
+            group=group,
+        ),
         memory=recipe.memory or None,
         group=group,
     )

@@ -369,6 +369,7 @@ class Trainer:
             self.val_loader,
             self.step_control,
             self.group,
+            self.progress,
         )
         self.supervision.begin_phase(context, state)
 

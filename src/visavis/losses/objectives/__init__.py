@@ -14,7 +14,7 @@ from visavis.losses.objectives.aoq import AOQ
 from visavis.losses.objectives.base import Objective
 from visavis.losses.objectives.contrastive import VLC, InfoNCE, NTXent, Sigmoid, Unified
 from visavis.losses.objectives.goal import Goal
-from visavis.losses.objectives.graded_losses import GradedVLC, Ladder
+from visavis.losses.objectives.graded_losses import Distillation, GradedVLC, Ladder
 from visavis.losses.objectives.metric_learning import BinomialDeviance, Circle, MultiSimilarity
 from visavis.losses.objectives.ncr import NCR
 from visavis.losses.objectives.polynomial import RSP, SSP
@@ -36,6 +36,7 @@ CATALOG: tuple[type[Objective], ...] = (
     AOQ,
     Ladder,
     GradedVLC,
+    Distillation,
     SmoothAP,
     Goal,
     BinomialDeviance,
@@ -49,6 +50,7 @@ __all__ = [
     "CATALOG",
     "BinomialDeviance",
     "Circle",
+    "Distillation",
     "Goal",
     "GradedVLC",
     "InfoNCE",

@@ -30,6 +30,7 @@ from visavis.evaluation.protocols import (
 from visavis.evaluation.trec import trec_rankings, write_trec
 from visavis.models.base import Matcher, evaluation_mode
 from visavis.models.inference import ScoreEnsemble, device_of, device_score, join_member_encodings
+from visavis.training.recipes.data_module import DataModule
 from visavis.training.recipes.published_tables import with_published
 from visavis.training.recipes.recipe import Recipe
 from visavis.training.runs.open_run import (
@@ -186,23 +187,22 @@ def evaluate_runs(
         for folder, (data_module, _) in opened.items()
     }
     check_same_captions(splits)
-    networks: list[Matcher] = []
-    encoded: list[tuple[Encoded, Encoded]] = []
-    for folder, (data_module, matcher) in opened.items():
-        has_two = (
+    networks = {
+        folder: [matcher, open_peer_network(folder, matcher)]
+        if (
             recipes[folder].evaluation.average_networks
             if average_networks is None
             else average_networks
         )
-        for network in [matcher, open_peer_network(folder, matcher)] if has_two else [matcher]:
-            networks.append(network)
-            encoded.append(data_module.encode(network, splits[folder]))
-
-    scorer = (
-        networks[0] if len(networks) == 1 else ScoreEnsemble(networks).to(device_of(networks[0]))
-    )
-    visual, text = (
-        encoded[0] if len(encoded) == 1 else map(join_member_encodings, zip(*encoded, strict=True))
+        else [matcher]
+        for folder, (_, matcher) in opened.items()
+    }
+    scorer, visual, text = encode_by_networks(
+        [
+            (data_module, network, splits[folder])
+            for folder, (data_module, _) in opened.items()
+            for network in networks[folder]
+        ]
     )
     ranked, limit = next(iter(splits.values())), next(iter(recipes.values())).memory or None
     with evaluation_mode(scorer):
@@ -230,6 +230,25 @@ def evaluate_runs(
     if not is_own_test or len(folders) > 1:
         return result
     return with_published(result, read_ensemble_recipe(folders[0]) or recipes[folders[0]])
+
+
+def encode_by_networks(
+    networks: Sequence[tuple[DataModule, Matcher, Dataset]],
+) -> tuple[Matcher, Encoded, Encoded]:
+    """Encode the same images and captions by one or several networks.
+
+    Args:
+        networks: For each network its data, which read its inputs, the network and the split.
+
+    Returns:
+        The network, or the mean of the scores of all, and the encoded images and captions.
+    """
+    encoded = [data_module.encode(network, split) for data_module, network, split in networks]
+    if len(networks) == 1:
+        return networks[0][1], *encoded[0]
+    scorer = ScoreEnsemble([network for _, network, _ in networks]).to(device_of(networks[0][1]))
+    visual, text = map(join_member_encodings, zip(*encoded, strict=True))
+    return scorer, visual, text
 
 
 def with_base_model(

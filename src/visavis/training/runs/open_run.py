@@ -14,6 +14,7 @@ import torch
 from visavis.core import storage
 from visavis.core.errors import RunError
 from visavis.core.memory_budget import MemoryLimit, parse_memory
+from visavis.core.process_group import ONE_PROCESS, ProcessGroup
 from visavis.core.progress import Progress
 from visavis.core.run_context import RunContext
 from visavis.data.dataset_reader import find_source, path_exists
@@ -24,7 +25,6 @@ from visavis.models.encoders.pretrained_files import find_dual_encoder, model_fo
 from visavis.models.inference import device_of
 from visavis.models.processor import SavedModelConfig, unsupported_content
 from visavis.models.retriever import Retriever
-from visavis.training import supervision
 from visavis.training.recipes.data_module import DataModule, open_data_module
 from visavis.training.recipes.features import PRECOMP, check_feature_dims
 from visavis.training.recipes.recipe import Recipe, build_recipe
@@ -186,7 +186,9 @@ def pretrained_dual_encoder(recipe: Recipe) -> str | None:
     )
 
 
-def open_run(folder: Path, recipe: Recipe, progress: Progress) -> tuple[DataModule, Matcher]:
+def open_run(
+    folder: Path, recipe: Recipe, progress: Progress, group: ProcessGroup = ONE_PROCESS
+) -> tuple[DataModule, Matcher]:
     """Open the data of a recipe and the best model of a run.
 
     A run that was trained on a GPU is opened on the CPU if this machine has no such GPU.
@@ -195,6 +197,7 @@ def open_run(folder: Path, recipe: Recipe, progress: Progress) -> tuple[DataModu
         folder: Folder of the run or of the model.
         recipe: Recipe of ``read_run_recipe``.
         progress: Receives progress and warnings.
+        group: Processes that share out the encoding of the data.
 
     Returns:
         The data and the model on the device of the recipe.
@@ -223,7 +226,7 @@ def open_run(folder: Path, recipe: Recipe, progress: Progress) -> tuple[DataModu
         progress.message(f"{folder} was trained on {name}, which is not available. Using the CPU.")
         device = "cpu"
     model = Retriever.load(folder, device=device)
-    data_module = open_data_module(recipe, RunContext(progress), model.processor)
+    data_module = open_data_module(recipe, RunContext(progress, group), model.processor)
     check_feature_dims(model.matcher.config, data_module.visual, data_module.text, folder)
     if os.path.exists(environment := RunFolder(folder).environment):
         record = RunRecord.read(environment)
@@ -272,10 +275,12 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
     }
     for number, phase in enumerate(recipe.phases):
         source = phase.supervision
-        if isinstance(source, supervision.MinedNegativeSupervision) and source.file:
-            paths[f"phases.{number}.supervision"] = repr(
-                replace(source, file=os.path.realpath(source.file))
-            )
+        if found := {
+            name: os.path.realpath(value)
+            for name in source.path_fields
+            if os.path.exists(value := getattr(source, name))
+        }:
+            paths[f"phases.{number}.supervision"] = repr(replace(source, **found))  # type: ignore[type-var]
     return build_recipe(recipe.to_dict(), paths, recipe.name)
 
 

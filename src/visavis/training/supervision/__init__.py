@@ -1,8 +1,9 @@
 """Supervision: builds the targets of each batch, from pairs, feedback, graded relevance, mined or
-offline negatives, or learned weights.
+offline negatives, learned weights, or a teacher.
 """
 
 from visavis.training.supervision.base import PairSupervision, Supervision, TrainingContext
+from visavis.training.supervision.distillation import DistillationSupervision
 from visavis.training.supervision.graded_relevance import GradedSupervision
 from visavis.training.supervision.human_feedback import FeedbackSupervision
 from visavis.training.supervision.learned_weights import LearnedWeights
@@ -18,11 +19,13 @@ CATALOG: tuple[type[Supervision], ...] = (
     MinedNegativeSupervision,
     NoisySupervision,
     LearnedWeights,
+    DistillationSupervision,
 )
 """All supervisions that a recipe can name."""
 
 __all__ = [
     "CATALOG",
+    "DistillationSupervision",
     "FeedbackSupervision",
     "GradedSupervision",
     "LearnedWeights",

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,6 +26,11 @@ from visavis.data.loader import Batch, Loader
 from visavis.losses.objectives import Objective
 from visavis.losses.targets import ANNOTATIONS, Annotation, Targets
 from visavis.models.base import Matcher
+
+PairScores: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""Scores of the images ``[V]`` and captions ``[T]`` of a split, by their positions on the CPU, as a
+block ``[V, T]``.
+"""
 
 
 class PeerModel(Protocol):
@@ -73,6 +78,8 @@ class TrainingContext:
         validation: Batches of the validation split.
         seed: Seed of the run. Use it with `derive_seed`, so that runs are repeatable.
         device: Device of the model.
+        open_teacher: Opens a teacher, and returns its scores on the training and on the validation
+            split.
         memory: Memory for blocks of scores.
         group: Processes that train together.
     """
@@ -81,6 +88,7 @@ class TrainingContext:
     objective: Objective
     optimizer: Optimizer
     make_peer: Callable[[int], PeerModel]
+    open_teacher: Callable[[str], tuple[PairScores, PairScores]]
     train: Loader
     validation: Loader
     seed: int
@@ -111,11 +119,13 @@ class Supervision(ABC):
             process.
         one_process_only: Why the supervision needs the whole batch in one process. "": it works
             with any number.
+        path_fields: Fields that hold a path, which a run stores as an absolute one.
     """
 
     pairs_only: ClassVar[bool] = False
     reads_model: ClassVar[bool] = False
     one_process_only: ClassVar[str] = ""
+    path_fields: ClassVar[tuple[str, ...]] = ()
 
     @property
     def peer(self) -> Matcher | None:
@@ -133,6 +143,18 @@ class Supervision(ABC):
         """
         supplied = tuple(annotation.name for annotation in self._supplied)
         return () if set(supplied) & set(objective.used_annotations) else supplied
+
+    def added_objective(self, objective: Objective) -> tuple[float, Objective] | None:
+        """Return an objective whose loss is added to that of the phase in training.
+
+        Args:
+            objective: The objective of the phase.
+
+        Returns:
+            The factor of its loss, and the objective, which reads the scores without a learned
+            scale. None: nothing is added.
+        """
+        return None
 
     def check_objective(self, objective: Objective) -> None:
         """Check with two synthetic pairs that the objective gets the annotations that it needs.

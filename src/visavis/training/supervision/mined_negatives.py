@@ -213,6 +213,8 @@ class MinedNegativeSupervision(Supervision):
     # How positives are defined, for the report of a training.
     by: ClassVar[str] = "ids"
 
+    path_fields: ClassVar[tuple[str, ...]] = ("file",)
+
     file: str = ""
     per_query: int = 1
 
