@@ -383,9 +383,11 @@ class PairCache:
             relevance = {}
             for start in range(0, len(keys), _KEYS_PER_QUERY):
                 chunk = keys[start : start + _KEYS_PER_QUERY]
+                # All rows at once: an unfinished query keeps the file open, so that Windows does not
+                # remove a damaged one.
                 rows = database.execute(
                     f"SELECT * FROM checked WHERE pair IN ({', '.join('?' * len(chunk))})", chunk
-                )
+                ).fetchall()
                 for key, value in rows:
                     (number,) = struct.unpack("<d", value[:8]) if len(value) == 12 else (math.nan,)
                     if _pack(key, number) != value:
