@@ -159,7 +159,7 @@ def read_word_vectors(path: Path, vocabulary: Collection[str]) -> dict[str, np.n
     words: dict[str, np.ndarray] = {}
     word_dim = 0
     try:
-        with storage.reading_regular_file(path), open(path, encoding="utf-8") as file:
+        with storage.reading_regular_file(path), open(path, encoding="utf-8-sig") as file:
             lines = iter(partial(file.readline, MAX_LINE_LENGTH), "")
             for number, line in enumerate(lines, start=1):
                 word, *values = line.rstrip(" \n").split(" ")
