@@ -19,7 +19,6 @@ from visavis.core.errors import DataError, StorageError, VisavisError
 from visavis.core.storage.reading import RESTORE_COPY, parse_json, read_json
 from visavis.core.storage.writing import storage_errors, write_json
 
-
 TIME_RESOLUTION_NS = 2 * 10**9
 """Coarsest resolution of modification times: FAT rounds them to 2 s, HFS+ to 1 s."""
 
