@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import errno
+import json
 import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import threading
+from dataclasses import replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tests.platforms import linux_calls
+from tests.recipes import TINY_RECIPE
 
+import visavis
 from visavis.cli import terminal
 from visavis.core import storage
 from visavis.core.environment import quote_argument, shell_command
 from visavis.core.errors import DataError
 from visavis.core.memory_budget import UNKNOWN_MEMORY_BYTES, available_memory, free_bytes
 from visavis.core.storage import writing
-from visavis.data import workers
+from visavis.data import check_dataset, open_dataset, workers
 from visavis.data.parallel import cpu_cores
+from visavis.evaluation.feedback.records import Judgment, QueryKey, open_feedback, read_feedback
+from visavis.evaluation.graded.caption_estimators import read_word_vectors
+from visavis.retrieval.source_files import list_source_files
+from visavis.training.recipes.files import read_recipe
 
 HIDDEN_FOLDERS = ("/proc/", "/sys/fs/cgroup/")
 
@@ -175,6 +185,147 @@ def test_memory_without_proc_is_estimated(monkeypatch):
     assert free_bytes(torch.device("cpu")) == total // 2
     monkeypatch.delattr(os, "sysconf")
     assert free_bytes(torch.device("cpu")) == UNKNOWN_MEMORY_BYTES
+
+
+KARPATHY = {
+    "images": [
+        {
+            "filename": f"{name}.png",
+            "imgid": number,
+            "split": "val",
+            "sentences": [{"raw": f"a {name}, é"}],
+        }
+        for number, name in enumerate("ab")
+    ]
+}
+COCO = {
+    "images": [{"id": number, "file_name": f"{name}.png"} for number, name in enumerate("ab")],
+    "annotations": [
+        {"id": number, "image_id": number, "caption": f"a {name}, é"}
+        for number, name in enumerate("ab")
+    ],
+}
+MSRVTT = {
+    "videos": [{"video_id": f"video{number}", "split": "train"} for number in range(2)],
+    "sentences": [
+        {"sen_id": number, "video_id": f"video{number}", "caption": f"a {number}, é"}
+        for number in range(2)
+    ],
+}
+TEXT_DATA_SETS = {
+    "table": {"captions.csv": 'filename,caption\na.png,"a dog, é"\nb.png,a cat\nb.png,one\n'},
+    "JSON lines": {
+        "captions.jsonl": "".join(
+            json.dumps({"filename": f"{name}.png", "captions": [f"a {name}, é", "one"]}) + "\n"
+            for name in "ab"
+        )
+    },
+    "Karpathy": {"dataset_x.json": json.dumps(KARPATHY, indent=1)},
+    "MS-COCO": {"captions_val2017.json": json.dumps(COCO, indent=1)},
+    "Flickr": {"results_20130124.token": "a.png#0\ta dog, é\na.png#1\tone\nb.png#0\ta cat\n"},
+    "MSR-VTT": {"train_val_videodatainfo.json": json.dumps(MSRVTT, indent=1)},
+    "MSVD": {
+        "AllVideoDescriptions.txt": "# MSVD\n\nv1 a dog, é\nv1 one\nv2 a cat\n",
+        "train_list.txt": "v1\n",
+        "val_list.txt": "v2\n",
+        "test_list.txt": "",
+    },
+    "features": {"dev_caps.txt": "a dog, é\none\na cat\nanother\n"},
+}
+windows_texts = pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+"""Texts with the line ends of Windows, without and with a byte order mark."""
+
+
+def write_as_on_windows(file, text, encoding):
+    file.write_text(text, encoding=encoding, newline="\r\n")
+
+
+@windows_texts
+@pytest.mark.parametrize("kind", TEXT_DATA_SETS)
+def test_windows_line_ends_give_the_same_data_set(tmp_path, kind, encoding):
+    data = []
+    for folder in (tmp_path / "posix", tmp_path / "windows"):
+        folder.mkdir()
+        if kind == "features":
+            np.save(folder / "dev_ims.npy", np.eye(2, dtype=np.float32))
+        elif kind not in {"MSR-VTT", "MSVD"}:
+            for name in "ab":
+                Image.new("RGB", (2, 2)).save(folder / f"{name}.png")
+        for name, text in TEXT_DATA_SETS[kind].items():
+            if folder.name == "posix":
+                (folder / name).write_text(text, encoding="utf-8", newline="\n")
+            else:
+                write_as_on_windows(folder / name, text, encoding)
+        data.append(open_dataset(folder))
+    posix, windows = data
+    assert posix.captions[0].endswith("é")
+    assert windows.fingerprint == posix.fingerprint
+    assert windows.captions == posix.captions
+    assert [image.name for image in windows.images] == [image.name for image in posix.images]
+    assert check_dataset(tmp_path / "windows").ok == check_dataset(tmp_path / "posix").ok
+
+
+@windows_texts
+def test_windows_line_ends_in_shards_give_the_same_captions(tmp_path, encoding):
+    Image.new("RGB", (2, 2)).save(tmp_path / "image.png")
+    with tarfile.open(tmp_path / "shard.tar", "w") as tar:
+        for name, text in (("0.txt", "a dog, é\n"), ("1.json", '{\n"caption": "a cat"\n}\n')):
+            tar.add(tmp_path / "image.png", f"{name[0]}.png")
+            write_as_on_windows(tmp_path / "caption", text, encoding)
+            tar.add(tmp_path / "caption", name)
+    assert open_dataset(tmp_path / "shard.tar").captions == ("a dog, é\n", "a cat")
+
+
+@windows_texts
+def test_windows_line_ends_give_the_same_recipe(tmp_path, encoding):
+    extending = 'extends = "base.toml"\nname = "é"\nabout = """\nfirst\nsecond"""\n'
+    recipes = []
+    for folder in (tmp_path / "posix", tmp_path / "windows"):
+        folder.mkdir()
+        for name, text in (("base.toml", TINY_RECIPE), ("own.toml", extending)):
+            if folder.name == "posix":
+                (folder / name).write_text(text, encoding="utf-8", newline="\n")
+            else:
+                write_as_on_windows(folder / name, text, encoding)
+        recipes.append(read_recipe(folder / "own.toml"))
+    assert recipes[0] == recipes[1]
+    assert recipes[0].name == "é"
+
+
+@windows_texts
+def test_windows_line_ends_give_the_same_attributes(tmp_path, encoding):
+    Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
+    write_as_on_windows(tmp_path / "attributes.csv", "filename,color\na.png,blau é\n", encoding)
+    (file,) = list_source_files(tmp_path).files
+    assert dict(file.metadata) == {"color": "blau é"}
+
+
+@windows_texts
+def test_windows_line_ends_give_the_same_word_vectors(tmp_path, encoding):
+    write_as_on_windows(tmp_path / "vectors.txt", "a 1 2\né 3 4\n", encoding)
+    vectors = read_word_vectors(tmp_path / "vectors.txt", ["a", "é"])
+    assert {word: vector.tolist() for word, vector in vectors.items()} == {"a": [1, 2], "é": [3, 4]}
+
+
+@windows_texts
+def test_windows_line_ends_give_the_same_labels(tmp_path, dual_encoders, encoding):
+    pytest.importorskip("transformers")
+    Image.new("RGB", (40, 40), "red").save(tmp_path / "a.png")
+    write_as_on_windows(tmp_path / "labels.txt", "a red circle\n\na blue star\n", encoding)
+    model, image = dual_encoders / "clip", tmp_path / "a.png"
+    expected = visavis.classify(model, image, ["a red circle", "a blue star"])
+    assert visavis.classify(model, image, tmp_path / "labels.txt") == expected
+
+
+@windows_texts
+def test_windows_line_ends_give_the_same_feedback(tmp_path, encoding):
+    record = Judgment("2026-01-01T10:00:00Z", "photos", QueryKey("é"), "a.png", "c0ffee", True)
+    with open_feedback(tmp_path / "feedback.jsonl") as file:
+        file.append(record)
+        file.append(replace(record, item="b.png"))
+    text = (tmp_path / "feedback.jsonl").read_text(encoding="utf-8")
+    write_as_on_windows(tmp_path / "copied.jsonl", text, encoding)
+    assert read_feedback(tmp_path / "copied.jsonl") == [record, replace(record, item="b.png")]
 
 
 @pytest.mark.usefixtures("no_proc")

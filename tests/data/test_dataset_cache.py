@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import os
 import random
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from visavis.core.errors import DataError
+from visavis.core.storage import cache
 from visavis.data import dataset_cache, dataset_reader
-from visavis.data.dataset import Dataset
+from visavis.data.dataset import ByteRange, ContentFingerprint, Dataset
 from visavis.data.dataset_reader import open_dataset
 
 
@@ -107,6 +110,36 @@ def test_cache_is_used_only_after_files_are_old_enough(
     _content(folder)
     _content(folder)
     assert len(reads) == 2
+
+
+@pytest.mark.parametrize("step", [10**9, 2 * 10**9], ids=["HFS+", "FAT"])
+def test_content_changes_within_a_step_of_time(tmp_path, step, monkeypatch):
+    file, start = tmp_path / "0.bmp", 10**18
+    times, contents = range(start, start + step, step // 4), set()
+    for number, now in enumerate(times):
+        monkeypatch.setattr(cache, "time", SimpleNamespace(time_ns=count(now).__next__))
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(file)
+        # A file of the same size and time, as on a drive that stores times in steps.
+        os.utime(file, ns=(start, start))
+        fingerprint = ContentFingerprint.compute({"0.bmp": ByteRange(file)})
+        contents.add(fingerprint.content_hash)
+    assert len(contents) == len(times)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0, 1.5, 2.5, -1.5, -2.5])
+@pytest.mark.parametrize("fraction", [0, 1])
+def test_time_of_recent_file_in_whole_seconds_is_new(tmp_path, seconds, fraction, monkeypatch):
+    modified = 10**18 + fraction
+    (tmp_path / "file").write_bytes(b"")
+    os.utime(tmp_path / "file", ns=(modified, modified))
+    clock = count(modified + int(seconds * 1e9), 5000)
+    monkeypatch.setattr(cache, "time", SimpleNamespace(time_ns=clock.__next__))
+    found = [cache.modified_ns(os.stat(tmp_path / "file")) for _ in range(3)]
+    if fraction or abs(seconds) > 2:
+        assert found == [modified] * 3
+    else:
+        assert len({modified, *found}) == 4
+        assert all(0 < time_ns - modified <= 10**6 for time_ns in found)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -484,7 +484,12 @@ def test_training_with_workers_equals_training_without(tmp_path, monkeypatch):
             overrides=recipe | {"training.workers": workers},
         )
         rows = [json.loads(line) for line in log.read_text().splitlines()]
-        logs.append([{key: value for key, value in row.items() if key != "time"} for row in rows])
+        for row in rows:
+            del row["time"]
+            # The start of a worker counts, which takes seconds without a fork server.
+            with contextlib.suppress(ValueError):
+                row["health"].get("alerts", []).remove("waiting for data")
+        logs.append(rows)
     assert logs[0] == logs[1]
     assert set(validations_before_read[0]) == set(range(len(logs[0]) + 1))
     assert set(validations_before_read[1]) == {0, len(logs[1])}

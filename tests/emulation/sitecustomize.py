@@ -5,6 +5,7 @@ processes that a test starts are emulated, too.
 
 - Code of visavis sees no POSIX modules, no calls that Windows lacks, no ``/proc`` and no
   ``/dev/shm``. Other packages have code of their own for these systems and see all of Linux.
+- transformers and visavis read weights as on Windows, where they do not map their files.
 - ``spawn`` is the only start method of processes.
 - A file that this process has open or mapped cannot be renamed, replaced or removed, and neither
   can a folder that contains it. A rename replaces nothing but files.
@@ -31,15 +32,21 @@ HIDDEN_NAMES = {
     "signal": "SIGALRM SIGHUP SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGUSR1 SIGUSR2 pthread_sigmask",
 }
 HIDDEN_FOLDERS = ("/proc", "/dev/shm", "/dev/fd", "/sys/fs/cgroup")
+# Modules for which sys.platform is "win32". Others would call what only Windows has.
+SEE_WINDOWS = {
+    "transformers.modeling_utils",
+    "visavis.core.storage.reading",
+    "visavis.models.encoders.pretrained_loading",
+}
 STANDARD_LIBRARY = os.path.dirname(os.__file__)
 
 
 class _Partial(ModuleType):
-    """A module without some of its names."""
+    """A module without some of its names, and with other values of some."""
 
-    def __init__(self, module: ModuleType, hidden: str):
+    def __init__(self, module: ModuleType, hidden: str, **values: object):
         super().__init__(module.__name__)
-        vars(self).update(_module=module, _hidden=frozenset(hidden.split()))
+        vars(self).update(_module=module, _hidden=frozenset(hidden.split()), **values)
 
     def __getattr__(self, name: str) -> Any:
         if name in vars(self)["_hidden"]:
@@ -64,6 +71,8 @@ def _import(
     level: int = 0,
 ) -> ModuleType:
     module = _real_import(name, globals, locals, fromlist, level)
+    if name == "sys" and (globals or {}).get("__name__") in SEE_WINDOWS:
+        return _SYS_OF_WINDOWS
     if not level and _is_visavis((globals or {}).get("__name__")):
         if name.partition(".")[0] in HIDDEN_MODULES:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
@@ -131,11 +140,17 @@ def _hide_in(module: Any, name: str, result: object) -> None:
             return result
         return real(path, *arguments, **options)
 
+    _put_in(module, name, real, call)
+
+
+def _put_in(module: Any, name: str, real: Any, call: Any) -> None:
+    """Replace a function. Its pickle names the module, as that of the real one does."""
+    call.__module__, call.__qualname__ = module.__name__, name
     setattr(module, name, call)
     # Functions are looked up in these sets by their identity.
     for supported in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
         if real in supported:
-            supported.add(call)  # type: ignore[type-var]
+            supported.add(call)
 
 
 def _spawn_only() -> None:
@@ -271,16 +286,14 @@ def _ignore_case_in(module: Any, name: str, paths: int) -> None:
             arguments = (*map(_true_case, arguments[:paths]), *arguments[paths:])
         return real(*arguments, **options)
 
-    setattr(module, name, call)
-    for supported in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
-        if real in supported:
-            supported.add(call)  # type: ignore[type-var]
+    _put_in(module, name, real, call)
 
 
 _TEMPORARY, _real_lstat = os.environ.get("TMPDIR", "/tmp"), os.lstat
 _PARTIAL: dict[str, ModuleType] = {
     name: _Partial(module, HIDDEN_NAMES[name]) for name, module in (("os", os), ("signal", signal))
 }
+_SYS_OF_WINDOWS = _Partial(sys, "", platform="win32")
 _spawn_only()
 _hide_folders()
 _lock_open_files()

@@ -86,6 +86,13 @@ def test_damaged_weights_are_reported(bert):
         BertQueryEncoder.open(spec(bert))
 
 
+def test_folder_of_open_encoder_can_be_removed(bert):
+    encoder = BertQueryEncoder.open(spec(bert))
+    before = encoder.encode(["a red circle"]).vectors
+    shutil.rmtree(bert)
+    assert torch.equal(encoder.encode(["a red circle"]).vectors, before)
+
+
 @pytest.mark.slow
 def test_encoding_imports_no_transformers(bert):
     program = f"""

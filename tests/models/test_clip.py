@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import normalize
 
 import visavis
+from visavis.core import storage
 from visavis.core.errors import DataError, RunError, SpecError, VisavisError
 from visavis.models.clip.model import (
     CLIP,
@@ -378,7 +379,8 @@ def test_unsupported_model_is_named(content, tmp_path):
 def test_weights_of_a_training_wrapper_are_named(dual_encoders, tmp_path):
     folder = shutil.copytree(dual_encoders / "clip", tmp_path / "clip")
     weights = {
-        f"module.{name}": part for name, part in load_file(folder / "model.safetensors").items()
+        f"module.{name}": part
+        for name, part in storage.read_tensors(folder / "model.safetensors").items()
     }
     (folder / "model.safetensors").unlink()
     torch.save(weights, folder / "pytorch_model.bin")

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 import visavis
+from visavis.core import storage
 from visavis.core.errors import DataError, VisavisError
 from visavis.data.vocabulary import Vocabulary
 from visavis.models.clip.model import open_dual_encoder
@@ -385,6 +386,19 @@ def test_few_modules_open_files_of_others():
     ]
     # safe_pickle runs the instructions of a pickle without imports, calls and states.
     assert sorted(opening) == ["checkpoint_files.py", "pretrained_loading.py", "safe_pickle.py"]
+
+
+@pytest.mark.parametrize("is_bin", [False, True], ids=["safetensors", "bin"])
+def test_folder_of_loaded_model_can_be_removed(folders, tmp_path, is_bin):
+    folder = shutil.copytree(folders / "vit", tmp_path / "vit")
+    if is_bin:
+        weights = storage.read_tensors(folder / "model.safetensors")
+        torch.save(weights, folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+    encoder, images = open_visual_encoder(str(folder)), [Image.new("RGB", (40, 30), "red")]
+    before = encoder.encode(images).vectors
+    shutil.rmtree(folder)
+    assert torch.equal(encoder.encode(images).vectors, before)
 
 
 def shaken(folder, chance):

@@ -7,7 +7,9 @@ import os
 import random
 import shutil
 import time
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ import visavis
 from visavis.cli import app
 from visavis.core.errors import DataError, RefusedOverwrite, RunError, VisavisError
 from visavis.core.progress import NoProgress
+from visavis.core.storage import cache
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.retrieval import encoding
 from visavis.retrieval.index_builder import build_index, index_if_images
@@ -164,6 +167,28 @@ def test_index_lists_photos_of_unsupported_formats(run, photos, tmp_path):
         f"'phone.JXR': {expected.format('.jxr')}",
     )
     assert built.other_files == "1 other file: .txt"
+
+
+@pytest.mark.parametrize("step", [10**9, 2 * 10**9], ids=["HFS+", "FAT"])
+def test_index_reads_file_changed_within_a_step_of_time(run, tmp_path, step, monkeypatch):
+    photo, start = tmp_path / "photos" / "0.bmp", 10**18
+    photo.parent.mkdir()
+
+    def build_at(now, color):
+        monkeypatch.setattr(cache, "time", SimpleNamespace(time_ns=count(now).__next__))
+        Image.new("RGB", (48, 48), color).save(photo)
+        # A file of the same size and time, as on a drive that stores times in steps.
+        os.utime(photo, ns=(start, start))
+        return build(run, photo.parent, tmp_path / "index")
+
+    assert build_at(start, "red").num_encoded == 1
+    assert build_at(start + step // 2, "blue").num_encoded == 1
+    assert build_at(start + step - 1000, "lime").num_encoded == 1
+    # The file is read once more, and its vector is kept.
+    later = [build_at(start + 3 * 10**9, "lime") for _ in range(2)]
+    assert [(built.num_encoded, built.num_unchanged) for built in later] == [(0, 0), (0, 1)]
+    (item,), _ = content(tmp_path / "index")
+    assert item.modified_ns == start
 
 
 def test_index_update_equals_new_index(run, photos, tmp_path):

@@ -378,7 +378,7 @@ JUNK = (
     "#recycle",
     ".thumbnails",
     "$RECYCLE.BIN",
-    "$Recycle.Bin",
+    "sub/$Recycle.Bin",
     ".Trash-1000",
     "__MACOSX",
     "lost+found",

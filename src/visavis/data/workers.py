@@ -385,9 +385,9 @@ def start_resource_tracker() -> None:
 
 def _context() -> BaseContext:
     """The context of the fork server. Windows has none, and starts new interpreters."""
+    start_resource_tracker()
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
-    start_resource_tracker()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED_MODULES)
     return context

@@ -240,7 +240,7 @@ class _Listed:
             )
         else:
             size = status.st_size if part_size is None else part_size
-            modified_ns = min(max(status.st_mtime_ns, -MAX_TIME_NS), MAX_TIME_NS)
+            modified_ns = min(max(storage.modified_ns(status), -MAX_TIME_NS), MAX_TIME_NS)
             self.files[name] = SourceFile(name, place, root, size, modified_ns, metadata)
 
     def add_dataset(self, dataset: Dataset, exclusion: Exclusion) -> None:

@@ -6,6 +6,7 @@ user.
 from visavis.core.storage.cache import DamagedCacheError as DamagedCacheError
 from visavis.core.storage.cache import cache_folder as cache_folder
 from visavis.core.storage.cache import file_stats as file_stats
+from visavis.core.storage.cache import modified_ns as modified_ns
 from visavis.core.storage.cache import read_checksummed_json as read_checksummed_json
 from visavis.core.storage.cache import remove_damaged as remove_damaged
 from visavis.core.storage.cache import stat_hash as stat_hash

@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from pydantic import BaseModel
 from visavis.core.errors import DataError, StorageError, VisavisError
 from visavis.core.storage.reading import RESTORE_COPY, parse_json, read_json
 from visavis.core.storage.writing import storage_errors, write_json
+
+TIME_RESOLUTION_NS = 2 * 10**9
+"""Coarsest resolution of modification times: FAT rounds them to 2 s, HFS+ to 1 s."""
 
 
 class DamagedCacheError(DataError):
@@ -98,12 +102,32 @@ def stat_hash(paths: Iterable[Path], *extra: Any) -> str:
     ).hexdigest()[:32]
 
 
+def modified_ns(status: os.stat_result) -> int:
+    """Return a modification time that changes if the content of a file changes.
+
+    Some file systems round times to 1 or 2 s. A file with such a recent time may change again at
+    the same time. Until then, it gets a new time at each call, up to 1 ms later.
+
+    Args:
+        status: Status of the file.
+
+    Returns:
+        Modification time in ns since the epoch.
+    """
+    modified = status.st_mtime_ns
+    age = time.time_ns() - modified
+    if modified % 10**9 or abs(age) >= TIME_RESOLUTION_NS:
+        return modified
+    # Calls that are 4 us apart give different times.
+    return modified + 1 + (age + TIME_RESOLUTION_NS) // 4096
+
+
 def _stat(path: str) -> list[str | int]:
     try:
         status = os.stat(path)
     except OSError:  # the reader of the file reports the reason
         return [path, -1, -1]
-    return [path, status.st_size, status.st_mtime_ns]
+    return [path, status.st_size, modified_ns(status)]
 
 
 def write_checksummed_json(path: str | Path, content: Any) -> None:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import stat
+import sys
 import threading
 import tomllib
 from collections import Counter
@@ -442,9 +443,12 @@ def open_tensors(
     """
     from safetensors import SafetensorError, safe_open
 
+    # Windows neither replaces nor removes a mapped file, and maps need as much memory there as copies.
+    # Elsewhere, maps are faster: 0.9 instead of 1.3 s for 600 MB with their hash.
+    backend = "pread" if sys.platform == "win32" else "mmap"
     with reading_regular_file(path, error=error):
         try:
-            with safe_open(path, framework) as file:
+            with safe_open(path, framework, backend=backend) as file:
                 yield file
         except (SafetensorError, ValueError, KeyError, OverflowError) as reason:
             raise error(

@@ -146,7 +146,7 @@ class TarSamples:
         """The text of a member, or the value of a JSON member."""
         content = self.read_member(file, key, extension, MAX_TEXT_BYTES)
         try:
-            text = content.decode()
+            text = content.decode(storage.text_encoding(content)).replace("\r\n", "\n")
             return json.loads(text) if extension.endswith("json") else text
         except (ValueError, RecursionError) as error:
             raise DataError(

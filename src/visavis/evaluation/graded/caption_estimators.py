@@ -159,7 +159,7 @@ def read_word_vectors(path: Path, vocabulary: Collection[str]) -> dict[str, np.n
     words: dict[str, np.ndarray] = {}
     word_dim = 0
     try:
-        with storage.reading_regular_file(path), open(path, encoding="utf-8") as file:
+        with storage.reading_regular_file(path), open(path, encoding="utf-8-sig") as file:
             lines = iter(partial(file.readline, MAX_LINE_LENGTH), "")
             for number, line in enumerate(lines, start=1):
                 word, *values = line.rstrip(" \n").split(" ")
@@ -383,9 +383,11 @@ class PairCache:
             relevance = {}
             for start in range(0, len(keys), _KEYS_PER_QUERY):
                 chunk = keys[start : start + _KEYS_PER_QUERY]
+                # All rows at once: an unfinished query keeps the file open, so that Windows does not
+                # remove a damaged one.
                 rows = database.execute(
                     f"SELECT * FROM checked WHERE pair IN ({', '.join('?' * len(chunk))})", chunk
-                )
+                ).fetchall()
                 for key, value in rows:
                     (number,) = struct.unpack("<d", value[:8]) if len(value) == 12 else (math.nan,)
                     if _pack(key, number) != value:

@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import os
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -129,6 +130,10 @@ def load_pretrained_model(
             folder, **_LOCAL, **options
         )
     _check_loaded_names(folder, model, loading, new_head, advice)
+    if only_bin_weights and sys.platform == "win32":
+        # transformers maps these files, and Windows neither replaces nor removes a mapped file.
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.data = tensor.data.clone()
     check_finite_weights(model.named_parameters(), folder)
     return model.eval()
 
