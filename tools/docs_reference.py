@@ -164,7 +164,7 @@ def fact(label: str, value: Any) -> str:
 def plain(text: str) -> str:
     """One line of Markdown. Text that Markdown would read as emphasis or a tag becomes code."""
     text = " ".join(text.split())
-    return text if "`" in text or not re.search(r"[_*<>{}\[\]]", text) else f"`{text}`"
+    return text if re.search("[`$]", text) or not re.search(r"[_*<>{}\[\]]", text) else f"`{text}`"
 
 
 def recipes() -> str:
