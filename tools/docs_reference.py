@@ -151,7 +151,7 @@ def catalog(kind: str, rows: list[dict[str, Any]]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-GRADIENT_IMAGES = """Each image shows one query with one positive, scored s_p (x axis), and one negative, scored s_n (y axis).
+GRADIENT_IMAGES = """Each image shows one query with one positive, scored $s_p$ (x axis), and one negative, scored $s_n$ (y axis).
 An arrow shows how a step down the gradient moves the two scores. Its color is its length, relative to the longest arrow of the image.
 There is no arrow where the gradient is zero. All parameters have their defaults."""
 

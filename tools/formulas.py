@@ -32,9 +32,9 @@ from markdown.inlinepatterns import InlineProcessor
 from math_core import LatexError, LatexToMathML
 from mkdocs.config.defaults import MkDocsConfig
 
-LONGEST_INLINE = 36
-"""Characters of a formula that fit between words on a phone. A longer one is on a line of its own,
-which scrolls.
+LONGEST_INLINE = 24
+"""Letters, digits and signs of a formula that fit between words on a phone. A longer one is on a
+line of its own, which scrolls.
 """
 GREEK = {name: rf"\{name}" for name in "alpha beta gamma delta theta mu pi phi rho sigma tau".split()}
 GREEK |= {"epsilon": r"\varepsilon", "lam": r"\lambda"}
@@ -69,6 +69,8 @@ BRACKETS = {
     "||": ("||", r"\lVert", r"\rVert"),
     "<": (">", r"\langle", r"\rangle"),
 }
+FORMULA = r"(?P<code>`*)\$(?P<formula>(?![\s$])[^$`]+(?<!\s))\$(?P=code)(?P<mark>[.,:]?)"
+"""A formula between dollars, also marked as code."""
 CONVERTER = LatexToMathML(fancy_error=False)
 TOKEN = re.compile(
     r"""
@@ -299,7 +301,7 @@ class Reader:
         inner = self.expression()
         self.closing.pop()
         self.take()
-        if re.search(r"\\(frac|sum|operatorname\*|left|(max|min)_)", inner) and not self.in_script:
+        if opening in "([{#{" and re.search(r"\\(frac|sum|left)", inner) and not self.in_script:
             left, right = rf"\left{left}", rf"\right{right}"
         tex = f"{left} {inner} {right}"
         if opening == "#{":
@@ -372,11 +374,12 @@ def product(factors: list[Factor]) -> str:
     return tex
 
 
-def to_html(formula: str) -> str:
+def to_html(formula: str, mark: str = "") -> str:
     """Translate a formula to MathML, on a line of its own if it is long.
 
     Args:
         formula: The plain form, without dollars.
+        mark: Punctuation after the formula, which stays on its line.
 
     Returns:
         HTML.
@@ -384,13 +387,16 @@ def to_html(formula: str) -> str:
     Raises:
         FormulaError: If it is not in the plain form, or has two readings.
     """
-    is_long = len(" ".join(formula.split())) > LONGEST_INLINE
+    is_long = len(re.sub(r"[\s_^(){}]", "", formula)) > LONGEST_INLINE
+    latex = to_latex(formula)
     try:
-        mathml = CONVERTER.convert_with_local_state(to_latex(formula), displaystyle=is_long)
+        mathml = CONVERTER.convert_with_local_state(
+            latex, displaystyle=is_long or r"\frac" in latex
+        )
     except LatexError as error:
         raise FormulaError(f"{formula}: {error}") from error
     mathml = mathml.replace('display="block"', 'displaystyle="true"')
-    return f'<span class="formula" tabindex="0">{mathml}</span>' if is_long else mathml
+    return f'<span class="formula" tabindex="0">{mathml}{mark}</span>' if is_long else mathml + mark
 
 
 class FormulaProcessor(InlineProcessor):
@@ -400,10 +406,10 @@ class FormulaProcessor(InlineProcessor):
         self, m: re.Match[str], data: str
     ) -> tuple[str | ElementTree.Element, int, int]:
         try:
-            html = to_html(m["formula"])
+            html = to_html(m["formula"], m["mark"])
         except FormulaError as error:
             logging.getLogger("mkdocs.formulas").warning("formula %s", error)
-            html = m["formula"]
+            html = ""
         return self.md.htmlStash.store(html), m.start(0), m.end(0)
 
 
@@ -411,9 +417,8 @@ class FormulaExtension(Extension):
     """Markdown with formulas."""
 
     def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802
-        pattern = r"(?P<marks>`*)\$(?P<formula>(?! )[^$`]+(?<! ))\$(?P=marks)"
         # Before code and escapes, which have 190 and 180.
-        md.inlinePatterns.register(FormulaProcessor(pattern, md), "formula", 195)
+        md.inlinePatterns.register(FormulaProcessor(FORMULA, md), "formula", 195)
 
 
 def on_config(config: MkDocsConfig) -> None:

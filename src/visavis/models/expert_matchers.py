@@ -28,7 +28,7 @@ class GatedEmbedding(nn.Module):
         output_dim: Dimensions of the output.
 
     Formula:
-        $unit(y * sigmoid(BN(W_2 y + b_2)))$ with $y = W_1 x + b_1$, where * multiplies elementwise.
+        $unit(y * sigmoid(BN(W_2 y + b_2)))$ with $y = W_1 x + b_1$ and an elementwise product.
 
     Source:
         Miech et al., Learning a Text-Video Embedding from Incomplete and Heterogeneous Data (2018),

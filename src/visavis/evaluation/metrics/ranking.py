@@ -363,9 +363,9 @@ def recall_at_mean_ties(ranks: Tensor, k: int) -> float:
         A fraction.
 
     Formula:
-        With ranks from 0, a hit is 0 at K = 1, and anything below K at K > 1. A mean rank of 4.5 is
-        therefore a hit at K = 5, whereas `recall_at` requires at most K - 1. For integer ranks both
-        are equal.
+        With ranks from 0, a hit is 0 at $K = 1$, and anything below $K$ at $K > 1$. A mean rank of
+        4.5 is therefore a hit at $K = 5$, whereas `recall_at` requires at most $K - 1$. For integer
+        ranks both are equal.
 
     Source:
         Liu et al., Use what you have (collaborative experts, 2019), its released code. Gabeur et

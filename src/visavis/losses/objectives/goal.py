@@ -145,13 +145,13 @@ class Goal(SummaryObjective):
         Args:
             positive: Similarities of positives, any shape.
             negative: Similarities of negatives, any shape.
-            mean: Value of m_p and m_n. Only "lin_ms" and "sig_ms" use it.
+            mean: Value of $m_p$ and $m_n$. Only "lin_ms" and "sig_ms" use it.
 
         Returns:
-            P_p and P_n, in the shape of the similarities.
+            $P_p$ and $P_n$, in the shape of the similarities.
 
         Source:
-            GOAL, figure 3, in which m_p and m_n are 0.1.
+            GOAL, figure 3, in which $m_p$ and $m_n$ are 0.1.
         """
         if self.pair in WEIGHTS_BY_MEANS:
             return WEIGHTS_BY_MEANS[self.pair](self, positive, negative, mean, mean)

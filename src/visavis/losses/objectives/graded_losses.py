@@ -41,8 +41,8 @@ class Ladder(Objective):
     Formula:
         $sum_l beta_l L_l$, both directions. $L_1$ is the triplet loss with ``margins[0]``, a term for each positive pair.
         Level $l >= 2$, once for each query: $sum_u sum_d [m_l - s_iu + s_id]_+$, over u in the level that begins at
-        ``thresholds[l-2]`` ($R$ is at least this, and below the one before) and d in all levels below, with
-        $m_l$ = ``margins[l-1]`` and $R$ = ``targets.relevance``. Positives are in no level. ``sampling="hard"``: of each anchor and level only the ``pairs``
+        ``thresholds[l-2]`` ($R$ is at least this, and below the one before) and d in all levels below, where
+        $m_l$ is ``margins[l-1]`` and $R$ is ``targets.relevance``. Positives are in no level. ``sampling="hard"``: of each anchor and level only the ``pairs``
         largest hinges, by default one: the least similar u with the most similar d. "sum": all, by sorting and prefix
         sums, $O(Q C log C)$ time and $O(Q C)$ memory. ``cumulative``: level l is $[m_1 + ... + m_l - s_ip + s_id]_+$
         for each positive pair instead.
@@ -62,7 +62,7 @@ class Ladder(Objective):
     Differs from:
         The printed eq. 8, which uses the margin of level 1 for level 2, unlike eq. 7 and the code. The released code,
         ``semantics="reference"``: u is of all levels R >= threshold, the pair itself too. Candidates outside a set enter
-        its minimum with a similarity of 1 and its maximum with 0, so that an empty level has a hinge. beta_1 is 1 whatever
+        its minimum with a similarity of 1 and its maximum with 0, so that an empty level has a hinge. $beta_1$ is 1 whatever
         is given.
     """
 
@@ -225,7 +225,7 @@ class GradedVLC(VLC):
     Formula:
         $sum_p log(1 + sum_j e^(gamma (s_ij - s_ip)))$ over positive pairs, and once for each query that has one $beta
         sum_j p_ij log(p_ij / q_ij)$ over its negatives, both directions. $p_ij$ is the softmax of $R_ij / tau$, $q_ij$ the
-        softmax of $graded_gamma s_ij$, with $R$ = ``targets.relevance``.
+        softmax of $graded_gamma s_ij$, where $R$ is ``targets.relevance``.
 
     Gradient:
         $dL/ds_ij$ is that of VLC plus $beta graded_gamma (q_ij - p_ij)$: a negative that scores higher than its relevance

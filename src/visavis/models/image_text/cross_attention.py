@@ -458,7 +458,7 @@ class SCAN(RegionWordMatcher):
     Formula:
         $a_cq = softmax_c(inverse_temperature n(s_cq))$ and $r_q = cos(q, sum_c a_cq c)$. The
         score is the mean of $r_q$ over the fragments that attend ("mean"), or
-        $(log sum_q exp(k r_q)) / k$ with $k$ = ``pool_inverse_temperature`` ("lse"). $n$: see ``attention_weights``.
+        $(log sum_q exp(k r_q)) / k$ where $k$ is ``pool_inverse_temperature`` ("lse"). $n$: see ``attention_weights``.
 
     Source:
         Lee et al., Stacked Cross Attention for Image-Text Matching (2018), equations 1 to 8.
