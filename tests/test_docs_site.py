@@ -113,7 +113,9 @@ def test_site_shows_formulas_as_mathematics(site):
     catalog = (site / "reference" / "catalogs" / "objectives.html").read_text()
     sections = {part.split('"')[0]: part for part in catalog.split('<h2 id="')[1:]}
     for kind in CATALOG:
-        formula = re.search(r"Formula:</strong>(.*?)</li>", sections[kind.__name__.lower()], re.S)
+        formula = re.search(
+            r"Formula:</strong>(.*?)</li>", sections[kind.__name__.lower()], re.DOTALL
+        )
         assert re.search(r"<msub>|<munder>", formula[1]), kind
         assert not re.search(r"<code>[^<\[]*[ ^/][^<]*</code>", formula[1]), kind
     pages = [page.read_text() for page in sorted(site.rglob("*.html"))]

@@ -23,8 +23,9 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import NamedTuple
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 from markdown import Markdown
 from markdown.extensions import Extension
@@ -36,7 +37,22 @@ LONGEST_INLINE = 24
 """Letters, digits and signs of a formula that fit between words on a phone. A longer one is on a
 line of its own, which scrolls.
 """
-GREEK = {name: rf"\{name}" for name in "alpha beta gamma delta theta mu pi phi rho sigma tau".split()}
+GREEK = {
+    name: rf"\{name}"
+    for name in [
+        "alpha",
+        "beta",
+        "gamma",
+        "delta",
+        "theta",
+        "mu",
+        "pi",
+        "phi",
+        "rho",
+        "sigma",
+        "tau",
+    ]
+}
 GREEK |= {"epsilon": r"\varepsilon", "lam": r"\lambda"}
 WITH_LIMITS = {name: rf"\{name}" for name in ("sum", "max", "min")}
 WITH_LIMITS |= {
@@ -177,7 +193,11 @@ class Reader:
                 continue
             if needs_term and token.text != "-":
                 raise self.error("expected a term")
-            if not needs_term and token.space_before != token.space_after and token.text not in ",:":
+            if (
+                not needs_term
+                and token.space_before != token.space_after
+                and token.text not in ",:"
+            ):
                 raise self.error("expected a space on both sides of a sign")
             parts.append(SIGNS[self.take()])
             needs_term = True
@@ -278,7 +298,7 @@ class Reader:
         return Factor(tex, tex, is_name)
 
     def upright(self, name: str, applied: bool) -> str:
-        first = name.split("_")[0]
+        first = name.split("_", maxsplit=1)[0]
         if len(name) == 2 or (first != name and first in LETTERS | WITH_LIMITS):
             self.position -= 1
             raise self.error("expected a product with a space, or an index in braces")
@@ -369,7 +389,7 @@ def index_of(text: str) -> str:
 def product(factors: list[Factor]) -> str:
     """Factors side by side, with space around names."""
     tex = factors[0].tex
-    for before, factor in zip(factors, factors[1:], strict=False):
+    for before, factor in pairwise(factors):
         tex += (r" \, " if before.is_name or factor.is_name else " ") + factor.tex
     return tex
 
@@ -404,7 +424,7 @@ class FormulaProcessor(InlineProcessor):
 
     def handleMatch(  # type: ignore[override]
         self, m: re.Match[str], data: str
-    ) -> tuple[str | ElementTree.Element, int, int]:
+    ) -> tuple[str | ET.Element, int, int]:
         try:
             html = to_html(m["formula"], m["mark"])
         except FormulaError as error:
@@ -416,7 +436,7 @@ class FormulaProcessor(InlineProcessor):
 class FormulaExtension(Extension):
     """Markdown with formulas."""
 
-    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802
+    def extendMarkdown(self, md: Markdown) -> None:
         # Before code and escapes, which have 190 and 180.
         md.inlinePatterns.register(FormulaProcessor(FORMULA, md), "formula", 195)
 
