@@ -422,7 +422,7 @@ def to_html(formula: str, mark: str = "") -> str:
 class FormulaProcessor(InlineProcessor):
     """Replaces formulas between dollars, also in code marks. An error is a warning of the build."""
 
-    def handleMatch(  # type: ignore[override]
+    def handleMatch(
         self, m: re.Match[str], data: str
     ) -> tuple[str | ET.Element, int, int]:
         try:
@@ -443,4 +443,4 @@ class FormulaExtension(Extension):
 
 def on_config(config: MkDocsConfig) -> None:
     """Add the extension to pages, and to docstrings, which are converted with the same ones."""
-    config.markdown_extensions.append(FormulaExtension())  # type: ignore[arg-type]
+    config.markdown_extensions.append(FormulaExtension())
