@@ -11,6 +11,7 @@ The exit status is 1 if a claim does not hold.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -113,6 +114,7 @@ def section(erratum: Erratum) -> str:
     """One entry of the page."""
     fields = "\n".join(f"- **{key}.** {text}" for key, text in erratum.fields.items())
     text = f"### {erratum.title}\n\n*{erratum.kind}*\n\n{fields}".replace("``", "`")
+    text = re.sub(r"\$[^$]+\$", r"`\g<0>`", text)
     shown = result(erratum.name)
     return (
         f"{text}\n\n```\n$ python studies/errata.py {erratum.name}\n{shown.lines}\n```"

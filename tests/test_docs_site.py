@@ -106,6 +106,60 @@ def test_site_has_reference_of_every_objective_and_command(site):
     )
 
 
+def test_site_shows_formulas_as_mathematics(site):
+    """Each objective has its formula, and no dollar is left."""
+    from visavis.objectives import CATALOG
+
+    catalog = (site / "reference" / "catalogs" / "objectives.html").read_text()
+    sections = {part.split('"')[0]: part for part in catalog.split('<h2 id="')[1:]}
+    for kind in CATALOG:
+        formula = re.search(
+            r"Formula:</strong>(.*?)</li>", sections[kind.__name__.lower()], re.DOTALL
+        )
+        assert re.search(r"<msub>|<munder>", formula[1]), kind
+        assert not re.search(r"<code>[^<\[]*[ ^/][^<]*</code>", formula[1]), kind
+    pages = [page.read_text() for page in sorted(site.rglob("*.html"))]
+    texts = [re.sub(r"(?s)<(pre|script|code).*?</\1>", "", page) for page in pages]
+    assert [text for page in texts for text in re.findall(r"\$[^$<]+\$", page)] == []
+    assert sum(page.count("<math") for page in pages) > 400
+
+
+def test_build_fails_on_a_formula_with_two_readings(tmp_path):
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'visavis[docs]'")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("# Page\n\nTake `$a / b c$`.\n")
+    (tmp_path / "mkdocs.yml").write_text(
+        f"site_name: test\nplugins: []\nhooks: [{PROJECT / 'tools' / 'formulas.py'}]\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "a / b c: expected parentheses around the fraction or its denominator" in done.stderr
+
+
+def test_long_formulas_scroll_on_a_phone(site, browser):
+    page = open_page(browser, "light", 360)
+    page.goto((site / "reference" / "python" / "visavis.losses.objectives.html").as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    frames = page.evaluate(
+        "[...document.querySelectorAll('.formula')].map(frame => [frame.tabIndex, frame.scrollWidth > frame.clientWidth])"
+    )
+    assert any(scrolls for _, scrolls in frames)
+    assert {index for index, scrolls in frames if scrolls} == {0}
+    inline = page.evaluate(
+        "[...document.querySelectorAll('math')].filter(math => !math.closest('.formula, .md-typeset__table')"
+        " && math.getBoundingClientRect().right > innerWidth).length"
+    )
+    assert inline == 0
+    page.context.close()
+
+
 @pytest.fixture(scope="module")
 def browser():
     if CHROMIUM is None:

@@ -170,7 +170,8 @@ def check_prose(path: Path, first_line: int, text: str) -> Iterator[Finding]:
 
 
 def without_code(text: str) -> str:
-    return re.sub(r"``[^`]*``|`[^`]*`|\{[^{}]*\}|https?://\S+", " x ", text)
+    """The text without code, addresses and the names of HTML tags."""
+    return re.sub(r"``[^`]*``|`[^`]*`|\{[^{}]*\}|https?://\S+|</?[a-z]+\b", " x ", text)
 
 
 def prose_of_markdown(text: str) -> Iterator[tuple[int, str]]:

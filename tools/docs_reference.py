@@ -151,7 +151,7 @@ def catalog(kind: str, rows: list[dict[str, Any]]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-GRADIENT_IMAGES = """Each image shows one query with one positive, scored s_p (x axis), and one negative, scored s_n (y axis).
+GRADIENT_IMAGES = """Each image shows one query with one positive, scored $s_p$ (x axis), and one negative, scored $s_n$ (y axis).
 An arrow shows how a step down the gradient moves the two scores. Its color is its length, relative to the longest arrow of the image.
 There is no arrow where the gradient is zero. All parameters have their defaults."""
 
@@ -164,7 +164,7 @@ def fact(label: str, value: Any) -> str:
 def plain(text: str) -> str:
     """One line of Markdown. Text that Markdown would read as emphasis or a tag becomes code."""
     text = " ".join(text.split())
-    return text if "`" in text or not re.search(r"[_*<>{}\[\]]", text) else f"`{text}`"
+    return text if re.search("[`$]", text) or not re.search(r"[_*<>{}\[\]]", text) else f"`{text}`"
 
 
 def recipes() -> str:

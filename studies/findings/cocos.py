@@ -54,10 +54,10 @@ def eqs_9_sign() -> Shown:
 
     Kind: misprint
     Where: Eqs. 9a, 9b and 11. (Eq. 12 is the gradient of AP, which is maximized, and is correct.)
-    Found: ``dL/dq = v+ - v-``.
-    Correct: ``dL/dq = v- - v+``, the negative of the printed form.
+    Found: $dL/dq = v+ - v-$.
+    Correct: $dL/dq = v- - v+$, the negative of the printed form.
     Effect: Nothing for counting. A gradient implemented from it increases the loss.
-    visavis: Weights are dL/ds, positive on a negative, negative on a positive.
+    visavis: Weights are $dL/ds$, positive on a negative, negative on a positive.
     """
     query, candidates = _query(8)
     similar = query @ candidates.T
@@ -76,10 +76,10 @@ def violated_margin() -> Shown:
 
     Kind: misprint
     Where: Section 4, between eqs. 9b and 10.
-    Found: Triplets that violate ``s+ + s- < alpha``.
-    Correct: ``s+ - s- < alpha``, as in eqs. 9 and 10.
+    Found: Triplets that violate $s+ + s- < alpha$.
+    Correct: $s+ - s- < alpha$, as in eqs. 9 and 10.
     Effect: A slip of one sign. Formulas and code are correct.
-    visavis: The hinge counts where ``s+ - s- < alpha``.
+    visavis: The hinge counts where $s+ - s- < alpha$.
     """
     scores = scores_of(128, seed=0, noise=2.0, dimension=64)
     off, own = ~torch.eye(128, dtype=torch.bool), scores.diag()[:, None]
@@ -101,11 +101,11 @@ def difference_matrix_sign() -> Shown:
     """The matrix D of SmoothAP has the wrong sign.
 
     Kind: misprint
-    Where: After eq. 6: ``D_ij = s_i - s_j`` and the indicator ``D_ij > 0``, before and after eq. 7.
+    Where: After eq. 6: $D_ij = s_i - s_j$ and the indicator $D_ij > 0$, before and after eq. 7.
     Found: Counts the candidates below i.
-    Correct: A rank counts the candidates above: ``D_ij = s_j - s_i``, as in eq. 6 and the code.
+    Correct: A rank counts the candidates above: $D_ij = s_j - s_i$, as in eq. 6 and the code.
     Effect: As printed, a perfect ranking is not perfect, and maximizing AP would reverse rankings.
-    visavis: ``SmoothAP`` uses ``s_j - s_i``. A test compares it with the metric as tau goes to 0.
+    visavis: ``SmoothAP`` uses $s_j - s_i$. A test compares it with the metric as $tau -> 0$.
     """
     best = numbers(0.9, 0.8, 0.3, 0.2, 0.1)
     right, printed = (_average_precision(sign * best, positives=2) for sign in (1, -1))
@@ -172,9 +172,9 @@ def eq_13_slope() -> Shown:
     """The slope of the sigmoid is counted without its factor 1 / tau.
 
     Kind: code differs from paper
-    Where: ``SmoothAP.gradient_counter`` (``D_ * (1 - D_)``) against sim of eq. 12, "the derivative of (7)". The appendix has 1 / tau.
-    Found: ``sim = sigma (1 - sigma)``.
-    Correct: ``sim = sigma (1 - sigma) / tau``, 100 times as much at tau = 0.01, compared with the same epsilon = 0.01.
+    Where: ``SmoothAP.gradient_counter`` (``D_ * (1 - D_)``) against sim of eq. 12, "the derivative of (7)". The appendix has $1 / tau$.
+    Found: $sim = sigma (1 - sigma)$.
+    Correct: $sim = sigma (1 - sigma) / tau$, 100 times as much at tau = 0.01, compared with the same epsilon = 0.01.
     Effect: Table 4 reports that about one triplet contributes. With the derivative there are many times more. The number depends on
         epsilon.
     visavis: ``diagnostics.contributing_samples.smooth_ap_counts`` counts as the table does, and with ``with_slope=True`` as eq. 12.

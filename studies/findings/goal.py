@@ -32,10 +32,10 @@ def eqs_3_4_mined_negative() -> Shown:
     Kind: misprint
     Where: Eqs. 3 and 4, section 3.1.
     Found: The gradient on an image x has the terms where x is the anchor and where it is the positive of its text.
-    Correct: x is also the hardest negative x' of other texts, which push it away: one term ``T P- y_j`` for each text j that mined it.
+    Correct: x is also the hardest negative x' of other texts, which push it away: one term $T P- y_j$ for each text j that mined it.
         The code adds them.
     Effect: Without them the gradient is not that of the triplet loss of eq. 4.
-    visavis: ``Goal`` prescribes dL/ds, from which the term of the mined negative follows.
+    visavis: ``Goal`` prescribes $dL/ds$, from which the term of the mined negative follows.
     """
     images, texts = embeddings(16, seed=0)
     moved = leaf(images)
@@ -57,8 +57,8 @@ def code_without_heaviside() -> Shown:
 
     Kind: code differs from paper
     Where: ``weight_triplet_con`` against eq. 5.
-    Found: ``T_con = 1`` always.
-    Correct: ``T_con = 1`` where ``m + s_n - s_p > 0``, else 0. Only then is (con, con) the triplet loss (table 1, m = 0.2 in figure 2).
+    Found: $T_con = 1$ always.
+    Correct: $T_con = 1$ where $m + s_n - s_p > 0$, else 0. Only then is (con, con) the triplet loss (table 1, m = 0.2 in figure 2).
     Effect: Every triplet has a gradient forever, separated or not, which is another objective. Section 4.2 uses (con, con) as the check
         that the method equals the triplet loss.
     visavis: ``Goal(triplet="con", margin=0.2)`` has the margin. ``Goal(..., semantics="reference")`` has none.
@@ -79,10 +79,10 @@ def code_extra_half() -> Shown:
 
     Kind: code differs from paper
     Where: ``weight_triplet_cir`` against eq. 8.
-    Found: ``1 / (1 + e^(tau (s_p (2 - s_p) - s_n^2 - 0.5)))``.
-    Correct: As printed, without the 0.5. The weight is then one half on the circle ``(1 - s_p)^2 + s_n^2 = 1``, in the code on the circle
+    Found: $1 / (1 + e^(tau (s_p (2 - s_p) - s_n^2 - 0.5)))$.
+    Correct: As printed, without the 0.5. The weight is then one half on the circle $(1 - s_p)^2 + s_n^2 = 1$, in the code on the circle
         with 0.5.
-    Effect: Up to ``e^(tau / 2)``, at tau = 10 a factor of 148 for well separated triplets. T_cir is the weight that the paper recommends.
+    Effect: Up to $e^(tau / 2)$, at tau = 10 a factor of 148 for well separated triplets. $T_cir$ is the weight that the paper recommends.
     visavis: ``Goal(triplet="cir")`` is eq. 8, ``Goal(triplet="cir", semantics="reference")`` the code.
     """
     positive, negative = numbers(0.9, 0.5, 0.3), numbers(0.1, 0.4, 0.5)
@@ -133,7 +133,7 @@ def code_default_tau() -> Shown:
     Where: ``TripletGrad.__init__`` (``tau=1``) against figure 2 (tau = 10). The weight functions themselves default to 10.
     Found: The module passes 1 unless the caller sets another value. The training script is not released.
     Correct: The paper does not state which value gave the tables.
-    Effect: With tau = 1, T_nca and T_cir are almost flat.
+    Effect: With $tau = 1$, $T_nca$ and $T_cir$ are almost flat.
     visavis: ``Goal(tau=10)``, as in the figures.
     """
     gaps = numbers(-0.2, 0.4)
@@ -150,7 +150,7 @@ def code_counts_nonzero() -> Shown:
     Kind: code differs from paper
     Where: ``lin_ms_term`` against the definitions after eq. 13.
     Found: The size of P and N is counted as the number of nonzero differences (of positive ones for N).
-    Correct: ``|P|`` and ``|N|`` are the sizes of the sets.
+    Correct: $|P|$ and $|N|$ are the sizes of the sets.
     Effect: Only where similarities tie exactly, as for a duplicated caption. The rule is harmless for sig-ms, where a kept entry is never
         0.
     visavis: ``Goal(pair="lin_ms")`` divides by the size, ``semantics="reference"`` by the count.
@@ -168,7 +168,7 @@ def code_keeps_bounds() -> Shown:
 
     Kind: code differs from paper
     Where: ``sig_ms_term`` and ``lin_ms_term`` against the definitions before eq. 12.
-    Found: Similarities above ``S_n + epsilon``, or below the least positive minus epsilon, are left out, so equality is kept.
+    Found: Similarities above $S_n + epsilon$, or below the least positive minus epsilon, are left out, so equality is kept.
     Correct: Eq. 12 has strict inequalities, which leave equality out.
     Effect: Only where a similarity is exactly at a bound.
     visavis: ``Goal`` keeps equality in both semantics, as its docstring states.

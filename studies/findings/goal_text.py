@@ -30,8 +30,8 @@ def eq_7_scale() -> Shown:
 
     Kind: misprint
     Where: Eqs. 6 and 7.
-    Found: ``T_nca = 1 / (1 + e^(tau (s_p - s_n)))`` as the scalar in the gradient of ``l_nca``.
-    Correct: The scalar is ``tau T_nca``.
+    Found: $T_nca = 1 / (1 + e^(tau (s_p - s_n)))$ as the scalar in the gradient of ``l_nca``.
+    Correct: The scalar is $tau T_nca$.
     Effect: The direction is correct. Combined with a fixed gradient clip or another loss, the factor 10 counts.
     visavis: ``Goal(triplet="nca", pair="con")`` is eq. 7. A test checks that it is tau times less than the loss of eq. 6.
     """
@@ -49,13 +49,13 @@ def eq_12_relative_weight() -> Shown:
 
     Kind: misprint
     Where: The second paragraph after eq. 12.
-    Found: ``m- > 1`` means that the selected negative is closer than others and raises its weight. ``m- < 1`` cannot occur with hard
+    Found: $m- > 1$ means that the selected negative is closer than others and raises its weight. $m- < 1$ cannot occur with hard
         mining.
-    Correct: By eq. 12, ``m- = mean e^(-beta (s_n - R)) > 1`` means that it is farther than others, and a larger m- lowers ``P- = 1 / (m-
-        + ...)``. With hard mining ``s_n >= R``, so ``m- <= 1`` always: ``m- > 1`` is the case that cannot occur. The paragraph on m+ is
+    Correct: By eq. 12, $m- = mean e^(-beta (s_n - R)) > 1$ means that it is farther than others, and a larger $m-$ lowers $P- = 1 / (m-
+        + ...)$. With hard mining $s_n >= R$, so $m- <= 1$ always: $m- > 1$ is the case that cannot occur. The paragraph on $m+$ is
         correct.
     Effect: Under hard mining, sig-ms raises the weight of a negative, and more so the more it stands out.
-    visavis: ``Goal(pair="sig_ms")`` is eq. 12. A test checks that m- is at most 1.
+    visavis: ``Goal(pair="sig_ms")`` is eq. 12. A test checks that $m-$ is at most 1.
     """
     scores = scores_of(64, seed=0, noise=2.0)
     hardest = negatives(scores).amax(1)
@@ -80,10 +80,10 @@ def table_1_binomial_deviance() -> Shown:
     Kind: claim
     Where: Table 1 and eq. 11.
     Found: This cell is named binomial deviance.
-    Correct: As the multi-similarity paper writes that loss, the gradient of ``log(1 + e^(-alpha (s_p - lam))) + log(1 + e^(beta (s_n -
-        lam)))`` is ``-alpha P+`` and ``beta P-``. The cell is its gradient after division by alpha and by beta, and where the Heaviside
-        of T_con is 1.
-    Effect: With alpha = 2 and beta = 10, the gradient of the loss on a negative, relative to that on the positive, is five times that of
+    Correct: As the multi-similarity paper writes that loss, the gradient of $log(1 + e^(-alpha (s_p - lam))) + log(1 + e^(beta (s_n -
+        lam)))$ is $-alpha P+$ and $beta P-$. The cell is its gradient after division by $alpha$ and by $beta$, and where the Heaviside
+        of $T_con$ is 1.
+    Effect: With $alpha = 2$ and $beta = 10$, the gradient of the loss on a negative, relative to that on the positive, is five times that of
         the cell.
     visavis: ``BinomialDeviance`` has the divisions, so that it is the potential of ``Goal(triplet="con", pair="sig")`` with all hinges
         open.
@@ -152,9 +152,9 @@ def table_1_circle() -> Shown:
     Kind: claim
     Where: Table 1 and eq. 8.
     Found: This cell is named circle loss.
-    Correct: The triplet weight of the circle loss with margin m is ``1 / (1 + e^(tau (2 m^2 - (1 - s_p)^2 - s_n^2)))``: eq. 8 if ``m =
-        1/sqrt(2)``, the code's weight if ``m = 1/2``. Its pair weights are then ``1 + m - s_p`` and ``s_n + m``, not ``1 - s_p`` and
-        ``s_n``, which need m = 0. The cell is the exact gradient of ``softplus(tau (s_n^2 - s_p (2 - s_p))) / (2 tau)``.
+    Correct: The triplet weight of the circle loss with margin m is $1 / (1 + e^(tau (2 m^2 - (1 - s_p)^2 - s_n^2)))$: eq. 8 if $m =
+        1/sqrt(2)$, the code's weight if $m = 1 / 2$. Its pair weights are then $1 + m - s_p$ and $s_n + m$, not $1 - s_p$ and
+        $s_n$, which need $m = 0$. The cell is the exact gradient of $softplus(tau (s_n^2 - s_p (2 - s_p))) / (2 tau)$.
     Effect: The cell is a good objective of its own. Its numbers are not those of the published circle loss.
     visavis: ``Circle`` is the published loss, ``Goal(triplet="cir", pair="lin")`` the cell. A test compares it with its potential.
     """
@@ -312,7 +312,7 @@ def _circulation(pair: str, steps: int = 20_000) -> float:
 
 
 def _soft(factor: float, scores: Tensor) -> Tensor:
-    """``(1 / |factor|) log(1 + sum e^(factor (s - lam)))`` of each row: the two halves of the multi-similarity loss."""
+    """$(1 / |factor|) log(1 + sum e^(factor (s - lam)))$ of each row: the two halves of the multi-similarity loss."""
     one = scores.new_zeros(len(scores), 1)
     return torch.cat([one, factor * (scores - LAM)], 1).logsumexp(1) / abs(factor)
 

@@ -31,8 +31,8 @@ def eq_8_margin() -> Shown:
 
     Kind: misprint
     Where: Eq. 8.
-    Found: ``L^2-HC = [alpha_1 - s(v, h_i*) + s(v, h_j*)]_+``.
-    Correct: ``alpha_2``, as in eq. 7 and the code: hard sampling takes one summand of eq. 7, and every summand there has ``alpha_2``.
+    Found: L^2-HC is $[alpha_1 - s(v, h_{i*}) + s(v, h_{j*})]_+$.
+    Correct: $alpha_2$, as in eq. 7 and the code: hard sampling takes one summand of eq. 7, and every summand there has $alpha_2$.
     Effect: With the paper's values, 0.2 against 0.01: as printed, the second level has a margin twenty times as large.
     visavis: ``Ladder`` uses the margin of each level.
     """
@@ -55,8 +55,8 @@ def code_upper_set() -> Shown:
 
     Kind: code differs from paper
     Where: ``LadderLoss.forward`` (``simmask``) against eqs. 7 and 8.
-    Found: ``i* = argmin`` over all items with relevance at or above the threshold: every level up to l - 1, and the query's own pair.
-    Correct: Eq. 7 pairs neighboring levels: ``i* = argmin`` only over ``N_{l-1}``.
+    Found: $i* = argmin$ over all items with relevance at or above the threshold: every level up to l - 1, and the query's own pair.
+    Correct: Eq. 7 pairs neighboring levels: $i* = argmin$ only over $N_{l-1}$.
     Effect: With L = 2, the setting of most tables, it matters only where the own pair is less similar than the whole first level. With L
         = 3 (table 4) the third level differs often.
     visavis: ``Ladder`` follows the paper, ``Ladder(semantics="reference")`` the code.
@@ -98,10 +98,10 @@ def code_empty_lower_set() -> Shown:
 
     Kind: code differs from paper
     Where: ``LadderLoss.forward``, a query whose every item reaches the threshold.
-    Found: The maximum over nothing is the fill, 0, so ``[alpha_l - min s]_+`` is added.
+    Found: The maximum over nothing is the fill, 0, so $[alpha_l - min s]_+$ is added.
     Correct: A sum over no pair is 0 (eq. 7).
     Effect: Only small batches and low thresholds. For such a query, the loss requires the least similar relevant item to reach
-        ``alpha_l``.
+        $alpha_l$.
     visavis: ``Ladder`` gives 0, ``Ladder(semantics="reference")`` the code's value.
     """
     code, slope = _filled(numbers(0.5, -0.1, -0.2), numbers(1.0, 0.7, 0.7))

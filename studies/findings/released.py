@@ -39,7 +39,7 @@ def ssp_negative_gradient() -> Shown:
     """SSP: negatives of small similarity are pulled closer.
 
     Kind: behavior of the code
-    Where: wayne980/PolyLoss@05da003, the polynomial ``[0.9 s_n^2 - 0.4 s_n + 0.03]_+`` of the negative.
+    Where: wayne980/PolyLoss@05da003, the polynomial $[0.9 s_n^2 - 0.4 s_n + 0.03]_+$ of the negative.
     Found: It falls up to its zero at 0.0955, is 0 to 0.3489, and rises from there.
     Correct: A negative should not be pulled. The coefficients were chosen for SCAN's scores on Flickr30K. Other scores need others.
     Effect: With scores around 0, as those of global embeddings at the start, hardest negatives are pulled toward their anchors.
@@ -60,7 +60,7 @@ def ssp_jump() -> Shown:
     """SSP: the loss jumps where a negative becomes active.
 
     Kind: behavior of the code
-    Where: wayne980/PolyLoss@05da003: the term is added if ``s_n + 0.2 > s_p``.
+    Where: wayne980/PolyLoss@05da003: the term is added if $s_n + 0.2 > s_p$.
     Found: On one side the loss of the anchor is 0, on the other both polynomials, which are not 0 there.
     Correct: The paper does not state whether this is intended. A hinge is continuous at its corner.
     Effect: The value of the loss is not a measure of progress, and rounding decides about anchors at the corner.
@@ -123,8 +123,8 @@ def ncr_margin_matrix() -> Shown:
 
     Kind: code differs from paper
     Where: XLearning-SCU/2021-NeurIPS-NCR@60256ba, ``train`` in ``NCR/co_train.py``: clean probability ``[B, 1]``, prediction ``[B]``.
-    Found: ``w y + (1 - w) p`` broadcasts to ``[B, B]``: entry (i, j) mixes the probability of pair i with the prediction of pair j.
-    Correct: One label for each pair, ``w_i + (1 - w_i) p_i``. These labels are on the diagonal, which the loss sets to 0.
+    Found: $w y + (1 - w) p$ broadcasts to ``[B, B]``: entry (i, j) mixes the probability of pair i with the prediction of pair j.
+    Correct: One label for each pair, $w_i + (1 - w_i) p_i$. These labels are on the diagonal, which the loss sets to 0.
     Effect: No margin of the labeled set is the intended one. They are near it where clean probabilities are near 1. It cannot be proved
         from here that published models were trained with this line. The released script has no other.
     visavis: Labels and margins are one number per pair.
@@ -145,7 +145,7 @@ def aoq_negative_weight() -> Shown:
     """AOQ: a weight can be negative, and its term then pushes the own pair apart.
 
     Kind: behavior of the code
-    Where: sunnychencool/AOQ@5bfe620, ``ContrastiveLoss.forward``: ``beta - (offline - online) / alpha``, alpha = 0.3, beta = 1.5.
+    Where: sunnychencool/AOQ@5bfe620, ``ContrastiveLoss.forward``: $beta - (offline - online) / alpha$, alpha = 0.3, beta = 1.5.
     Found: No bound: the weight is negative where the offline negative is more than 0.45 above the online one.
     Correct: Whether a bound was intended is not stated. 0 would be one.
     Effect: The hinge of the same offline negative, which is always open there, pulls the pair together with weight 1. The sum of the two
@@ -173,12 +173,12 @@ def aoq_offline_pull() -> Shown:
 
     Kind: behavior of the code
     Where: sunnychencool/AOQ@5bfe620, the same lines: the weight is not detached.
-    Found: The offline similarity has the gradient ``1 - hinge / alpha`` where its own hinge is open, and ``-hinge / alpha`` where it is
+    Found: The offline similarity has the gradient $1 - hinge / alpha$ where its own hinge is open, and $-hinge / alpha$ where it is
         not, with hinge the online one.
     Correct: A weight that only measures how hard a batch is would be a constant.
     Effect: Where the online hinge exceeds 0.3, or is open while the offline one is closed, the offline negative is pulled toward the
         anchor.
-    visavis: ``AOQ`` keeps the gradient as released. Its docstring gives dL/ds.
+    visavis: ``AOQ`` keeps the gradient as released. Its docstring gives $dL/ds$.
     """
     results = {}
     for values in ((0.2, 0.5, 0.3), (0.7, 0.6, 0.4)):

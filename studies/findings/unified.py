@@ -29,8 +29,8 @@ def eq_2_arg_max() -> Shown:
 
     Kind: misprint
     Where: Eqs. 2 and 22.
-    Found: ``T^_i = max_j s(V_i, T_j)`` and ``V^_i = max_j s(V_j, T_i)``, over j other than i.
-    Correct: ``arg max``, and the item it selects: eqs. 1 and 21 take ``s(V_i, T^_i)``, the similarity of an image and a text. ``s^_ij``
+    Found: $T^_i = max_j s(V_i, T_j)$ and $V^_i = max_j s(V_j, T_i)$, over j other than i.
+    Correct: ``arg max``, and the item it selects: eqs. 1 and 21 take $s(V_i, T^_i)$, the similarity of an image and a text. $s^_ij$
         of eqs. 25 and 27 would be the maximum itself.
     Effect: A slip of notation. The meaning is not in doubt.
     visavis: ``TripletHN`` takes the largest score of a negative.
@@ -50,9 +50,9 @@ def eq_15_denominator() -> Shown:
 
     Kind: misprint
     Where: Eq. 15, section 3.3 (gamma = 1).
-    Found: ``dL/dt_j = v_i D_j / (1 + D_j)``, as if ``t_j`` were the only negative.
-    Correct: ``dL/dt_j = v_i D_j / (1 + sum_k D_k)``, k over all negatives of the image, the denominator of eq. 14. The gradient of the
-        positive text, ``-v_i sum_j D_j / (1 + sum_k D_k)``, is not printed. Eq. 18 is correct with this form.
+    Found: $dL/dt_j = v_i D_j / (1 + D_j)$, as if $t_j$ were the only negative.
+    Correct: $dL/dt_j = v_i D_j / (1 + sum_k D_k)$, k over all negatives of the image, the denominator of eq. 14. The gradient of the
+        positive text, $-v_i sum_j D_j / (1 + sum_k D_k)$, is not printed. Eq. 18 is correct with this form.
     Effect: For a batch of 12 the printed weight is about five times too large. The factor grows with the batch. It enters the paper's
         argument, not its experiments.
     visavis: ``Unified`` is differentiated by autograd. ``diagnostics.pair_gradients.tangent_norms`` uses the correct form.
@@ -74,8 +74,8 @@ def eq_17_sum_of_norms() -> Shown:
 
     Kind: misprint
     Where: Eq. 17, section 3.3.
-    Found: ``||g(v_i)|| = sum_j w_j ||t_j - t_i|| sin(v_i, t_j - t_i)``, with the weights of eq. 14.
-    Correct: ``||g(v_i)|| = ||P sum_j w_j (t_j - t_i)||``, P the projection onto the tangent plane at ``v_i``. The printed form is an
+    Found: $||g(v_i)|| = sum_j w_j ||t_j - t_i|| sin(v_i, t_j - t_i)$, with the weights of eq. 14.
+    Correct: $||g(v_i)|| = ||P sum_j w_j (t_j - t_i)||$, P the projection onto the tangent plane at $v_i$. The printed form is an
         upper bound: the directions of different negatives partly cancel.
     Effect: The bound stays large where the gradient itself is small. The text states that this bound does not vanish.
     visavis: ``diagnostics.pair_gradients.tangent_norms`` computes the norm of the sum.
@@ -103,8 +103,8 @@ def larger_gradient() -> Shown:
     Kind: claim
     Where: After eq. 19, section 3.3.
     Found: Under the same conditions, the unified loss contributes a larger gradient than VLC.
-    Correct: Take one query in one direction, with both losses divided by gamma or neither. The gradient of Unified is then exactly c
-        times that of VLC, ``c = e^(gamma m) (1 + sum D) / (1 + e^(gamma m) sum D)``, between 1 and ``e^(gamma m)``. It does not hold for
+    Correct: Take one query in one direction, with both losses divided by gamma or neither. The gradient of Unified is then exactly $c$
+        times that of VLC, $c = e^(gamma m) (1 + sum D) / (1 + e^(gamma m) sum D)$, between 1 and $e^(gamma m)$. It does not hold for
         the whole batch, where an embedding sums the gradients of several queries, each with another c. It does not hold for the losses as
         printed in eqs. 3 and 5, of which only the second is divided by gamma.
     Effect: Where similarities are all alike, as at the start of training, c is near 1, and VLC as printed has gamma times the gradient.
@@ -174,8 +174,8 @@ def eq_24_weights() -> Shown:
     Kind: claim
     Where: Eq. 24, appendix A.4.1: weighting "can be included in our unified loss, but the similarities of the sample pairs are multiplied
         by the weights".
-    Found: ``w_ij s_ij - w_ii s_ii + m`` in place of ``s_ij - s_ii + m``.
-    Correct: The terms of a query have the slope ``sum_j p_ij (w_ij - w_ii)`` along a common shift of its scores. If negatives have larger
+    Found: $w_ij s_ij - w_ii s_ii + m$ in place of $s_ij - s_ii + m$.
+    Correct: The terms of a query have the slope $sum_j p_ij (w_ij - w_ii)$ along a common shift of its scores. If negatives have larger
         weights, every score is pulled down, and a model that cannot separate pairs closes every margin. If positives do, every score is
         pulled up. Below 0, a weight also has the opposite effect: a negative at -0.4 with weight 2 counts as one at -0.8, so it is easier
         the larger its weight. A weight on a pair's slope, or the same weight on both scores of a difference, does neither.
@@ -205,9 +205,9 @@ def eq_25_limit() -> Shown:
 
     Kind: misprint
     Where: Eq. 25, appendix A.4.1.
-    Found: ``[G(s^ - s_ii) + m]_+``, with s^ the most similar negative, is the limit gamma -> infinity of ``(1/gamma) log(1 + sum_j
-        e^(gamma (G(s_ij - s_ii) + m)))``.
-    Correct: The limit is ``[max_j G(s_ij - s_ii) + m]_+``. The two are equal where G increases over the differences that occur. Otherwise
+    Found: $[G(s^ - s_ii) + m]_+$, with $s^$ the most similar negative, is the limit $gamma -> infinity$ of $(1/gamma) log(1 + sum_j
+        e^(gamma (G(s_ij - s_ii) + m)))$.
+    Correct: The limit is $[max_j G(s_ij - s_ii) + m]_+$. The two are equal where G increases over the differences that occur. Otherwise
         the limit takes the negative with the largest G, which need not be the most similar.
     Effect: The coefficients of G are not given, so this paper does not show which of the two was trained.
     visavis: ``RSP(coefficients=...)`` is the hinge, ``RSP(..., gamma=...)`` the soft form. Neither replaces the other.

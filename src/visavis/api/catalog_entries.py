@@ -39,6 +39,7 @@ def models() -> list[CatalogEntry]:
         {
             "name": name,
             "summary": docstring_summary(kind),
+            "formula": docstring_section(kind, "Formula:"),
             "inputs": f"images as {' or '.join(kind.visual_granularities)}, texts as {' or '.join(kind.text_granularities)}",
             "defaults": f"{name}({_defaults(kind.Config)})",
         }

@@ -221,7 +221,8 @@ def print_catalog(entries: dict[str, list[dict[str, Any]]]) -> None:
                 print_line(f"      {summary}")
             for label, value in details:
                 if value:
-                    print_line(f"      {label.replace('_', ' ')}: {value}")
+                    # Dollars mark formulas for the documentation site.
+                    print_line(f"      {label.replace('_', ' ')}: {value}".replace("$", ""))
 
 
 def _print_recipes(entries: list[dict[str, Any]]) -> None:

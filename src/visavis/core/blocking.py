@@ -51,7 +51,7 @@ PROBE_SHAPE = 2, 3
 
 @dataclass(frozen=True)
 class BlockCost:
-    """Peak bytes of a block of scores: ``fixed + visual V + text T + pair V T`` for V visual items
+    """Peak bytes of a block of scores: $fixed + visual V + text T + pair V T$ for V visual items
     and T texts.
 
     Attributes:

@@ -264,7 +264,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """Correct p-values for multiple tests, so that any false alarm is as rare as with one test,
     however the tests depend.
 
-    Formula: in ascending order, the running maximum of min(1, (m - j + 1) p_j).
+    Formula: in ascending order, the running maximum of $min(1, (m - j + 1) p_j)$.
 
     Args:
         p_values: p-values of the tests.

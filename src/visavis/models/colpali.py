@@ -37,7 +37,7 @@ class ColPali(Matcher):
     is the mean over query tokens.
 
     Formula:
-        ``S = mean_w max_r s_rw`` with cosines s of the tokens w of the query and the tokens r of
+        $S = mean_w max_r s_rw$ with cosines s of the tokens w of the query and the tokens r of
         the page.
 
     Args:

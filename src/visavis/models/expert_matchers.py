@@ -28,7 +28,7 @@ class GatedEmbedding(nn.Module):
         output_dim: Dimensions of the output.
 
     Formula:
-        ``unit(y * sigmoid(BN(W2 y + b2)))`` with ``y = W1 x + b1``.
+        $unit(y * sigmoid(BN(W_2 y + b_2)))$ with $y = W_1 x + b_1$ and an elementwise product.
 
     Source:
         Miech et al., Learning a Text-Video Embedding from Incomplete and Heterogeneous Data (2018),
@@ -65,7 +65,7 @@ class CollaborativeGating(nn.Module):
         embedding_dim: Dimensions of an expert.
 
     Formula:
-        ``unit(x_i * sigmoid(BN(h(mean_j g(x_i, x_j))) + BN(W_i x_i)))`` over the other experts j
+        $unit(x_i * sigmoid(BN(h(mean_j g(x_i, x_j))) + BN(W_i x_i)))$ over the other experts j
         that are present. g and h have one hidden layer with ReLU and are shared by all experts.
         Without another expert the mean is 0.
 
@@ -142,7 +142,7 @@ class NetVLAD(nn.Module):
             of the sums.
 
     Formula:
-        ``V_k = unit(sum_l a_lk (x_l - c_k))`` with ``a_l. = softmax(BN(x_l W))``. All V_k are
+        $V_k = unit(sum_l a_lk (x_l - c_k))$ with $a_l = softmax(BN(x_l W))$. All $V_k$ are
         concatenated and normalized to length 1.
 
     Source:
@@ -232,8 +232,8 @@ class ExpertMatcher(Matcher):
         config: The architecture.
 
     Formula:
-        ``S = sum_e p_e w_e <v_e, t_e> / sum_e p_e w_e`` with p_e = 1 if the video has expert e,
-        else 0, and ``w = softmax(M h)`` of the text's vector h. ``t_e`` is a gated embedding of h.
+        $S = (sum_e p_e w_e <v_e, t_e>) / (sum_e p_e w_e)$ with $p_e = 1$ if the video has expert e,
+        else 0, and $w = softmax(M h)$ of the text's vector h. $t_e$ is a gated embedding of h.
         A video without experts scores 0.
 
     Source:
@@ -324,8 +324,8 @@ class ExpertMatcher(Matcher):
         }
 
     def encode_visual(self, items: Encoded) -> Encoded:
-        """Encode videos as ``v_e`` ``[V, E, embedding_dim]``, 0 where the expert is missing, with
-        the weights ``p_e``.
+        """Encode videos as $v_e$ ``[V, E, embedding_dim]``, 0 where the expert is missing, with
+        the weights $p_e$.
         """
         assert isinstance(items.vectors, dict)
         experts = []
@@ -342,7 +342,7 @@ class ExpertMatcher(Matcher):
         )
 
     def encode_text(self, items: Encoded) -> Encoded:
-        """Encode texts as ``w_e t_e`` ``[T, E, embedding_dim]``, with the weights ``w_e``."""
+        """Encode texts as $w_e t_e$ ``[T, E, embedding_dim]``, with the weights $w_e$."""
         items = self.text_backbone(items)
         text = get_vectors(items) if self.word_encoder is None else self.word_encoder(items)
         if self.word_netvlad is not None:

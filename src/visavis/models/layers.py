@@ -50,7 +50,7 @@ def build_mlp(
 class Whitening(nn.Module):
     """Affine map after which features have mean 0 and nearly the identity as covariance (ZCA).
 
-    Formula: ``W (x - mean)`` with ``W = C^(-1/2)``, C the covariance plus ``shrinkage`` times its
+    Formula: $W (x - mean)$ with $W = C^(-1/2)$, C the covariance plus ``shrinkage`` times its
     mean eigenvalue. The map has no parameters to learn. It is saved with the weights, and is the
     identity until ``fit``.
 
@@ -279,12 +279,12 @@ class GeneralizedPooling(nn.Module):
         temperature: Temperature of the softmax.
 
     Formula:
-        ``v_d = sum_k w_k sort(x_.d)_k`` with ``w = softmax(f(positions 1..L) / temperature)`` over
-        the L valid values. f is a bidirectional GRU over sinusoidal positions, with averaged
-        directions, and a linear layer. w depends on L alone.
+        $v_d = sum_k w_k sort(x_d)_k$ with $w = softmax(f(1, ..., L) / temperature)$, where $x_d$ are
+        the $L$ valid values of dimension d, in descending order. $f$ is a bidirectional GRU over sinusoidal positions, with averaged
+        directions, and a linear layer. $w$ depends on $L$ alone.
 
     Special cases:
-        w = (1, 0, ...) is max pooling, w = 1/L is mean pooling.
+        $w = (1, 0, ...)$ is max pooling, $w_k = 1 / L$ is mean pooling.
 
     Source:
         Chen et al., Learning the Best Pooling Strategy for Visual Semantic Embedding (2021),

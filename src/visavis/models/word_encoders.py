@@ -139,7 +139,7 @@ class TextCNN(nn.Module):
         dropout: Dropout of word embeddings.
 
     Formula:
-        ``t_f = max_l ReLU(b_f + sum_i w_fi e_(l+i))``.
+        $t_f = max_l ReLU(b_f + sum_i w_fi e_{l + i})$.
 
     Source:
         Kim, Convolutional Neural Networks for Sentence Classification (2014), section 2.

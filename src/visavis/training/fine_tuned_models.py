@@ -93,7 +93,7 @@ def choose_interpolation(
 
 
 def interpolate_weights(start: Weights, end: Weights, alpha: float) -> dict[str, Tensor]:
-    """Interpolate weights linearly: ``(1 - alpha) start + alpha end``.
+    """Interpolate weights linearly: $(1 - alpha) start + alpha end$.
 
     Args:
         start: Weights at alpha 0, by name.

@@ -32,7 +32,7 @@ class Ranger(RAdam):
         eps: Added to the root of the mean square.
 
     Formula:
-        Every k steps ``slow += alpha (parameter - slow)``, then ``parameter = slow``. The slow copy
+        Every k steps $slow <- slow + alpha (parameter - slow)$, then $parameter <- slow$. The slow copy
         starts as the initial parameter.
 
     Special cases:

@@ -19,8 +19,8 @@ MIN_STD = 1e-6
 class Standardization:
     """Statistics that features are standardized by. They are saved with the model, for new images.
 
-    Formula: ``(r(x) - mean) / std`` in each dimension, with ``r(x) = sign(x) sqrt(|x|)`` if
-    ``signed_sqrt``, else ``r(x) = x``. The square root reduces the skew of features that are rarely
+    Formula: $(r(x) - mean) / std$ in each dimension, with $r(x) = sign(x) sqrt(|x|)$ if
+    ``signed_sqrt``, else $r(x) = x$. The square root reduces the skew of features that are rarely
     large, such as those after a ReLU.
 
     Attributes:

@@ -341,8 +341,8 @@ def fact_relevance(
     everything in the caption is true.
 
     Formula:
-        ``relevance = max over matchings (sum of the weights of stated facts that hold) / (sum of
-        the weights of stated facts)``. Computed as one matrix product of the scenes, with their
+        $max_m (sum_{f in H_m} w_f) / (sum_f w_f)$ over matchings $m$, with $w_f$ the weight of a stated
+        fact $f$, and $H_m$ the stated facts that hold. Computed as one matrix product of the scenes, with their
         things in each of 24 orders, and the captions.
 
     Args:

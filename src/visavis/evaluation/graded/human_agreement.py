@@ -592,7 +592,7 @@ def _resampled(
     """Kendall's tau-b and Spearman's rho ``[R]`` of resamples that contain image i ``counts[r, i]``
     times. ``first`` is ascending.
 
-    The pairs are ordered once. Each resample only counts: ``sum_ij t_i t_j c_ij`` concordant minus
+    The pairs are ordered once. Each resample only counts: $sum_ij t_i t_j c_ij$ concordant minus
     discordant pairs of pairs, where ``c_ij`` is the number for images i and j.
     """
     x, y = (np.unique(values, return_inverse=True)[1] for values in (first, second))

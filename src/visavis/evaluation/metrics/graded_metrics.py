@@ -59,8 +59,8 @@ def coherent_scores(
         DataError: If a value is NaN.
 
     Formula:
-        tau-a = (concordant - discordant) / (K (K - 1) / 2). tau-b divides by sqrt((pairs with
-        unequal scores) (pairs with unequal relevance)) instead. Without ties they agree.
+        tau-a: $2 (concordant - discordant) / (K (K - 1))$. tau-b: $(concordant - discordant) /
+        sqrt(n_s n_r)$ with $n_s$ pairs of unequal scores and $n_r$ of unequal relevance. Without ties they agree.
 
     Ties:
         If more candidates have the K-th score than fit into the top K, a pair counts with the
@@ -111,7 +111,7 @@ def ndcg(scores: Tensor, relevance: Tensor) -> Tensor:
         nDCG of shape ``[Q, C]``, NaN where no candidate has any relevance.
 
     Formula:
-        nDCG@K = sum_{j <= K} r_j / log2(j + 1), over the same sum for the candidates sorted by
+        $sum_{j <= K} r_j / log_2(j + 1)$, over the same sum for the candidates sorted by
         relevance.
 
     Source:

@@ -128,10 +128,10 @@ def average_precision(positive_ranks: Tensor) -> Tensor:
         AP of shape ``[Q]``.
 
     Formula:
-        ``(1 / |P|) sum_{i in P} R_P(i) / R(i)``, where R(i) is the rank of a positive among all
-        candidates and R_P(i) among positives: ``(1 / R) sum_j j / rank_j`` with the j-th positive
-        at rank_j. The objective SmoothAP is one minus this with smoothed ranks. With one positive
-        it is 1 / rank.
+        $(1 / |P|) sum_{i in P} R_P(i) / R(i)$, where $R(i)$ is the rank of a positive among all
+        candidates and $R_P(i)$ among positives: $(1 / R) sum_j j / rank_j$ with the j-th positive
+        at $rank_j$. The objective SmoothAP is one minus this with smoothed ranks. With one positive
+        it is $1 / rank$.
     """
     check_positive_ranks(positive_ranks)
     return _precision(positive_ranks).sum(1) / positive_ranks.isfinite().sum(1)
@@ -363,9 +363,9 @@ def recall_at_mean_ties(ranks: Tensor, k: int) -> float:
         A fraction.
 
     Formula:
-        With ranks from 0, a hit is 0 at K = 1, and anything below K at K > 1. A mean rank of 4.5 is
-        therefore a hit at K = 5, whereas `recall_at` requires at most K - 1. For integer ranks both
-        are equal.
+        With ranks from 0, a hit is 0 at $K = 1$, and anything below $K$ at $K > 1$. A mean rank of
+        4.5 is therefore a hit at $K = 5$, whereas `recall_at` requires at most $K - 1$. For integer
+        ranks both are equal.
 
     Source:
         Liu et al., Use what you have (collaborative experts, 2019), its released code. Gabeur et
@@ -421,8 +421,8 @@ def _check_ranks(ranks: Tensor) -> None:
 
 
 def random_recall(num_candidates: int, num_positives: int, k: int) -> float:
-    """Compute the probability that a random order has a positive in its top K: ``1 - C(n - c, K) /
-    C(n, K)``.
+    """Compute the probability that a random order has a positive in its top K: $1 - C(n - c, K) /
+    C(n, K)$.
 
     Args:
         num_candidates: Number of candidates n.

@@ -25,13 +25,13 @@ class AOQ(SummaryObjective):
         reduction: How terms become a scalar, see `Objective`.
 
     Formula:
-        ``sum_p w_i [margin + max_j s_ij - s_ip]_+ + sum_k [offline_margin + o_ik - s_ip]_+`` over positive pairs, both
-        directions, with ``w_i = beta - (o_i0 - max_j s_ij) / alpha``. o ``[Q, K]`` are ``query_offline_scores``: column 0,
+        $sum_p w_i [margin + max_j s_ij - s_ip]_+ + sum_k [offline_margin + o_ik - s_ip]_+$ over positive pairs, both
+        directions, with $w_i = beta - (o_i0 - max_j s_ij) / alpha$. $o$, shape ``[Q, K]``, are ``query_offline_scores``: column 0,
         the anchor's score with its offline negative, enters the weight. Every column has a hinge.
 
     Gradient:
-        dL/ds_ij = w_i + hinge / alpha at the hardest negative and dL/ds_ip = -w_i where the online hinge is open, less 1
-        for each open offline hinge. dL/do_ik is 1 where its hinge is open, less hinge / alpha for column 0.
+        $dL/ds_ij = w_i + hinge / alpha$ at the hardest negative and $dL/ds_ip = -w_i$ where the online hinge is open, less 1
+        for each open offline hinge. $dL/do_ik$ is 1 where its hinge is open, less $hinge / alpha$ for column 0.
 
     Advice:
         For a second round of training, once batches contain no hard negatives anymore. Train with

@@ -73,7 +73,7 @@ class Objective(ABC):
 
     @property
     def gradient_scale(self) -> float:
-        """Scale of |dL/ds| (gamma, 1 / tau, else 1). Gradients divided by it can be compared
+        """Scale of $|dL/ds|$ ($gamma$, $1 / tau$, else 1). Gradients divided by it can be compared
         between objectives.
         """
         return 1.0

@@ -31,10 +31,10 @@ class NTXent(SummaryObjective):
         reduction: How terms become a scalar, see `Objective`.
 
     Formula:
-        ``-log( e^(s_ip / tau) / (e^(s_ip / tau) + sum_j e^(s_ij / tau)) )``, the mean of both directions.
+        $-log(e^(s_ip / tau) / (e^(s_ip / tau) + sum_j e^(s_ij / tau)))$, the mean of both directions.
 
     Gradient:
-        dL/ds_ij is softmax_j / tau, dL/ds_ip = -(1 - softmax_p) / tau, each over the number of queries of both directions.
+        $dL/ds_ij = softmax_j / tau$ and $dL/ds_ip = -(1 - softmax_p) / tau$, each over the number of queries of both directions.
 
     Advice:
         With large batches. The smaller tau, the more the hardest negatives count.
@@ -84,10 +84,10 @@ class InfoNCE(Objective):
         reduction: How terms become a scalar, see `Objective`.
 
     Formula:
-        ``-(1 / |P_i|) sum_{p in P_i} log( e^(s_ip / tau) / sum_j e^(s_ij / tau) )``, j over positives and negatives.
+        $-(1 / |P_i|) sum_{p in P_i} log(e^(s_ip / tau) / (sum_j e^(s_ij / tau)))$, j over positives and negatives.
 
     Gradient:
-        dL/ds_ij = softmax_j / tau, less 1 / (|P_i| tau) at a positive. One term for each query that has a positive.
+        $dL/ds_ij = softmax_j / tau$, less $1 / (|P_i| tau)$ at a positive. One term for each query that has a positive.
 
     Advice:
         To fine-tune a model that was pretrained with a learned temperature, by ``PairLoss(scale=...)``.
@@ -153,10 +153,10 @@ class VLC(SummaryObjective):
         reduction: How terms become a scalar, see `Objective`.
 
     Formula:
-        ``sum_p log(1 + sum_j e^(gamma (s_ij - s_ip)))`` over positive pairs, both directions.
+        $sum_p log(1 + sum_j e^(gamma (s_ij - s_ip)))$ over positive pairs, both directions.
 
     Gradient:
-        dL/ds_ij = gamma p_ij with p_ij the softmax weight of the negative, dL/ds_ip = -gamma sum_j p_ij.
+        $dL/ds_ij = gamma p_ij$ with $p_ij$ the softmax weight of the negative, $dL/ds_ip = -gamma sum_j p_ij$.
 
     Advice:
         As NTXent, but summed: choose gamma (20 to 100) together with the learning rate.
@@ -199,11 +199,11 @@ class Sigmoid(PairwiseObjective):
         reduction: How terms become a scalar, see `Objective`.
 
     Formula:
-        ``sum_j log(1 + e^(-z_ij (scale s_ij + bias)))`` over positives (z = 1) and negatives (z = -1), one term for each
+        $sum_j log(1 + e^(-z_ij (scale s_ij + bias)))$ over positives ($z = 1$) and negatives ($z = -1$), one term for each
         query with a positive. A query without negatives adds nothing.
 
     Gradient:
-        dL/ds_ij = -z_ij scale / (1 + e^(z_ij (scale s_ij + bias))), over the number of queries of both directions. The
+        $dL/ds_ij = -z_ij scale / (1 + e^(z_ij (scale s_ij + bias)))$, over the number of queries of both directions. The
         gradient of a pair does not depend on other pairs.
 
     Advice:
@@ -261,10 +261,10 @@ class Unified(SummaryObjective):
         reduction: How terms become a scalar, see `Objective`.
 
     Formula:
-        ``(1 / gamma) sum_p log(1 + sum_j e^(gamma (s_ij - s_ip + margin)))`` over positive pairs, both directions.
+        $(1 / gamma) sum_p log(1 + sum_j e^(gamma (s_ij - s_ip + margin)))$ over positive pairs, both directions.
 
     Gradient:
-        dL/ds_ij = p_ij, the weight of the negative in the softmax. dL/ds_ip = -sum_j p_ij. No factor gamma.
+        $dL/ds_ij = p_ij$, the weight of the negative in the softmax. $dL/ds_ip = -sum_j p_ij$. No factor $gamma$.
 
     Advice:
         A good first choice, like VLC and InfoNCE. Margin 0.2 and gamma 50 suit most models, a smaller gamma where the hardest negatives are

@@ -41,39 +41,39 @@ class Goal(SummaryObjective):
     r"""Gradient-based objective analysis (GOAL): prescribes the gradient of a positive and its hardest negative.
 
     Args:
-        triplet: Triplet weight T.
-        pair: Pair weights (P_p, P_n).
+        triplet: Triplet weight $T$.
+        pair: Pair weights $(P_p, P_n)$.
         tau: Scale of the triplet weight.
         margin: Margin of the triplet weight "con".
         alpha: Slope of the weight of positives.
         beta: Slope of the weight of negatives.
         lam: Threshold of the pair weights.
-        epsilon: Range of the means m_p and m_n.
+        epsilon: Range of the means $m_p$ and $m_n$.
         semantics: Whether to follow the paper or the released code.
         reduction: How terms become a scalar, see `Objective`.
 
     Formula:
-        With s_p a positive and s_n the hardest negative of its query, dL/ds_n = T P_n and dL/ds_p = -T P_p.
+        With $s_p$ a positive and $s_n$ the hardest negative of its query, $dL/ds_n = T P_n$ and $dL/ds_p = -T P_p$.
 
-        Triplet weight T:
+        Triplet weight $T$:
 
-        - "con": 1 where margin + s_n - s_p > 0
-        - "nca": 1 / (1 + e^(tau (s_p - s_n)))
-        - "cir": 1 / (1 + e^(tau (s_p (2 - s_p) - s_n^2)))
+        - "con": 1 where $margin + s_n - s_p > 0$
+        - "nca": $1 / (1 + e^(tau (s_p - s_n)))$
+        - "cir": $1 / (1 + e^(tau (s_p (2 - s_p) - s_n^2)))$
 
-        Pair weights (P_p, P_n):
+        Pair weights $(P_p, P_n)$:
 
-        - "con": (1, 1)
-        - "lin": (1 - s_p, s_n)
-        - "sig": 1 / (1 + e^(alpha (s_p - lam))), 1 / (1 + e^(-beta (s_n - lam)))
-        - "lin_ms": the weights of lin, times (1 - m_p) and (1 + m_n)
-        - "sig_ms": the weights of sig, with m_p and m_n in place of 1
+        - "con": $(1, 1)$
+        - "lin": $(1 - s_p, s_n)$
+        - "sig": $1 / (1 + e^(alpha (s_p - lam)))$ and $1 / (1 + e^(-beta (s_n - lam)))$
+        - "lin_ms": the weights of lin, times $1 - m_p$ and $1 + m_n$
+        - "sig_ms": the weights of sig, with $m_p$ and $m_n$ in place of the first 1 of each denominator
 
-        m_p is the mean of s_p - R ("sig_ms": e^(alpha (s_p - R))) over the other positives R <= s_n + epsilon of the batch, of
-        any query. m_n is the mean of s_n - R (e^(-beta (s_n - R))) over the query's other negatives R >= (smallest positive of
-        the batch) - epsilon. An empty mean is 0.
+        $m_p$ is the mean of $s_p - R$ ("sig_ms": $e^(alpha (s_p - R))$) over the other positives $R <= s_n + epsilon$ of the
+        batch, of any query. $m_n$ is the mean of $s_n - R$ ("sig_ms": $e^(-beta (s_n - R))$) over the query's other negatives
+        $R >= s_min - epsilon$, with $s_min$ the smallest positive of the batch. An empty mean is 0.
 
-        The value, s_n - s_p, only monitors training. It is not a loss and cannot be compared between objectives.
+        The value, $s_n - s_p$, only monitors training. It is not a loss and cannot be compared between objectives.
 
     Advice:
         To choose separately how hard positives are pulled and negatives pushed. The default is the one its authors
@@ -84,14 +84,14 @@ class Goal(SummaryObjective):
 
     Special cases:
         As gradients, (con, con) is TripletHN. (nca, con) hard-mined NT-Xent (eq. 6) / tau. (con, sig), where every hinge is
-        open, BinomialDeviance. (cir, lin) that of softplus(tau (s_n^2 - s_p (2 - s_p))) / (2 tau). (cir, lin) is not Circle
+        open, BinomialDeviance. (cir, lin) that of $softplus(tau (s_n^2 - s_p (2 - s_p))) / (2 tau)$. (cir, lin) is not Circle
         and (con, sig_ms) is not MultiSimilarity, in contrast to table 1. (nca, lin), (nca, sig), (cir, con) and (cir,
         sig) belong to no loss at all.
 
     Differs from:
         The printed eqs. 3 and 4, whose gradient of the mined negative is 0. It is pushed here, as in the released code. Eq.
         12 has < and > where <= and >= stand above, as in that code. ``semantics="reference"`` takes that code's weights:
-        T_con is 1 without a margin, T_cir has s_n^2 + 0.5, the means of lin_ms do not count differences of exactly 0. There
+        $T_con$ is 1 without a margin, $T_cir$ has $s_n^2 + 0.5$, the means of lin_ms do not count differences of exactly 0. There
         tau is 1 unless given, and the gradient ignores factors of the loss.
     """
 
@@ -145,13 +145,13 @@ class Goal(SummaryObjective):
         Args:
             positive: Similarities of positives, any shape.
             negative: Similarities of negatives, any shape.
-            mean: Value of m_p and m_n. Only "lin_ms" and "sig_ms" use it.
+            mean: Value of $m_p$ and $m_n$. Only "lin_ms" and "sig_ms" use it.
 
         Returns:
-            P_p and P_n, in the shape of the similarities.
+            $P_p$ and $P_n$, in the shape of the similarities.
 
         Source:
-            GOAL, figure 3, in which m_p and m_n are 0.1.
+            GOAL, figure 3, in which $m_p$ and $m_n$ are 0.1.
         """
         if self.pair in WEIGHTS_BY_MEANS:
             return WEIGHTS_BY_MEANS[self.pair](self, positive, negative, mean, mean)
@@ -179,7 +179,7 @@ class Goal(SummaryObjective):
     def _prescribed_terms(
         self, hardest: Tensor, positive: Tensor, batch: _BatchPairs | None = None
     ) -> Tensor:
-        """``s_n - s_p`` of each positive pair, with the prescribed gradient: ``[P]``."""
+        """$s_n - s_p$ of each positive pair, with the prescribed gradient: ``[P]``."""
         has_negative = hardest != NEG_INF
         hardest = torch.where(has_negative, hardest, positive)
         detached = _DetachedScores(positive.detach(), hardest.detach(), batch)
@@ -318,7 +318,7 @@ def _other_positives(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Ten
 
 
 def _distance_to_hardest(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor]:
-    """``s_n - s_ij`` for the other negatives of each query that m_n averages, inf elsewhere: ``[Q,
+    """$s_n - s_ij$ for the other negatives of each query that m_n averages, inf elsewhere: ``[Q,
     C]``. Also the query of each pair.
     """
     assert detached.batch is not None

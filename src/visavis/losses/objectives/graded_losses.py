@@ -39,16 +39,16 @@ class Ladder(Objective):
         reduction: How terms become a scalar, see `Objective`.
 
     Formula:
-        ``sum_l beta_l L_l``, both directions. L_1 is the triplet loss with ``margins[0]``, a term for each positive pair.
-        Level l >= 2, once for each query: ``sum [margins[l-1] - s_iu + s_id]_+`` over u in the level that begins at
-        ``thresholds[l-2]`` (R >= it, and below the one before) and d in all levels below (R < it), R being
-        ``targets.relevance``. Positives are in no level. ``sampling="hard"``: of each anchor and level only the ``pairs``
+        $sum_l beta_l L_l$, both directions. $L_1$ is the triplet loss with ``margins[0]``, a term for each positive pair.
+        Level $l >= 2$, once for each query: $sum_u sum_d [m_l - s_iu + s_id]_+$, over u in the level that begins at
+        ``thresholds[l-2]`` ($R$ is at least this, and below the one before) and d in all levels below, where
+        $m_l$ is ``margins[l-1]`` and $R$ is ``targets.relevance``. Positives are in no level. ``sampling="hard"``: of each anchor and level only the ``pairs``
         largest hinges, by default one: the least similar u with the most similar d. "sum": all, by sorting and prefix
-        sums, O(Q C log C) time and O(Q C) memory. ``cumulative``: level l is ``[margins[0] + ... + margins[l-1] - s_ip +
-        s_id]_+`` for each positive pair instead.
+        sums, $O(Q C log C)$ time and $O(Q C)$ memory. ``cumulative``: level l is $[m_1 + ... + m_l - s_ip + s_id]_+$
+        for each positive pair instead.
 
     Gradient:
-        dL/ds is beta_l at each d and -beta_l at each u (or p) of an open hinge: middle levels are both pushed and pulled.
+        $dL/ds$ is $beta_l$ at each d and $-beta_l$ at each u (or p) of an open hinge: middle levels are both pushed and pulled.
 
     Advice:
         Where the order of partly relevant candidates matters too. Train with GradedSupervision.
@@ -62,7 +62,7 @@ class Ladder(Objective):
     Differs from:
         The printed eq. 8, which uses the margin of level 1 for level 2, unlike eq. 7 and the code. The released code,
         ``semantics="reference"``: u is of all levels R >= threshold, the pair itself too. Candidates outside a set enter
-        its minimum with a similarity of 1 and its maximum with 0, so that an empty level has a hinge. beta_1 is 1 whatever
+        its minimum with a similarity of 1 and its maximum with 0, so that an empty level has a hinge. $beta_1$ is 1 whatever
         is given.
     """
 
@@ -200,7 +200,7 @@ def _largest_gaps(below: Tensor, above: Tensor, count: int) -> Tensor:
 
 
 def _hinge_sums(below: Tensor, above: Tensor) -> Tensor:
-    """``sum_j [below_j - above_i]_+`` for every i of a row, by prefix sums: ``[Q, C], [Q, C] -> [Q,
+    """$sum_j [below_j - above_i]_+$ for every i of a row, by prefix sums: ``[Q, C], [Q, C] -> [Q,
     C]``. -inf adds nothing.
     """
     descending = below.sort(-1, descending=True).values
@@ -223,12 +223,12 @@ class GradedVLC(VLC):
         graded_gamma: Scale of the scores in the divergence.
 
     Formula:
-        ``sum_p log(1 + sum_j e^(gamma (s_ij - s_ip)))`` over positive pairs, and once for each query that has one ``beta
-        sum_j p_ij log(p_ij / q_ij)`` over its negatives, both directions. p_ij is the softmax of ``R_ij / tau``, q_ij that
-        of ``graded_gamma s_ij``, R being ``targets.relevance``.
+        $sum_p log(1 + sum_j e^(gamma (s_ij - s_ip)))$ over positive pairs, and once for each query that has one $beta
+        sum_j p_ij log(p_ij / q_ij)$ over its negatives, both directions. $p_ij$ is the softmax of $R_ij / tau$, $q_ij$ the
+        softmax of $graded_gamma s_ij$, where $R$ is ``targets.relevance``.
 
     Gradient:
-        dL/ds_ij is that of VLC plus ``beta graded_gamma (q_ij - p_ij)``: a negative that scores higher than its relevance
+        $dL/ds_ij$ is that of VLC plus $beta graded_gamma (q_ij - p_ij)$: a negative that scores higher than its relevance
         is pushed, one that scores lower is pulled.
 
     Advice:
@@ -239,7 +239,7 @@ class GradedVLC(VLC):
         This package. The second part is the top-one form of Cao et al., ListNet (2007), taken over the negatives.
 
     Special cases:
-        Beta 0 is VLC. The second part is 0 where ``R_ij / tau - graded_gamma s_ij`` is the same for all negatives.
+        Beta 0 is VLC. The second part is 0 where $R_ij / tau - graded_gamma s_ij$ is the same for all negatives.
 
     Differs from:
         Ladder, which sets margins between levels of relevance. Here every two negatives are ordered by their own relevance.
@@ -265,7 +265,7 @@ class GradedVLC(VLC):
         return terms + (weight_per_pair * self._divergence(pairs, targets))[pairs.query]
 
     def _divergence(self, pairs: PositivePairs, targets: Targets) -> Tensor:
-        """``sum_j p_ij log(p_ij / q_ij)`` over the negatives of each query, shape ``[Q]``, 0
+        """$sum_j p_ij log(p_ij / q_ij)$ over the negatives of each query, shape ``[Q]``, 0
         without negatives.
         """
         negative = pairs.negative

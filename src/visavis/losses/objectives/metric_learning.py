@@ -28,11 +28,11 @@ class BinomialDeviance(Objective):
         reduction: How terms become a scalar, see `Objective`.
 
     Formula:
-        ``sum_p log(1 + e^(-alpha (s_ip - lam))) / alpha + max_j log(1 + e^(beta (s_ij - lam))) / beta`` over positive
+        $sum_p log(1 + e^(-alpha (s_ip - lam))) / alpha + max_j log(1 + e^(beta (s_ij - lam))) / beta$ over positive
         pairs, both directions. With ``negatives="all"`` the sum over j. A query without negatives adds nothing.
 
     Gradient:
-        dL/ds_ip = -1 / (1 + e^(alpha (s_ip - lam))), dL/ds_ij = 1 / (1 + e^(-beta (s_ij - lam))).
+        $dL/ds_ip = -1 / (1 + e^(alpha (s_ip - lam)))$ and $dL/ds_ij = 1 / (1 + e^(-beta (s_ij - lam)))$.
 
     Advice:
         As a baseline that compares scores with a threshold instead of with each other.
@@ -79,11 +79,12 @@ class MultiSimilarity(Objective):
         reduction: How terms become a scalar, see `Objective`.
 
     Formula:
-        ``log(1 + sum_p e^(-alpha (s_p - lam))) / alpha + log(1 + sum_n e^(beta (s_n - lam))) / beta``, one term for each
-        query with a positive, over its positives s_p < max_n s_n + epsilon and its negatives s_n > min_p s_p - epsilon.
+        $log(1 + sum_p e^(-alpha (s_p - lam))) / alpha + log(1 + sum_n e^(beta (s_n - lam))) / beta$, one term for each
+        query with a positive, over its positives $s_p < max_n s_n + epsilon$ and its negatives
+        $s_n > min_p s_p - epsilon$.
 
     Gradient:
-        dL/ds_p = -e_p / (1 + sum_p e_p) with e_p = e^(-alpha (s_p - lam)). dL/ds_n likewise, with the other sign.
+        $dL/ds_p = -x_p / (1 + sum_p x_p)$ with $x_p = e^(-alpha (s_p - lam))$. $dL/ds_n$ likewise, with the other sign.
 
     Advice:
         As a baseline with many positives in a batch. Its epsilon mines both sides.
@@ -134,12 +135,12 @@ class Circle(Objective):
         reduction: How terms become a scalar, see `Objective`.
 
     Formula:
-        ``log(1 + sum_n e^(gamma a_n (s_n - margin)) sum_p e^(-gamma a_p (s_p - 1 + margin)))``, one term for each query
-        with a positive, with a_n = [s_n + margin]_+ and a_p = [1 + margin - s_p]_+ taken as constants.
+        $log(1 + sum_n e^(gamma a_n (s_n - margin)) sum_p e^(-gamma a_p (s_p - 1 + margin)))$, one term for each query
+        with a positive, with $a_n = [s_n + margin]_+$ and $a_p = [1 + margin - s_p]_+$ taken as constants.
 
     Gradient:
-        dL/ds_n = Z gamma a_n q_n, dL/ds_p = -Z gamma a_p q_p. q are softmax weights among a query's negatives and among its
-        positives, Z = 1 - e^(-L). As a_n and a_p are constants, it is not the gradient of the value.
+        $dL/ds_n = Z gamma a_n q_n$ and $dL/ds_p = -Z gamma a_p q_p$. $q$ are softmax weights among a query's negatives and among its
+        positives, $Z = 1 - e^(-L)$. As $a_n$ and $a_p$ are constants, it is not the gradient of the value.
 
     Advice:
         As a baseline that pulls a positive harder the farther it is from 1, and pushes a negative harder the farther it is

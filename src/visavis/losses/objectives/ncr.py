@@ -23,12 +23,12 @@ class NCR(SummaryObjective):
         reduction: How terms become a scalar, see `Objective`.
 
     Formula:
-        ``sum_p [max_j (m_ij + s_ij) - s_ip]_+`` over positive pairs p = (i, p), both directions. m_ij = m_i, the margin of
-        the anchor (``query_margin``), or a margin of its own for each pair (``pair_margin``). With ``warmup`` ``sum_p (1 /
-        n_i) sum_j [m_ij + s_ij - s_ip]_+`` over the n_i - 1 negatives and the pair itself, whose hinge is 0.
+        $sum_p [max_j (m_ij + s_ij) - s_ip]_+$ over positive pairs $p = (i, p)$, both directions. $m_ij = m_i$, the margin of
+        the anchor (``query_margin``), or a margin of its own for each pair (``pair_margin``). With ``warmup``
+        $sum_p (1 / n_i) sum_j [m_ij + s_ij - s_ip]_+$ over the $n_i - 1$ negatives and the pair itself, whose hinge is 0.
 
     Gradient:
-        dL/ds is 1 at the hardest negative and -1 at the positive where the hinge is open, else 0. In the warm-up 1 / n_i.
+        $dL/ds$ is 1 at the hardest negative and -1 at the positive where the hinge is open, else 0. In the warm-up $1 / n_i$.
 
     Advice:
         Where many captions are paired with wrong images. Train with NoisySupervision.

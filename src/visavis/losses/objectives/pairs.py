@@ -29,8 +29,8 @@ class PositivePairs(NamedTuple):
     Attributes:
         query: Row of each positive pair, shape ``[P]``.
         candidate: Column of each positive pair, shape ``[P]``.
-        positive: Its score s_ip, shape ``[P]``.
-        scores: Scores s_ij, shape ``[Q, C]``.
+        positive: Its score $s_ip$, shape ``[P]``.
+        scores: Scores $s_ij$, shape ``[Q, C]``.
         negative_mask: Negative pairs, bool ``[Q, C]``. None: all pairs that are not positive.
     """
 
@@ -56,7 +56,7 @@ class PositivePairs(NamedTuple):
             scale: Factor of the scores.
 
         Returns:
-            ``scale * s_ij`` where j is a negative of i, else -inf, shape ``[Q, C]``.
+            $scale s_ij$ where j is a negative of i, else -inf, shape ``[Q, C]``.
         """
         scores = self.scores if scale == 1 else scale * self.scores
         if self.negative_mask is not None:
@@ -86,7 +86,7 @@ class PositivePairs(NamedTuple):
 
     @property
     def hardest(self) -> Tensor:
-        """``max_j s_ij`` over the negatives of the query of each pair, shape ``[P]``, -inf without
+        """$max_j s_ij$ over the negatives of the query of each pair, shape ``[P]``, -inf without
         negatives.
         """
         return self.negatives().max(-1).values[self.query]
@@ -98,13 +98,13 @@ class PositivePairs(NamedTuple):
             scale: Factor of the scores.
 
         Returns:
-            ``log sum_j exp(scale s_ij)``, shape ``[P]``, -inf without negatives.
+            $log sum_j exp(scale s_ij)$, shape ``[P]``, -inf without negatives.
         """
         return self.negatives(scale).logsumexp(-1)[self.query]
 
     @property
     def gap(self) -> Tensor:
-        """``s_ij - s_ip`` where j is a negative, else -inf, shape ``[P, C]``."""
+        """$s_ij - s_ip$ where j is a negative, else -inf, shape ``[P, C]``."""
         return self.negatives().index_select(0, self.query) - self.positive[:, None]
 
     @property
@@ -157,7 +157,7 @@ def anchor_margins(
 
 
 def log1p_exp(x: Tensor) -> Tensor:
-    """Compute ``log(1 + e^x)``, exact everywhere (``softplus`` is linear above 20).
+    """Compute $log(1 + e^x)$, exact everywhere (``softplus`` is linear above 20).
 
     Args:
         x: A tensor.
@@ -171,7 +171,7 @@ def log1p_exp(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class HardestNegative:
-    """Summary ``max_j s_ij`` over the negatives of a query, -inf without negatives."""
+    """Summary $max_j s_ij$ over the negatives of a query, -inf without negatives."""
 
     def compute(self, pairs: PositivePairs) -> Tensor:
         """Compute the summary from all scores.
@@ -187,7 +187,7 @@ class HardestNegative:
 
 @dataclass(frozen=True)
 class NegativeLogSumExp:
-    """Summary ``log sum_j exp(scale s_ij)`` over the negatives of a query, -inf without negatives.
+    """Summary $log sum_j exp(scale s_ij)$ over the negatives of a query, -inf without negatives.
 
     Attributes:
         scale: Factor of the scores.

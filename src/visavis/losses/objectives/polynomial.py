@@ -25,7 +25,7 @@ SATURATED_SCORE = 1 - 1e-5
 
 
 def _polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
-    """``c_0 + c_1 x + c_2 x^2 + ...``"""
+    """$c_0 + c_1 x + c_2 x^2 + ...$"""
     value = 0 * x  # in the autograd graph even without a coefficient
     for coefficient in reversed(coefficients):
         value = value * x + coefficient
@@ -43,11 +43,11 @@ class SSP(SummaryObjective):
         reduction: How terms become a scalar, see `Objective`.
 
     Formula:
-        ``[F(s_ip)]_+ + [G(max_j s_ij)]_+`` over positive pairs with ``max_j s_ij + margin > s_ip``, else 0. F and G have
+        $[F(s_ip)]_+ + [G(max_j s_ij)]_+$ over positive pairs with $max_j s_ij + margin > s_ip$, else 0. $F$ and $G$ have
         the coefficients ``positive`` and ``negative``, lowest order first. The mean of both directions, added.
 
     Gradient:
-        dL/ds_ip = F'(s_ip) and dL/ds_ij = G'(s_ij) at the hardest negative where they are above 0, each over the number of
+        $dL/ds_ip = F'(s_ip)$ and $dL/ds_ij = G'(s_ij)$ at the hardest negative where they are above 0, each over the number of
         pairs. The loss jumps where the condition begins to hold. With the defaults G is 0 between 0.0955 and 0.3489, and
         below that its slope is negative: such a negative is pulled.
 
@@ -95,15 +95,15 @@ class RSP(SummaryObjective):
         reduction: How terms become a scalar, see `Objective`.
 
     Formula:
-        ``[margin + G(max_j s_ij - s_ip)]_+`` over positive pairs, both directions, G with ``coefficients``, lowest order
-        first. With ``gamma``: ``(1 / gamma) log(1 + sum_j e^(gamma (G(s_ij - s_ip) + margin)))``.
+        $[margin + G(max_j s_ij - s_ip)]_+$ over positive pairs, both directions, $G$ with ``coefficients``, lowest order
+        first. With ``gamma``: $(1 / gamma) log(1 + sum_j e^(gamma (G(s_ij - s_ip) + margin)))$.
 
     Gradient:
-        dL/ds_ij = G'(s_ij - s_ip) at the hardest negative where the hinge is open, or times its weight in the softmax.
-        dL/ds_ip is minus their sum.
+        $dL/ds_ij = G'(s_ij - s_ip)$ at the hardest negative where the hinge is open, or times its weight in the softmax.
+        $dL/ds_ip$ is minus their sum.
 
     Advice:
-        To try another penalty for the gap s_ij - s_ip than the linear one. Keep the polynomial increasing.
+        To try another penalty for the gap $s_ij - s_ip$ than the linear one. Keep the polynomial increasing.
 
     Source:
         Unified loss, eq. 25. The polynomials of Wei et al., Universal weighting metric learning (2021), were never printed.
@@ -115,8 +115,8 @@ class RSP(SummaryObjective):
         ``[pairs x candidates]`` with ``gamma``.
 
     Differs from:
-        eq. 25 as printed, whose two sides agree for gamma -> infinity only where G increases: the limit is max_j G(s_ij -
-        s_ip), the hinge has G at the hardest negative. An extension, not a reproduction.
+        eq. 25 as printed, whose two sides agree for $gamma -> infinity$ only where $G$ increases: the limit is
+        $max_j G(s_ij - s_ip)$, the hinge has $G$ at the hardest negative. An extension, not a reproduction.
     """
 
     needs_pair_matrix: ClassVar[bool] = True

@@ -22,12 +22,13 @@ class SmoothAP(Objective):
         reduction: How terms become a scalar, see `Objective`.
 
     Formula:
-        ``1 - (1 / |P|) sum_{i in P} R_P(i) / R(i)``, one term for each query with a positive, where ``R(i) = 1 + sum_{j !=
-        i} sigmoid((s_j - s_i) / tau)`` is the smoothed rank among all candidates, R_P(i) among positives.
+        $1 - (1 / |P|) sum_{i in P} R_P(i) / R(i)$, one term for each query with a positive, where
+        $R(i) = 1 + sum_{j != i} sigmoid((s_j - s_i) / tau)$ is the smoothed rank among all candidates, $R_P(i)$ among
+        positives.
 
     Gradient:
-        dL/ds has the factor ``sigmoid (1 - sigmoid) / tau`` of each pair of scores: about 0 where no two are within a few
-        tau.
+        $dL/ds$ has the factor $sigma (1 - sigma) / tau$ of each pair of scores, with $sigma = sigmoid((s_j - s_i) / tau)$:
+        about 0 where no two are within a few $tau$.
 
     Advice:
         With several captions of an image in a batch. At a small tau few queries have a gradient, so train longer.
@@ -36,14 +37,14 @@ class SmoothAP(Objective):
         Brown et al. (2020). COCOS, eqs. 5 to 8.
 
     Special cases:
-        tau -> 0 is 1 - AP. With one positive, 1 - 1 / rank. Without a negative, AP is 1. Positives of a query compete with
+        $tau -> 0$ is 1 - AP. With one positive, $1 - 1 / rank$. Without a negative, AP is 1. Positives of a query compete with
         each other, as published.
 
     Memory:
         ``[pairs x candidates]``.
 
     Differs from:
-        COCOS as printed, whose D_ij = s_i - s_j counts the candidates below. Brown et al., where the query is one of its
+        COCOS as printed, whose $D_ij = s_i - s_j$ counts the candidates below. Brown et al., where the query is one of its
         own positives. The code, which clamps exponents at 50, where a sigmoid is 2e-22.
     """
 

@@ -23,10 +23,10 @@ class Triplet(Objective):
         reduction: How terms become a scalar, see `Objective`.
 
     Formula:
-        ``sum_p sum_j [margin + s_ij - s_ip]_+`` over positive pairs p = (i, p) and negatives j, both directions.
+        $sum_p sum_j [margin + s_ij - s_ip]_+$ over positive pairs $p = (i, p)$ and negatives $j$, both directions.
 
     Gradient:
-        dL/ds_ij is 1 where the hinge is open (strictly above 0), dL/ds_ip is minus their number.
+        $dL/ds_ij$ is 1 where the hinge is open (strictly above 0), $dL/ds_ip$ is minus their number.
 
     Advice:
         As a stable start before TripletHN. Alone, most of its gradient goes to many easy violations.
@@ -65,10 +65,10 @@ class TripletHN(SummaryObjective):
         reduction: How terms become a scalar, see `Objective`.
 
     Formula:
-        ``sum_p [margin + max_j s_ij - s_ip]_+`` over positive pairs, both directions.
+        $sum_p [margin + max_j s_ij - s_ip]_+$ over positive pairs, both directions.
 
     Gradient:
-        dL/ds is 1 at the hardest negative and -1 at the positive where the hinge is open, else 0.
+        $dL/ds$ is 1 at the hardest negative and -1 at the positive where the hinge is open, else 0.
 
     Advice:
         The usual choice of the VSE++ family. From random weights it needs a small learning rate, a warm-up or large
@@ -107,9 +107,9 @@ class TripletTopK(Objective):
         reduction: How terms become a scalar, see `Objective`.
 
     Formula:
-        ``sum_p sum_{j in H_i} [margin + s_ij - s_ip]_+`` over positive pairs p = (i, p), H_i the ``k`` negatives of i with
-        the highest scores, or all where there are fewer. Both directions. dL/ds_ij is 1 where the hinge of one of them is
-        open, dL/ds_ip minus their number.
+        $sum_p sum_{j in H_i} [margin + s_ij - s_ip]_+$ over positive pairs $p = (i, p)$, $H_i$ the ``k`` negatives of $i$
+        with the highest scores, or all where there are fewer. Both directions. $dL/ds_ij$ is 1 where the hinge of one of
+        them is open, $dL/ds_ip$ minus their number.
 
     Advice:
         Where TripletHN collapses or learns from false negatives, and Triplet stops learning: k of 4 to 16.
@@ -147,9 +147,9 @@ class MaxMargin(Objective):
         reduction: How terms become a scalar, see `Objective`.
 
     Formula:
-        ``(1 / N_i) sum_j [margin + s_ij - s_ip]_+`` over positive pairs p = (i, p) and the N_i negatives of i. For B pairs
-        the mean over 2 B (B - 1) hinges. With ``fix_norm=False`` the pair's own hinge, which is the margin, is averaged in:
-        2 B^2 hinges. dL/ds_ij is 1 / N_i where the hinge is open, dL/ds_ip minus their sum, each over twice the number of
+        $(1 / N_i) sum_j [margin + s_ij - s_ip]_+$ over positive pairs $p = (i, p)$ and the $N_i$ negatives of $i$. For $B$
+        pairs the mean over $2 B (B - 1)$ hinges. With ``fix_norm=False`` the pair's own hinge, which is the margin, is averaged in:
+        $2 B^2$ hinges. $dL/ds_ij$ is $1 / N_i$ where the hinge is open, $dL/ds_ip$ minus their sum, each over twice the number of
         pairs.
 
     Advice:

@@ -293,7 +293,7 @@ class TileExponentials:
             ``memory`` may then be ``scores``.
 
     Attributes:
-        values: ``e^(s_ij - shift)``, or the scores if no shift serves all of them.
+        values: $e^(s_ij - shift)$, or the scores if no shift serves all of them.
         shift: The shift. None: no shift serves all scores.
         log_sums: Log-sum-exp of rows ``[R]`` and of columns ``[C]``, -inf where all scores are
             -inf. Missing if the totals were known.
@@ -322,7 +322,7 @@ class TileExponentials:
     def gradient(
         self, totals: tuple[Tensor, Tensor], total_grads: tuple[Tensor, Tensor], memory: Tensor
     ) -> Tensor:
-        """Compute ``row_grads_i e^(s_ij - rows_i) + column_grads_j e^(s_ij - columns_j)``.
+        """Compute $row_grads_i e^(s_ij - rows_i) + column_grads_j e^(s_ij - columns_j)$.
         Overwrites the exponentials.
 
         Args:

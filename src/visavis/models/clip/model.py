@@ -367,7 +367,7 @@ def open_dual_encoder(name: str) -> tuple[CLIP, Processor]:
 def add_adapters(
     model: nn.Module, rank: int, alpha: float, dropout: float, layers: Sequence[str]
 ) -> None:
-    """Add a trainable update ``(alpha / rank) B A``, initially 0, to the weight of every linear
+    """Add a trainable update $(alpha / rank) B A$, initially 0, to the weight of every linear
     layer whose name ends in one of ``layers``.
 
     A is ``[rank, inputs]`` and starts uniform. B is ``[outputs, rank]`` and starts at 0. All other

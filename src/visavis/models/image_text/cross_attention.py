@@ -1,8 +1,8 @@
 """Similarities and attention of regions and words, without attended vectors.
 
-An attended vector ``c = sum_i a_i x_i`` is only needed in its cosine with the fragment ``q`` that
-attends. The cosine follows from ``c q = sum_i a_i (x_i q)``, the products of regions with words,
-and ``|c|^2 = a G a``, the Gram matrix ``G = X X^T`` of one item's fragments. Texts of similar
+An attended vector $c = sum_i a_i x_i$ is only needed in its cosine with the fragment ``q`` that
+attends. The cosine follows from $c q = sum_i a_i (x_i q)$, the products of regions with words,
+and $|c|^2 = a G a$, the Gram matrix $G = X X^T$ of one item's fragments. Texts of similar
 length are scored together, so that a long text does not pad all others.
 
 Axes: A items whose C fragments are attended to (the context), B items whose Q fragments attend (the
@@ -128,7 +128,7 @@ class RegionWordSimilarity:
         return self._images_first((fragments * mask).sum(-1) / mask.sum(-1))
 
     def log_sum_exp(self, fragments: Tensor, inverse_temperature: float) -> Tensor:
-        """Pool values over the fragments of the query: ``log sum_q exp(k x_q) / k``.
+        """Pool values over the fragments of the query: $(log sum_q exp(k x_q)) / k$.
 
         Args:
             fragments: Values, shape ``[A, B, Q]``.
@@ -168,7 +168,7 @@ def attention_weights(
         Weights, shape ``[A, C, B, Q]``, with sum 1 over the context.
 
     Formula:
-        ``softmax_c(inverse_temperature * n(s_cq))``.
+        $softmax_c(inverse_temperature n(s_cq))$.
 
     Source:
         SCAN (Lee et al., 2018), equations 2 and 3, and its code.
@@ -456,9 +456,9 @@ class SCAN(RegionWordMatcher):
     over the words ("i2t").
 
     Formula:
-        ``a_cq = softmax_c(inverse_temperature n(s_cq))`` and ``r_q = cos(q, sum_c a_cq c)``. The
-        score is the mean of r over the fragments that attend ("mean"), or ``log sum_q exp(k r_q) /
-        k`` with k = ``pool_inverse_temperature`` ("lse"). n: see ``attention_weights``.
+        $a_cq = softmax_c(inverse_temperature n(s_cq))$ and $r_q = cos(q, sum_c a_cq c)$. The
+        score is the mean of $r_q$ over the fragments that attend ("mean"), or
+        $(log sum_q exp(k r_q)) / k$ where $k$ is ``pool_inverse_temperature`` ("lse"). $n$: see ``attention_weights``.
 
     Source:
         Lee et al., Stacked Cross Attention for Image-Text Matching (2018), equations 1 to 8.
@@ -519,8 +519,8 @@ class BFAN(RegionWordMatcher):
     """BFAN: bidirectional focal attention of words over regions and of regions over words.
 
     Formula:
-        Attention a as in SCAN is kept where ``a_i C - sum_j a_j > 0`` ("equal") or ``sum_j (a_i -
-        a_j) sqrt(a_j) > 0`` ("prob"), and divided by its sum. The score is the mean cosine of words
+        Attention $a$ as in SCAN is kept where $a_i C - sum_j a_j > 0$ ("equal") or
+        $sum_j (a_i - a_j) sqrt(a_j) > 0$ ("prob"), and divided by its sum. The score is the mean cosine of words
         plus the mean cosine of regions, in [-2, 2].
 
     Source:
@@ -571,7 +571,7 @@ class MaxSim(RegionWordMatcher):
     A pair costs only its products, because no attended vector is needed.
 
     Formula:
-        ``S = (mean_w max_r s_rw + mean_r max_w s_rw) / 2`` with cosines s. Direction "t2i" is the
+        $S = (mean_w max_r s_rw + mean_r max_w s_rw) / 2$ with cosines s. Direction "t2i" is the
         first mean alone, "i2t" the second.
 
     Source:

@@ -65,7 +65,7 @@ class Heads(GlobalMatcher):
             dropout: Dropout of hidden layers.
             input_dropout: Dropout of the features.
             bilinear: Leave image features unchanged. With ``hidden_layers`` = 0 the score is
-                ``unit(v) . unit(W t)``.
+                $unit(v) . unit(W t)$.
             word_dim: Dimensions of a learned word embedding.
             num_filters: Filters of the ``TextCNN`` per size.
             word_dropout: Dropout of word embeddings and of the outputs of filters.

@@ -36,10 +36,10 @@ class SGRAF(RegionWordMatcher):
         config: The architecture.
 
     Formula:
-        ``s(x, y) = unit(W (x - y)^2)`` between the global vectors, and between word w and
-        ``unit(sum_r a_rw r)`` with SCAN's attention. These are the nodes. SGR: ``reasoning_steps``
-        of ``ReLU(W softmax(Q N (K N)^T) N)``, then the first node. SAF: the mean of the nodes
-        weighted by ``sigmoid(w n)`` over their sum, at length 1. The score is ``sigmoid(w s)``.
+        $s(x, y) = unit(W (x - y)^2)$ between the global vectors, and between word w and
+        $unit(sum_r a_rw r)$ with SCAN's attention. These are the nodes. SGR: ``reasoning_steps``
+        of $ReLU(W softmax(Q N (K N)^T) N)$, then the first node. SAF: the mean of the nodes
+        weighted by $sigmoid(w n)$ over their sum, at length 1. The score is $sigmoid(w s)$.
         Global vectors: regions, or words, with attention by their mean.
 
     Source:
@@ -172,7 +172,7 @@ class GlobalAttentionPooling(nn.Module):
         num_regions: None for texts, 0 for images with any number of regions.
 
     Formula:
-        ``unit(sum_i softmax_i(w (tanh(A x_i) tanh(B mean))) x_i)``, with a batch norm before each
+        $unit(sum_i softmax_i(w (tanh(A x_i) tanh(B mean))) x_i)$, with a batch norm before each
         tanh for images.
     """
 

@@ -31,8 +31,8 @@ class CaptionDecoder(nn.Module):
     averaged over captions.
 
     A GRU reads the regions, projected to ``hidden_dim``. A second GRU starts with its last state.
-    It reads each word next to ``sum_r a_r h_r`` with ``a = softmax_r(v tanh(W [h_r, s] + b))`` of
-    the first GRU's states ``h_r`` and its own state ``s``. Its new state predicts the next word.
+    It reads each word next to $sum_r a_r h_r$ with $a = softmax_r(v tanh(W [h_r, s] + b))$ of
+    the first GRU's states $h_r$ and its own state ``s``. Its new state predicts the next word.
     Training uses teacher forcing. The end of a caption is a word.
 
     Args:
@@ -231,7 +231,7 @@ class GraphConvolution(nn.Module):
         dim: Dimensions of a region.
 
     Formula:
-        ``V + BN(W R g(V))`` with ``R = theta(V) phi(V)^T / N``, without further normalization.
+        $V + BN(W R g(V))$ with $R = theta(V) phi(V)^T / N$, without further normalization.
 
     Source:
         VSRN (Li et al., 2019), equations 2 to 4, and its code.

@@ -187,8 +187,8 @@ class XVLM(GlobalMatcher):
     of the image and decide whether a pair matches. ``second_stage_scores`` is the log-odds of a
     match and re-ranks the first ``rerank_top_k`` candidates of a query. These layers learn with the
     auxiliary loss ITM: the cross-entropy of each positive pair, of each image with a negative text,
-    and of each text with a negative image. Negatives are sampled by ``softmax(cosine /
-    temperature)`` over the batch, or by the learned scale.
+    and of each text with a negative image. Negatives are sampled by $softmax(cosine /
+    temperature)$ over the batch, or by the learned scale.
 
     Parts: "backbone" and "text_backbone", "visual" and "text" (the projections), "fusion", "scale".
 

@@ -63,8 +63,9 @@ def smooth_ap_counts(
     """Count the contributing samples of SmoothAP by the rule of COCOS.
 
     Formula:
-        ``(1 / |P|) sum_{i in P} #{j != i: sim(s_j - s_i) / R_i^2 > epsilon}`` with R_i = 1 + sum_j
-        sigmoid((s_j - s_i) / tau) and sim(d) = sigma (1 - sigma). It drops two factors of the
+        $(1 / |P|) sum_{i in P} #{j != i: sim(s_j - s_i) / R_i^2 > epsilon}$ with
+        $R_i = 1 + sum_j sigmoid((s_j - s_i) / tau)$ and $sim(d) = sigma (1 - sigma)$, where
+        $sigma = sigmoid(d / tau)$. It drops two factors of the
         gradient and counts triplets, so it is not a count of pair weights.
 
     Args:
@@ -151,7 +152,7 @@ def released_triplet_counts(
 
 
 def _count_triplets(scores: Tensor, positive: Tensor, tau: float, epsilon: float) -> Tensor:
-    """How many entries j of each row have ``sim(s_j - s_i) / R_i^2`` above epsilon for its positive
+    """How many entries j of each row have $sim(s_j - s_i) / R_i^2$ above epsilon for its positive
     i: ``[N, C], [N] -> [N]``.
     """
     # The positive itself gets -inf, so its sigmoid is 0.
@@ -214,7 +215,7 @@ def effective_number(weights: Tensor) -> Tensor:
     """Compute the effective number of candidates that share the weight of a query.
 
     Formula:
-        ``(sum_j w_j)^2 / sum_j w_j^2``: 1 if one candidate has all the weight, n if n candidates
+        $(sum_j w_j)^2 / (sum_j w_j^2)$: 1 if one candidate has all the weight, n if n candidates
         share it equally. A factor on a row changes nothing.
 
     Args:

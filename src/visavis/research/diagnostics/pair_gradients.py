@@ -67,8 +67,8 @@ def tangent_norms(
     """Compute the tangent norms of one direction for unit vectors with dot-product scores.
 
     Formula:
-        With g_ij = dL_i/ds_ij: ``||P_{v_i} sum_j g_ij t_j||`` on the anchor and ``|g_ij| ||P_{t_j}
-        v_i||`` on a candidate, where P_u x = x - (x . u) u. With the weights of Unified these are
+        With $g_ij = dL_i/ds_ij$: $||P_{v_i} sum_j g_ij t_j||$ on the anchor and $|g_ij| ||P_{t_j}
+        v_i||$ on a candidate, where $P_u x = x - (x . u) u$. With the weights of Unified these are
         eqs. 11, 12 and 18, and the corrected eqs. 15 and 17: the denominator of 15 is one plus the
         sum over all negatives, and 17, a sum of norms, is only an upper bound of the norm of the
         sum.

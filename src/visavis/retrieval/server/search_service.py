@@ -905,7 +905,7 @@ def uncertainties(results: Sequence[SearchResult]) -> list[float]:
     """Estimate how uncertain the relevance of each search result is.
 
     Formula:
-        With a match probability p: ``1 - 2 |p - 0.5|``. Without: ``exp(-|score - edge| / std)``,
+        With a match probability p: $1 - 2 |p - 0.5|$. Without: $exp(-|score - edge| / std)$,
         where ``edge`` is the mean of the 10th and the 11th score, the end of the first page, and
         ``std`` the standard deviation of the scores.
 

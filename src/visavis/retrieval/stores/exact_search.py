@@ -8,8 +8,8 @@ group minus the error is a lower bound of a score, so the k-th best of these bou
 of the k-th best score. Only rows whose upper bound is below it are excluded.
 
 Int8 codes take a quarter of the bytes. Rows are shifted by their mean m and rounded with one step s per group,
-``x = m + s c + e``. A query is rounded with its own step, ``q = t d + f``. Then ``<x, q> = <m, q> + s t <c, d> + <e, q> +
-s <c, f>``. The product of the codes is exact. By Cauchy-Schwarz the rest is at most ``|e| |q| + |s c| |f|``, of which the
+$x = m + s c + e$. A query is rounded with its own step, $q = t d + f$. Then $<x, q> = <m, q> + s t <c, d> + <e, q> +
+s <c, f>$. The product of the codes is exact. By Cauchy-Schwarz the rest is at most $|e| |q| + |s c| |f|$, of which the
 maximum of each group is stored.
 """
 

@@ -1,7 +1,7 @@
 """Top-k search by late interaction (MaxSim) in items with several vectors.
 
-With cosines s of the query vectors w with the vectors r of an item, the score is ``mean_w max_r s``
-("t2i"), ``mean_r max_w s`` ("i2t"), or the mean of both ("both"). Search has up to three passes:
+With cosines s of the query vectors w with the vectors r of an item, the score is $mean_w max_r s$
+("t2i"), $mean_r max_w s$ ("i2t"), or the mean of both ("both"). Search has up to three passes:
 
 1. Candidates: scores of a few pooled vectors per item, if the collection is large. This pass may
    miss a result.

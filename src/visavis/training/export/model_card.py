@@ -96,7 +96,7 @@ def write_model_card(
         version=installed_version("visavis"),
         data=os.path.basename(str(recipe.get("data", {}).get("path", "")).rstrip("/")),
         objective=objective,
-        formula=objective_formula,
+        formula=objective_formula.replace("$", "`"),
         architecture=json.dumps(dict(vars(matcher.config)), default=str),
         result=result,
         metrics=[

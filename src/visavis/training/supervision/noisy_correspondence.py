@@ -33,8 +33,8 @@ def soft_margin(labels: Tensor, margin: float, growth: MarginGrowth = "exponenti
     """Compute the margin of each pair from its soft label.
 
     Formula:
-        ``margin f(y)`` with f(0) = 0 and f(1) = 1: f(y) = y (linear), ``(10^y - 1) / 9``
-        (exponential) or ``sin(pi y - pi / 2) / 2 + 1 / 2`` (sine).
+        $margin f(y)$ with $f(0) = 0$ and $f(1) = 1$: $f(y) = y$ (linear), $(10^y - 1) / 9$
+        (exponential) or $sin(pi y - pi / 2) / 2 + 1 / 2$ (sine).
 
     Args:
         labels: Soft labels y in [0, 1].
@@ -64,19 +64,19 @@ class NoisySupervision(Supervision):
     with the first.
 
     Division:
-        After the warm-up epochs, the mean hinge loss ``l_p`` of each training pair over its batch,
+        After the warm-up epochs, the mean hinge loss $l_p$ of each training pair over its batch,
         scaled to [0, 1], is fitted by a mixture of two Gaussians. The probability w of the
         component with the lower mean is the probability that the pair is clean.
 
     Labels:
         Each network learns from the division of the other. A pair with w > ``threshold`` has the
-        label ``w + (1 - w) P``, where P is the network's own prediction. Another pair has the mean
+        label $w + (1 - w) P$, where P is the network's own prediction. Another pair has the mean
         of both predictions. The label sets the margin of both anchors of the pair, and the margin
         of the image in both directions, which ``NCR(semantics="reference")`` uses. During the
         warm-up all labels are 1.
 
     Prediction:
-        P of a pair is ``margin - l_p``, clamped to [0, margin], divided by the mean of the largest
+        P of a pair is $margin - l_p$, clamped to [0, margin], divided by the mean of the largest
         tenth of its batch, at most 1.
 
     The second network keeps the state of its optimizer from phase to phase. The run's model is the
