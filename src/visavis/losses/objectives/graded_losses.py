@@ -291,23 +291,23 @@ class Distillation(Objective):
         reduction: How terms become a scalar, see `Objective`.
 
     Formula:
-        ``sum_j p_ij log(p_ij / q_ij)`` over all candidates j, both directions. p_ij is the softmax of ``R_ij /
-        teacher_tau``, q_ij that of ``s_ij / tau``, R being ``targets.relevance``.
+        $sum_j p_ij log(p_ij / q_ij)$ over all candidates j, both directions. $p_ij$ is the softmax of $R_ij /
+        teacher_tau$, $q_ij$ the softmax of $s_ij / tau$. $R$ is ``targets.relevance``.
 
     Gradient:
-        dL/ds_ij = ``(q_ij - p_ij) / tau``. One term for each query. Pairs play no role.
+        $dL/ds_ij = (q_ij - p_ij) / tau$. One term for each query. Pairs play no role.
 
     Advice:
-        To train a small model on the scores of a large one, by ``DistillationSupervision``. Set both temperatures to that of
-        the teacher's own objective, 1 / gamma.
+        To train a small model on the scores of a large one, by ``DistillationSupervision``. Set both temperatures to the one
+        of the teacher's own objective, $1 / gamma$.
 
     Source:
         Hinton et al., Distilling the Knowledge in a Neural Network (2015), with the candidates of a batch as classes, as in
         Wu et al., TinyCLIP (2023), affinity mimicking.
 
     Special cases:
-        0 where ``s_ij / tau - R_ij / teacher_tau`` is the same for all candidates. InfoNCE, less a constant, where
-        ``teacher_tau`` approaches 0 and R is highest at the positives.
+        0 where $s_ij / tau - R_ij / teacher_tau$ is the same for all candidates. InfoNCE where ``teacher_tau`` approaches 0
+        and each query has one positive, with the highest $R$.
 
     Differs from:
         GradedVLC, which compares the negatives only, next to a loss of the pairs.
@@ -351,6 +351,6 @@ class Distillation(Objective):
 
     @staticmethod
     def _divergence(logits: Tensor, teacher_logits: Tensor) -> Tensor:
-        """``sum_j p_ij log(p_ij / q_ij)`` of each query, shape ``[Q]``."""
+        """$sum_j p_ij log(p_ij / q_ij)$ of each query, shape ``[Q]``."""
         log_p, log_q = (part.log_softmax(-1) for part in (teacher_logits, logits))
         return (log_p.exp() * (log_p - log_q)).sum(-1)
