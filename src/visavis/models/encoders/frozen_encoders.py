@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from visavis.core.encoded import Encoded, Granularity, concatenate
-from visavis.core.errors import DataError
+from visavis.core.errors import DataError, SpecError
 from visavis.data.sequences import pad_items
 from visavis.data.synthetic.scene_encoder import SceneEncoder, SceneEncoderOutputAdapter
 from visavis.models.encoders.cnn_backbones import SMALL_CNN, SmallCNN, published_backbone_name
@@ -37,7 +37,11 @@ from visavis.models.encoders.encoder_spec import (
     spec_preprocessing,
     spec_preprocessing_config,
 )
-from visavis.models.encoders.preprocessing import Preprocessing, blank_image
+from visavis.models.encoders.preprocessing import (
+    PatchPreprocessing,
+    Preprocessing,
+    blank_image,
+)
 from visavis.models.encoders.pretrained_files import (
     VISUAL_BACKBONE_FOLDER,
     PretrainedPart,
@@ -55,13 +59,13 @@ from visavis.models.encoders.pretrained_loading import (
     load_pretrained_model,
     load_pretrained_tokenizer,
     open_published_backbone,
+    reads_padding,
 )
 from visavis.models.encoders.sentence_encoders import (
     SentencePooling,
     load_sentence_transformers_model,
     needs_sentence_transformers,
 )
-from visavis.models.encoders.text_backbone import FIXED_LENGTH_MODEL_TYPES
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -128,7 +132,7 @@ class VisualEncoder(FrozenEncoder, PretrainedPart):
 
     Args:
         spec: Specification.
-        model: Called with pixels ``[N, 3, H, W]``, returns an object with ``pooler_output`` and
+        model: Called with pixels ``[N, 3, H, W]``, or with patches, returns an object with ``pooler_output`` and
             ``last_hidden_state``.
         preprocessing: Converts images to pixels.
         folder: Folder of the pretrained model. None: the model has no files of its own.
@@ -140,10 +144,15 @@ class VisualEncoder(FrozenEncoder, PretrainedPart):
         self,
         spec: EncoderSpec,
         model: nn.Module,
-        preprocessing: Preprocessing,
+        preprocessing: Preprocessing | PatchPreprocessing,
         folder: Path | None = None,
     ):
         super().__init__()
+        if spec.granularity == "regions" and isinstance(preprocessing, PatchPreprocessing):
+            raise SpecError(
+                f"visual.granularity: expected pooled for {spec.name}, whose images have different "
+                "numbers of patches, got regions. Use another encoder for regions."
+            )
         self.spec, self.model, self.preprocessing, self.folder = spec, model, preprocessing, folder
         self.min_side = image_converter(preprocessing, spec).min_side
 
@@ -163,6 +172,8 @@ class VisualEncoder(FrozenEncoder, PretrainedPart):
         )
         if may_split and len(pixels) > CPU_IMAGE_BATCH_SIZE:
             return concatenate(self(Encoded(batch)) for batch in pixels.split(CPU_IMAGE_BATCH_SIZE))
+        if isinstance(self.preprocessing, PatchPreprocessing):
+            return Encoded(image_features(self.model, pixels).pooler_output.float())
         # Several times faster for convolutions on CPUs.
         flat = pixels.flatten(0, -4).contiguous(memory_format=torch.channels_last)
         output = image_features(self.model, flat)
@@ -257,8 +268,7 @@ class TextEncoder(FrozenEncoder):
     ):
         super().__init__()
         self.spec, self.model, self.tokenizer, self.pooling = spec, model, tokenizer, pooling
-        config: Any = model.config
-        self.fixed_length = config.model_type in FIXED_LENGTH_MODEL_TYPES
+        self.fixed_length = reads_padding(model.config)
 
     def require_tokenizer(self) -> Any:
         """Return the tokenizer.

@@ -5,9 +5,11 @@ defines it.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -24,6 +26,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+PREPROCESSOR_FILE, PROCESSOR_FILE = "preprocessor_config.json", "processor_config.json"
+"""Files with the preprocessing. transformers 5 saves it in the second one, as ``IMAGE_PROCESSOR``,
+which it then prefers.
+"""
+IMAGE_PROCESSOR = "image_processor"
 MAX_RESIZED_PIXELS = 16_000_000
 """Maximum pixels of a resized image. Of a longer image, such as 1 x 20,000 with a shorter edge of
 224, the middle is used.
@@ -95,6 +102,35 @@ class PreprocessorConfig:
 
 
 @dataclass(frozen=True)
+class PatchConfig:
+    """Known part of the ``preprocessor_config.json`` of SigLIP 2 with NaFlex, with its names.
+
+    Attributes:
+        max_num_patches: Number of patches, including padding.
+        patch_size: Edge of a patch in pixels.
+        resample: Pillow's number of the interpolation.
+        rescale_factor: Factor of the bytes.
+        image_mean: Mean of each channel.
+        image_std: Standard deviation of each channel.
+        do_resize: Always True, as the next two.
+        do_rescale: Whether to scale bytes.
+        do_normalize: Whether to normalize channels.
+    """
+
+    max_num_patches: _Edge
+    patch_size: _Edge
+    image_mean: _ThreeChannels
+    image_std: Annotated[
+        list[Annotated[FiniteFloat, Field(gt=0)]], Field(min_length=3, max_length=3)
+    ]
+    resample: Annotated[int, Field(ge=0, le=5)] = 2
+    rescale_factor: FiniteFloat = 1 / 255
+    do_resize: Literal[True] = True
+    do_rescale: Literal[True] = True
+    do_normalize: Literal[True] = True
+
+
+@dataclass(frozen=True)
 class TimmPreprocessing:
     """Known part of the ``pretrained_cfg`` of a timm model, with its names.
 
@@ -147,32 +183,6 @@ class Preprocessing:
     scale: float | None = 1 / 255
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
-
-    @classmethod
-    def read(cls, folder: Path) -> Preprocessing:
-        """Read the preprocessing of a transformers folder.
-
-        Args:
-            folder: The folder.
-
-        Returns:
-            The preprocessing.
-
-        Raises:
-            DataError: If the folder has no preprocessor_config.json, or an invalid one.
-        """
-        if not os.path.exists(folder / "preprocessor_config.json"):
-            if "pretrained_cfg" in storage.read_json(folder / "config.json", dict[str, Any]):
-                return cls.from_timm(
-                    storage.read_json(folder / "config.json", TimmConfig).pretrained_cfg
-                )
-            raise DataError(
-                f"{folder}: expected a preprocessor_config.json with the size and normalization of "
-                "images, got none. Add the file."
-            )
-        return cls.from_config(
-            storage.read_json(folder / "preprocessor_config.json", PreprocessorConfig)
-        )
 
     @classmethod
     def from_config(cls, config: PreprocessorConfig) -> Preprocessing:
@@ -398,6 +408,151 @@ class Preprocessing:
         return torch.from_numpy(pixels)
 
 
+@dataclass(frozen=True)
+class PatchPreprocessing:
+    """Patches of an image that keeps its aspect ratio, as SigLIP 2 with NaFlex reads them. Each
+    image has the size at which it fills at most ``max_num_patches`` patches.
+
+    The image processor of transformers resizes and normalizes. Its three results become one tensor:
+    each row is a patch, followed by the numbers of its row and column in the image, starting at 1.
+    Both are 0 for padding.
+
+    Attributes:
+        max_num_patches: Number of patches, including padding.
+        patch_size: Edge of a patch in pixels.
+        resample: Pillow's number of the interpolation.
+        scale: Factor of the bytes.
+        mean: Mean of each scaled channel.
+        std: Standard deviation of each scaled channel.
+
+    Source:
+        Tschannen et al., SigLIP 2 (2025), section 2.4.2.
+    """
+
+    max_num_patches: int
+    patch_size: int
+    resample: int = 2
+    scale: float = 1 / 255
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+
+    pads = True
+    """As of ``Preprocessing``: patches are normalized at once, because padding is zero."""
+
+    @cached_property
+    def processor(self) -> Any:
+        """Image processor of transformers with these settings."""
+        from visavis.models.encoders.pretrained_files import import_transformers
+
+        # The backend of Pillow, whichever others are installed, so that vectors do not depend on
+        # the machine.
+        return import_transformers().Siglip2ImageProcessorPil(
+            max_num_patches=self.max_num_patches,
+            patch_size=self.patch_size,
+            resample=self.resample,
+            rescale_factor=self.scale,
+            image_mean=list(self.mean),
+            image_std=list(self.std),
+        )
+
+    @property
+    def for_crops(self) -> PatchPreprocessing:
+        """The same preprocessing: a crop keeps its aspect ratio, too."""
+        return self
+
+    def __call__(self, image: Image, crops: int = 1, *, random_crops: bool = False) -> Tensor:
+        """Convert an image to patches.
+
+        Args:
+            image: The image.
+            crops: Always 1.
+            random_crops: Always False.
+
+        Returns:
+            Patches with their positions, shape ``[P, 3 * patch_size**2 + 2]``.
+        """
+        inputs = self.processor(images=[image.convert("RGB")], return_tensors="pt")
+        (patches,), (shape,) = inputs["pixel_values"], inputs["spatial_shapes"]
+        height, width = shape.tolist()
+        grid = torch.cartesian_prod(torch.arange(1, height + 1), torch.arange(1, width + 1))
+        positions = patches.new_zeros(len(patches), 2)
+        positions[: len(grid)] = grid.to(patches)
+        return torch.cat([patches, positions], 1)
+
+    def visible_part(self, image: Image, zoom: int) -> Image:
+        """Return the part of an image that an encoder reads, which is all of it.
+
+        Args:
+            image: The image.
+            zoom: Factor of the size that the encoder reads.
+
+        Returns:
+            The image in this size.
+        """
+        height, width = self(image)[:, -2:].amax(0).int().tolist()
+        edge = zoom * self.patch_size
+        return image.resize((edge * width, edge * height), self.resample)
+
+
+def patch_inputs(patches: Tensor) -> dict[str, Tensor]:
+    """Convert patches to the arguments of SigLIP 2.
+
+    Args:
+        patches: Result of ``PatchPreprocessing`` for each image, shape ``[N, P, 3 * patch_size**2 +
+            2]``.
+
+    Returns:
+        Arguments of ``get_image_features``.
+    """
+    positions = patches[..., -2:].long()
+    return {
+        "pixel_values": patches[..., :-2],
+        "pixel_attention_mask": (positions[..., 0] > 0).int(),
+        "spatial_shapes": positions.amax(1),
+    }
+
+
+def read_preprocessing(folder: Path) -> Preprocessing | PatchPreprocessing:
+    """Read the preprocessing of a folder of transformers or timm.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The preprocessing.
+
+    Raises:
+        DataError: If the folder has no preprocessor_config.json, or an invalid one.
+    """
+    file, content = folder / PROCESSOR_FILE, None
+    if os.path.exists(file):
+        content = storage.read_json(file, dict[str, Any]).get(IMAGE_PROCESSOR)
+    if content is None and os.path.exists(file := folder / PREPROCESSOR_FILE):
+        content = storage.read_json(file, dict[str, Any])
+    if content is None:
+        config = storage.read_json(folder / "config.json", dict[str, Any])
+        if "pretrained_cfg" in config:
+            return Preprocessing.from_timm(
+                storage.read_json(folder / "config.json", TimmConfig).pretrained_cfg
+            )
+        raise DataError(
+            f"{folder}: expected a preprocessor_config.json with the size and normalization of "
+            "images, got none. Add the file."
+        )
+    encoded = json.dumps(content).encode()
+    if "max_num_patches" in content:
+        patches = storage.parse_json(encoded, PatchConfig, str(file))
+        return PatchPreprocessing(
+            patches.max_num_patches,
+            patches.patch_size,
+            patches.resample,
+            patches.rescale_factor,
+            tuple(patches.image_mean),
+            tuple(patches.image_std),
+        )
+    return Preprocessing.from_config(storage.parse_json(encoded, PreprocessorConfig, str(file)))
+
+
 def _size(value: int | dict[str, int] | None) -> tuple[int, ...] | None:
     """Convert a size of a config: a number, ``{"shortest_edge": n}`` or ``{"height": h, "width":
     w}``.
@@ -457,7 +612,7 @@ class ImageConverter:
         full_decoding: Whether JPEG files are decoded in full.
     """
 
-    preprocessing: Preprocessing
+    preprocessing: Preprocessing | PatchPreprocessing
     crops: int = 1
     random_crops: bool = False
     full_decoding: bool = False
@@ -469,7 +624,8 @@ class ImageConverter:
             images: The images.
 
         Returns:
-            Pixels, shape ``[N, 3, H, W]``, or ``[N, 10, 3, H, W]`` for ten crops.
+            Pixels, shape ``[N, 3, H, W]``, or ``[N, 10, 3, H, W]`` for ten crops. Patches of
+            ``PatchPreprocessing``, shape ``[N, P, D]``.
         """
         pixels = [
             self.preprocessing(image, self.crops, random_crops=self.random_crops)
@@ -482,11 +638,10 @@ class ImageConverter:
         """The same converter without normalization, which ``normalize`` does later. Unchanged if
         small images are padded.
         """
-        return (
-            self
-            if self.preprocessing.pads
-            else replace(self, preprocessing=self.preprocessing.to_bytes)
-        )
+        preprocessing = self.preprocessing
+        if isinstance(preprocessing, PatchPreprocessing) or preprocessing.pads:
+            return self
+        return replace(self, preprocessing=preprocessing.to_bytes)
 
     def normalize(self, pixels: Tensor) -> Tensor:
         """Normalize pixels on their device.
@@ -498,13 +653,19 @@ class ImageConverter:
             Pixels as of ``__call__``. They are unchanged if small images are padded, because
             ``to_bytes`` has normalized them.
         """
-        return pixels if self.preprocessing.pads else self.preprocessing.normalize(pixels)
+        preprocessing = self.preprocessing
+        if isinstance(preprocessing, PatchPreprocessing) or preprocessing.pads:
+            return pixels
+        return preprocessing.normalize(pixels)
 
     @property
     def min_side(self) -> int:
         """Shorter side that an image needs, in pixels, if a JPEG is decoded at a reduced size. 0:
         the preprocessing needs all pixels.
         """
+        if isinstance(self.preprocessing, PatchPreprocessing):
+            # The numbers of rows and columns depend on the exact aspect ratio.
+            return MAX_JPEG_SIDE
         resize = self.preprocessing.resize or ()
         crop = self.preprocessing.crop or _square(self.preprocessing.resize)
         # The positions of random crops depend on every pixel.

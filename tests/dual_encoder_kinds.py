@@ -1,0 +1,169 @@
+"""Tiny dual encoders of every supported kind: config, tokenizer and image processor of transformers,
+with random weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+WORDS = "a red blue green circle square star and large small on the left of".split()
+CHINESE = list("一个红蓝绿色圆方形星大小的和")
+SENTENCES = [
+    "a red circle",
+    "a blue square and a small green star",
+    "一个红色的圆形",
+    "star",
+    "a large circle and a large circle on the left of a large circle and a star",
+]
+ENCODER = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
+VISION = ENCODER | {"image_size": 32, "patch_size": 8}
+LENGTH = 12
+"""Maximum number of tokens."""
+
+
+def bert_tokenizer(folder: Path) -> Any:
+    """WordPiece of words, letters and Chinese characters."""
+    from transformers import BertTokenizer
+
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    pieces = [*letters, *(f"##{letter}" for letter in letters)]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    names = list(dict.fromkeys([*special, *WORDS, *CHINESE, *pieces]))
+    (folder / "vocab.txt").write_text("\n".join(names), encoding="utf-8")
+    return BertTokenizer(str(folder / "vocab.txt"), model_max_length=LENGTH)
+
+
+def xlm_roberta_tokenizer(folder: Path) -> Any:
+    """SentencePiece unigrams."""
+    from transformers import XLMRobertaTokenizer
+
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    letters = ["▁", *"abcdefghijklmnopqrstuvwxyz", *CHINESE]
+    vocabulary = [
+        *((token, 0.0) for token in special),
+        *((f"▁{word}", -3.0) for word in dict.fromkeys(WORDS) if len(word) > 1),
+        *((letter, -8.0) for letter in letters),
+        ("<mask>", 0.0),
+    ]
+    return XLMRobertaTokenizer(vocab=vocabulary, model_max_length=LENGTH)
+
+
+def gemma_tokenizer(name: str) -> Callable[[Path], Any]:
+    """Byte pairs with byte fallback, which Gemma and SigLIP 2 share."""
+
+    def build(folder: Path) -> Any:
+        import transformers
+
+        special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+        letters = ["▁", *"abcdefghijklmnopqrstuvwxyz", *CHINESE]
+        merges, pieces = [], []
+        for word in dict.fromkeys(WORDS):
+            for end in range(2, len(word) + 1):
+                if word[:end] not in pieces:
+                    merges.append((word[: end - 1], word[end - 1]))
+                    pieces.append(word[:end])
+        data = [f"<0x{number:02X}>" for number in range(256)]
+        names = dict.fromkeys([*special, *data, *letters, *pieces])
+        vocabulary = {name: number for number, name in enumerate(names)}
+        return getattr(transformers, name)(
+            vocab=vocabulary,
+            merges=merges,
+            model_max_length=LENGTH,
+            padding_side="right",
+            add_bos_token=False,
+            add_eos_token=True,
+        )
+
+    return build
+
+
+def _build_model(kind: str, tokenizer: Any) -> Any:
+    """Model of transformers with random weights."""
+    import transformers as hf
+
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    text = ENCODER | {"vocab_size": len(tokenizer), "max_position_embeddings": LENGTH}
+    causal = text | ids | {"bos_token_id": tokenizer.bos_token_id}
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    if kind in ("siglip2-fixed", "siglip2-naflex"):
+        name = "Siglip" if kind == "siglip2-fixed" else "Siglip2"
+        vision = {key: value for key, value in VISION.items() if key != "image_size"}
+        vision |= {"image_size": 32} if kind == "siglip2-fixed" else {"num_patches": 16}
+        config = getattr(hf, f"{name}Config")(
+            text_config=text | {"projection_size": 16}, vision_config=vision
+        )
+        return getattr(hf, f"{name}Model")(config)
+    if kind == "metaclip_2":
+        config = hf.MetaClip2Config(text_config=causal, vision_config=VISION, projection_dim=10)
+        return hf.MetaClip2Model(config)
+    if kind == "chinese_clip":
+        config = hf.ChineseCLIPConfig(
+            text_config=text | no_dropout, vision_config=VISION, projection_dim=10
+        )
+        return hf.ChineseCLIPModel(config)
+    if kind == "altclip":
+        # Positions start after the number of the padding token.
+        bert = text | no_dropout | {"max_position_embeddings": LENGTH + 2, "project_dim": 12} | ids
+        config = hf.AltCLIPConfig(text_config=bert, vision_config=VISION, projection_dim=10)
+        return hf.AltCLIPModel(config)
+    assert kind == "vision-text-dual-encoder"
+    config = hf.VisionTextDualEncoderConfig(
+        vision_config=hf.ViTConfig(**VISION, **no_dropout).to_dict(),
+        text_config=hf.BertConfig(**text, **no_dropout).to_dict(),
+        projection_dim=10,
+    )
+    return hf.VisionTextDualEncoderModel(config)
+
+
+TOKENIZERS: dict[str, Callable[[Path], Any]] = {
+    "siglip2-fixed": gemma_tokenizer("GemmaTokenizer"),
+    "siglip2-naflex": gemma_tokenizer("Siglip2Tokenizer"),
+    "chinese_clip": bert_tokenizer,
+    "altclip": xlm_roberta_tokenizer,
+    "metaclip_2": xlm_roberta_tokenizer,
+    "vision-text-dual-encoder": bert_tokenizer,
+}
+IMAGE_PROCESSORS = {
+    "siglip2-fixed": ("SiglipImageProcessorPil", {"size": {"height": 32, "width": 32}}),
+    "siglip2-naflex": ("Siglip2ImageProcessorPil", {"patch_size": 8, "max_num_patches": 16}),
+    "chinese_clip": (
+        "ChineseCLIPImageProcessorPil",
+        {"size": {"height": 32, "width": 32}, "do_center_crop": False},
+    ),
+    "altclip": ("CLIPImageProcessorPil", {"size": {"shortest_edge": 32}, "crop_size": 32}),
+    "metaclip_2": ("CLIPImageProcessorPil", {"size": {"shortest_edge": 32}, "crop_size": 32}),
+    "vision-text-dual-encoder": ("ViTImageProcessorPil", {"size": {"height": 32, "width": 32}}),
+}
+KINDS = tuple(TOKENIZERS)
+
+
+def write_dual_encoder(kind: str, folder: Path) -> Path:
+    """Write the folder of a tiny model."""
+    import transformers
+
+    folder.mkdir(parents=True)
+    tokenizer = TOKENIZERS[kind](folder)
+    model = _build_model(kind, tokenizer)
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if not name.startswith("logit_"):
+            torch.nn.init.normal_(parameter, std=0.4)
+    if hasattr(model, "logit_bias"):
+        torch.nn.init.constant_(model.logit_scale, 4.7)
+        torch.nn.init.constant_(model.logit_bias, -12.9)
+    transformers.utils.logging.disable_progress_bar()
+    model.eval().save_pretrained(folder)
+    transformers.utils.logging.enable_progress_bar()
+    tokenizer.save_pretrained(folder)
+    name, settings = IMAGE_PROCESSORS[kind]
+    getattr(transformers, name)(**settings).save_pretrained(folder)
+    return folder
