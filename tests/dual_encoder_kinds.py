@@ -4,13 +4,29 @@ with random weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.functional import normalize
 
-WORDS = "a red blue green circle square star and large small on the left of".split()
+WORDS = [
+    "a",
+    "red",
+    "blue",
+    "green",
+    "circle",
+    "square",
+    "star",
+    "and",
+    "large",
+    "small",
+    "on",
+    "the",
+    "left",
+    "of",
+]
 CHINESE = list("一个红蓝绿色圆方形星大小的和")
 SENTENCES = [
     "a red circle",
@@ -167,3 +183,36 @@ def write_dual_encoder(kind: str, folder: Path) -> Path:
     name, settings = IMAGE_PROCESSORS[kind]
     getattr(transformers, name)(**settings).save_pretrained(folder)
     return folder
+
+
+def by_hand(
+    folder: Path, images: Sequence[Any], texts: Sequence[str], **options: Any
+) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """Output of transformers for all pairs of images and texts, with its own processors, and the unit
+    vectors of both.
+    """
+    import transformers
+
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    padded = model.config.text_config.model_type.startswith("siglip")
+    tokens = tokenizer(
+        list(texts),
+        padding="max_length" if padded else True,
+        truncation=True,
+        max_length=LENGTH,
+        return_tensors="pt",
+    )
+    inputs = {"input_ids": tokens["input_ids"]}
+    if not padded:
+        inputs["attention_mask"] = tokens["attention_mask"]
+    pixels = processor([image.convert("RGB") for image in images], return_tensors="pt")
+    with torch.no_grad():
+        output = model(**inputs, **pixels, **options)
+        features = (
+            model.get_image_features(**pixels).pooler_output,
+            model.get_text_features(**inputs).pooler_output,
+        )
+    image_rows, text_rows = map(normalize, features)
+    return output, image_rows, text_rows

@@ -330,7 +330,7 @@ def test_find_dual_encoder_rejects_other_models(dual_encoders, tmp_path, monkeyp
         visavis.load(tmp_path)
     with pytest.raises(
         DataError,
-        match="expected a model of kind clip, siglip, .* or vision-text-dual-encoder, got vit",
+        match=r"expected a model of kind clip, siglip, .* or vision-text-dual-encoder, got vit",
     ):
         CLIP(CLIP.Config(backbone=str(tmp_path), visual_input_dim=8, text_input_dim=9))
 

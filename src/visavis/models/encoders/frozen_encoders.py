@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from visavis.core.encoded import Encoded, Granularity, concatenate
-from visavis.core.errors import DataError, SpecError
+from visavis.core.errors import DataError
 from visavis.data.sequences import pad_items
 from visavis.data.synthetic.scene_encoder import SceneEncoder, SceneEncoderOutputAdapter
 from visavis.models.encoders.cnn_backbones import SMALL_CNN, SmallCNN, published_backbone_name
@@ -41,6 +41,7 @@ from visavis.models.encoders.preprocessing import (
     PatchPreprocessing,
     Preprocessing,
     blank_image,
+    patch_inputs,
 )
 from visavis.models.encoders.pretrained_files import (
     VISUAL_BACKBONE_FOLDER,
@@ -148,11 +149,6 @@ class VisualEncoder(FrozenEncoder, PretrainedPart):
         folder: Path | None = None,
     ):
         super().__init__()
-        if spec.granularity == "regions" and isinstance(preprocessing, PatchPreprocessing):
-            raise SpecError(
-                f"visual.granularity: expected pooled for {spec.name}, whose images have different "
-                "numbers of patches, got regions. Use another encoder for regions."
-            )
         self.spec, self.model, self.preprocessing, self.folder = spec, model, preprocessing, folder
         self.min_side = image_converter(preprocessing, spec).min_side
 
@@ -173,7 +169,12 @@ class VisualEncoder(FrozenEncoder, PretrainedPart):
         if may_split and len(pixels) > CPU_IMAGE_BATCH_SIZE:
             return concatenate(self(Encoded(batch)) for batch in pixels.split(CPU_IMAGE_BATCH_SIZE))
         if isinstance(self.preprocessing, PatchPreprocessing):
-            return Encoded(image_features(self.model, pixels).pooler_output.float())
+            output = image_features(self.model, pixels)
+            if self.spec.granularity == "regions":
+                is_patch = patch_inputs(pixels)["pixel_attention_mask"].bool()
+                states = output.last_hidden_state.float()
+                return Encoded(states * is_patch[..., None], is_patch)
+            return Encoded(output.pooler_output.float())
         # Several times faster for convolutions on CPUs.
         flat = pixels.flatten(0, -4).contiguous(memory_format=torch.channels_last)
         output = image_features(self.model, flat)
