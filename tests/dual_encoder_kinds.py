@@ -102,42 +102,55 @@ def gemma_tokenizer(name: str) -> Callable[[Path], Any]:
     return build
 
 
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
 def _build_model(kind: str, tokenizer: Any) -> Any:
     """Model of transformers with random weights."""
     import transformers as hf
 
-    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "eos")}
+    ids |= {"bos_token_id": tokenizer.bos_token_id}
     text = ENCODER | {"vocab_size": len(tokenizer), "max_position_embeddings": LENGTH}
-    causal = text | ids | {"bos_token_id": tokenizer.bos_token_id}
-    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    if kind in ("siglip2-fixed", "siglip2-naflex"):
-        name = "Siglip" if kind == "siglip2-fixed" else "Siglip2"
-        vision = {key: value for key, value in VISION.items() if key != "image_size"}
-        vision |= {"image_size": 32} if kind == "siglip2-fixed" else {"num_patches": 16}
+    # Positions start after the number of the padding token.
+    roberta = text | ids | NO_DROPOUT | {"max_position_embeddings": LENGTH + 2}
+    naflex = {key: value for key, value in VISION.items() if key != "image_size"}
+    bert = text | NO_DROPOUT
+    parts: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+        "siglip2-fixed": ("Siglip", text | {"projection_size": 16}, VISION),
+        "siglip2-naflex": (
+            "Siglip2",
+            text | {"projection_size": 16},
+            naflex | {"num_patches": 16},
+        ),
+        "metaclip_2": ("MetaClip2", text | ids, VISION),
+        "chinese_clip": ("ChineseCLIP", bert, VISION),
+        "altclip": ("AltCLIP", roberta | {"project_dim": 12}, VISION),
+    }
+    if kind in parts:
+        name, text_config, vision_config = parts[kind]
+        size = {} if kind.startswith("siglip") else {"projection_dim": 10}
         config = getattr(hf, f"{name}Config")(
-            text_config=text | {"projection_size": 16}, vision_config=vision
+            text_config=text_config, vision_config=vision_config, **size
         )
         return getattr(hf, f"{name}Model")(config)
-    if kind == "metaclip_2":
-        config = hf.MetaClip2Config(text_config=causal, vision_config=VISION, projection_dim=10)
-        return hf.MetaClip2Model(config)
-    if kind == "chinese_clip":
-        config = hf.ChineseCLIPConfig(
-            text_config=text | no_dropout, vision_config=VISION, projection_dim=10
+    # Any pair of encoders.
+    visions: dict[str, Any] = {
+        "vision-text-dual-encoder": lambda: hf.ViTConfig(**VISION, **NO_DROPOUT),
+        "clip+xlm-roberta": lambda: hf.CLIPVisionConfig(**VISION),
+        "dinov2+bert": lambda: hf.Dinov2Config(**VISION, **NO_DROPOUT),
+        "swin+bert": lambda: hf.SwinConfig(
+            image_size=32, patch_size=2, embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=4
+        ),
+    }
+    text_tower = hf.XLMRobertaConfig(**roberta) if "roberta" in kind else hf.BertConfig(**bert)
+    return hf.VisionTextDualEncoderModel(
+        hf.VisionTextDualEncoderConfig(
+            vision_config=visions[kind]().to_dict(),
+            text_config=text_tower.to_dict(),
+            projection_dim=10,
         )
-        return hf.ChineseCLIPModel(config)
-    if kind == "altclip":
-        # Positions start after the number of the padding token.
-        bert = text | no_dropout | {"max_position_embeddings": LENGTH + 2, "project_dim": 12} | ids
-        config = hf.AltCLIPConfig(text_config=bert, vision_config=VISION, projection_dim=10)
-        return hf.AltCLIPModel(config)
-    assert kind == "vision-text-dual-encoder"
-    config = hf.VisionTextDualEncoderConfig(
-        vision_config=hf.ViTConfig(**VISION, **no_dropout).to_dict(),
-        text_config=hf.BertConfig(**text, **no_dropout).to_dict(),
-        projection_dim=10,
     )
-    return hf.VisionTextDualEncoderModel(config)
 
 
 TOKENIZERS: dict[str, Callable[[Path], Any]] = {
@@ -147,6 +160,9 @@ TOKENIZERS: dict[str, Callable[[Path], Any]] = {
     "altclip": xlm_roberta_tokenizer,
     "metaclip_2": xlm_roberta_tokenizer,
     "vision-text-dual-encoder": bert_tokenizer,
+    "clip+xlm-roberta": xlm_roberta_tokenizer,
+    "dinov2+bert": bert_tokenizer,
+    "swin+bert": bert_tokenizer,
 }
 IMAGE_PROCESSORS = {
     "siglip2-fixed": ("SiglipImageProcessorPil", {"size": {"height": 32, "width": 32}}),
@@ -159,7 +175,12 @@ IMAGE_PROCESSORS = {
     "metaclip_2": ("CLIPImageProcessorPil", {"size": {"shortest_edge": 32}, "crop_size": 32}),
     "vision-text-dual-encoder": ("ViTImageProcessorPil", {"size": {"height": 32, "width": 32}}),
 }
-KINDS = tuple(TOKENIZERS)
+KINDS = tuple(IMAGE_PROCESSORS)
+"""Every value of ``model_type`` except those of the fixture ``dual_encoders``, and both kinds of
+SigLIP 2.
+"""
+PAIRS = tuple(kind for kind in TOKENIZERS if kind not in KINDS)
+"""Further pairs of encoders as vision-text-dual-encoder."""
 
 
 def write_dual_encoder(kind: str, folder: Path) -> Path:
@@ -180,7 +201,7 @@ def write_dual_encoder(kind: str, folder: Path) -> Path:
     model.eval().save_pretrained(folder)
     transformers.utils.logging.enable_progress_bar()
     tokenizer.save_pretrained(folder)
-    name, settings = IMAGE_PROCESSORS[kind]
+    name, settings = IMAGE_PROCESSORS[kind if kind in KINDS else "vision-text-dual-encoder"]
     getattr(transformers, name)(**settings).save_pretrained(folder)
     return folder
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from tests.dual_encoder_kinds import KINDS, SENTENCES, by_hand
+from tests.dual_encoder_kinds import KINDS, LENGTH, PAIRS, SENTENCES, by_hand
 from torch.nn.functional import normalize
 
 import visavis
-from visavis.core.errors import SpecError
+from visavis.core.errors import SpecError, VisavisError
 from visavis.models.clip.model import CLIP, open_dual_encoder
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.frozen_encoders import open_encoder
@@ -46,7 +46,7 @@ def close(actual, expected):
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *PAIRS])
 def test_vectors_and_logits_equal_transformers(kind, kind_folders, images):
     folder = kind_folders(kind)
     model = visavis.load(folder)
@@ -97,7 +97,7 @@ def at_size(model, **fields):
     return Retriever(model.matcher, replace(model.processor, visual=visual))
 
 
-SQUARE_KINDS = [kind for kind in KINDS if kind != "siglip2-naflex"]
+SQUARE_KINDS = [kind for kind in [*KINDS, *PAIRS] if kind != "siglip2-naflex"]
 
 
 @pytest.mark.parametrize("kind", SQUARE_KINDS)
@@ -105,14 +105,14 @@ SQUARE_KINDS = [kind for kind in KINDS if kind != "siglip2-naflex"]
 def test_other_image_size_equals_transformers(kind, size, kind_folders, images, tmp_path):
     folder = kind_folders(kind)
     model = at_size(visavis.load(folder), image_size=size)
+    interpolates_always = kind == "dinov2+bert"
+    options = {} if interpolates_always else {"interpolate_pos_encoding": True}
     hub = transformers.AutoModel.from_pretrained(folder).eval()
     squares = [image.convert("RGB").resize((size, size), 3) for image in images]
     processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
     pixels = processor(squares, do_resize=False, do_center_crop=False, return_tensors="pt")
     with torch.no_grad():
-        expected = normalize(
-            hub.get_image_features(**pixels, interpolate_pos_encoding=True).pooler_output
-        )
+        expected = normalize(hub.get_image_features(**pixels, **options).pooler_output)
     close(model.encode_images(squares), expected)
     # The exported folder has this size as its own.
     export_model(model, folder, "hub", tmp_path / "hub")
@@ -203,6 +203,19 @@ def test_adapters_are_on_both_encoders_and_merge(kind, kind_folders, images, tmp
     torch.testing.assert_close(model.encode_texts(TEXTS), text_rows, rtol=0, atol=1e-5)
 
 
+def test_adapters_export_with_another_image_size(kind_folders, images, tmp_path):
+    pytest.importorskip("peft")
+    matcher, processor = open_dual_encoder(str(kind_folders("chinese_clip")))
+    matcher = CLIP(replace(matcher.config, lora_rank=2)).eval()
+    with torch.no_grad():
+        for parameter in matcher.parameters():
+            parameter.add_(0.1)
+    model = at_size(Retriever(matcher, processor), image_size=64)
+    export_model(model, tmp_path / "run", "hub", tmp_path / "hub")
+    _, rows, _ = by_hand(tmp_path / "hub", images, TEXTS)
+    torch.testing.assert_close(model.encode_images(images), rows, rtol=0, atol=1e-5)
+
+
 def test_adapters_on_one_encoder_are_rejected(kind_folders):
     pytest.importorskip("peft")
     config = open_dual_encoder(str(kind_folders("chinese_clip")))[0].config
@@ -229,3 +242,36 @@ def test_light_texts_equal_the_model(kind, kind_folders):
     assert (texts is not None) == (kind in ("siglip2-fixed", "siglip2-naflex", "metaclip_2"))
     if texts is not None:
         close(texts.encode(TEXTS), visavis.load(folder).encode_texts(TEXTS))
+
+
+@pytest.mark.parametrize("kind", ["altclip", "clip+xlm-roberta"])
+def test_long_texts_are_cut_at_last_position(kind, kind_folders, tmp_path):
+    """Of a tokenizer without a maximum, where positions start after the padding token."""
+    folder = shutil.copytree(kind_folders(kind), tmp_path / "model")
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    del settings["model_max_length"]
+    file.write_text(json.dumps(settings))
+    model = visavis.load(folder)
+    assert model.processor.pretrained_tokenizer.max_length == LENGTH
+    assert torch.equal(
+        model.encode_texts([LONG]), visavis.load(kind_folders(kind)).encode_texts([LONG])
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_sentence_transformers_folder_gives_equal_vectors(kind, kind_folders, images, tmp_path):
+    package = pytest.importorskip("sentence_transformers")
+    visavis.export(kind_folders(kind), format="sentence-transformers", out=tmp_path / "out")
+    exported = package.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    model = visavis.load(kind_folders(kind))
+    rgb = [image.convert("RGB") for image in images]
+    close(torch.from_numpy(exported.encode(rgb)), model.encode_images(images))
+    close(torch.from_numpy(exported.encode(TEXTS)), model.encode_texts(TEXTS))
+
+
+@pytest.mark.parametrize("kind", ["onnx", "torch-export"])
+def test_graphs_of_patches_are_not_exported(kind, kind_folders, tmp_path):
+    with pytest.raises(VisavisError, match=r"expected hub or sentence-transformers .* aspect rat"):
+        visavis.export(kind_folders("siglip2-naflex"), format=kind, out=tmp_path / "out")

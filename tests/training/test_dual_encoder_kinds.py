@@ -142,3 +142,23 @@ def test_two_processes_train_the_same_models(kind_folders, pairs, tmp_path):
             for ranks in ("two", "one")
         ]
         torch.testing.assert_close(*rows, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides"),
+    [
+        ("clip/full", {"visual.max_num_patches": 6, "visual.augment": True}),
+        ("clip/full", {"training.workers": 1}),
+        ("clip/linear", {"visual.max_num_patches": 6}),
+    ],
+)
+def test_patches_train_with_each_input(recipe, overrides, kind_folders, pairs, tmp_path):
+    """Random crops, worker processes, and stored features of another number of patches."""
+    settings_ = settings("siglip2-naflex", kind_folders("siglip2-naflex"), pairs, **overrides)
+    if recipe == "clip/linear":
+        del settings_["objective"]
+    trained = visavis.train(recipe, overrides=settings_ | {"epochs": 1}, out=tmp_path / "run")
+    model = visavis.load(tmp_path / "run")
+    patches = model.processor.process_images(inputs(pairs, "test")[0], "pixels").vectors
+    assert patches.shape == (4, overrides.get("visual.max_num_patches", 16), 8 * 8 * 3 + 2)
+    assert visavis.evaluate(tmp_path / "run").metrics == trained.test.metrics

@@ -316,16 +316,10 @@ def write_transformers_files(matcher: CLIP, folder: Path, image_size: int = 0) -
         weights["logit_bias"] = matcher.logit_bias.data.view_as(weights["logit_bias"])
     copy_config_files(matcher.folder, folder)
     if image_size and native_image_size(matcher.model.config) != (image_size, image_size):
-        weights |= interpolated_positions(matcher.model.vision_model, image_size, "vision_model.")
-        config = storage.read_json(folder / "config.json", dict[str, Any])
-        # Configs before version 4.28 of transformers have both.
-        parts = {
-            part: config[part]
-            for part in ("vision_config", "vision_config_dict")
-            if config.get(part)
-        } or {"vision_config": {}}
-        resized = {part: values | {"image_size": image_size} for part, values in parts.items()}
-        storage.write_json(folder / "config.json", config | resized)
+        positions = interpolated_positions(model.vision_model, image_size, "vision_model.")
+        weights |= positions
+        if positions:
+            _set_image_size(folder / "config.json", image_size)
     file = folder / "tokenizer_config.json"
     if os.path.isfile(file) and not reads_padding(matcher.model.config):
         # Another side would change the vectors of padded texts, see load_pretrained_tokenizer.
@@ -335,6 +329,17 @@ def write_transformers_files(matcher: CLIP, folder: Path, image_size: int = 0) -
     # Names as in published files, which can differ from those in memory.
     weights = revert_weight_conversion(model, weights)
     storage.write_tensors(folder / "model.safetensors", weights, for_transformers=True)
+
+
+def _set_image_size(file: Path, image_size: int) -> None:
+    """Set the image size in a ``config.json``."""
+    config = storage.read_json(file, dict[str, Any])
+    # Configs before version 4.28 of transformers have both.
+    parts = {
+        part: config[part] for part in ("vision_config", "vision_config_dict") if config.get(part)
+    } or {"vision_config": {}}
+    resized = {part: values | {"image_size": image_size} for part, values in parts.items()}
+    storage.write_json(file, config | resized)
 
 
 def _pretrained_folder(config: CLIP.Config) -> Path:
@@ -365,7 +370,7 @@ def open_dual_encoder(name: str) -> tuple[CLIP, Processor]:
     assert processor.pretrained_tokenizer is not None
     folder = model_folder(name)
     config = load_pretrained_config(folder)
-    embedding_dim = getattr(config, "projection_dim", config.vision_config.hidden_size)
+    embedding_dim = getattr(config, "projection_dim", None) or config.vision_config.hidden_size
     matcher = CLIP(
         CLIP.Config(
             backbone=name,

@@ -448,12 +448,11 @@ def interpolated_positions(model: Any, image_size: int, prefix: str) -> dict[str
         The embeddings by their name. Empty for an encoder without them, or one that always
         interpolates.
     """
-    if not _can_interpolate(model):
-        return {}
     embeddings = model.embeddings
-    (name, positions), *_ = (
-        (name, value) for name, value in embeddings.named_parameters() if "position" in name
-    )
+    learned = [item for item in embeddings.named_parameters() if "position" in item[0]]
+    if not learned or not _can_interpolate(model):
+        return {}
+    name, positions = learned[0]
     # Tokens of patches, and special tokens before them.
     patch = model.config.patch_size
     num_special = positions.shape[-2] - (model.config.image_size // patch) ** 2

@@ -122,8 +122,8 @@ def _write_graphs(model: Retriever, format: Format, folder: Path, embedding_dim:
     """Write both encoders as graphs, with the preprocessing that they need."""
     if isinstance(model.processor.preprocess.preprocessing, PatchPreprocessing):
         raise VisavisError(
-            f"format: expected hub for a model that keeps the aspect ratio of images, got {format}."
-            " Set format to hub."
+            "format: expected hub or sentence-transformers for a model that keeps the aspect ratio "
+            f"of images, got {format}. Use one of them."
         )
     programs = trace_encoders(model)
     settings = preprocessing_settings(model, embedding_dim)
@@ -264,6 +264,11 @@ def _write_clip_modules(model: Retriever, folder: Path) -> None:
             "text": text | ({"return_attention_mask": False} if tokenizer.fixed_length else {})
         },
     }
+    preprocessing = model.processor.preprocess.preprocessing
+    if isinstance(preprocessing, PatchPreprocessing):
+        # The processor of transformers has defaults that win over preprocessor_config.json.
+        patches = {name: getattr(preprocessing, name) for name in ("max_num_patches", "patch_size")}
+        settings["processing_kwargs"]["image"] = patches
     storage.write_json(folder / "sentence_bert_config.json", settings)
     prefix = "sentence_transformers.sentence_transformer.modules"
     _write_modules(
