@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 
 import pytest
 import torch
@@ -123,17 +124,52 @@ def test_each_kind_trains_resumes_and_exports(
 
 
 @pytest.mark.slow
+def test_training_with_dropout_resumes_exactly(kind_folders, pairs, in_pieces, outcome, tmp_path):
+    """The text encoder of Chinese-CLIP has dropout, unlike CLIP."""
+    folder = shutil.copytree(kind_folders("chinese_clip"), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"] |= {"hidden_dropout_prob": 0.3}
+    (folder / "config.json").write_text(json.dumps(config))
+    overrides = settings("chinese_clip", folder, pairs)
+    visavis.train("clip/full", overrides=overrides, out=tmp_path / "whole")
+    assert in_pieces("clip/full", tmp_path / "pieces", overrides=overrides) >= 1
+    assert outcome(tmp_path / "pieces") == outcome(tmp_path / "whole")
+    first = read_log(tmp_path / "whole")
+    assert first[1]["running_loss"] != pytest.approx(first[0]["train"]["loss"], rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_settings_that_save_memory_change_no_loss(kind, kind_folders, pairs, tmp_path):
+    losses = []
+    for number, saving in enumerate(
+        ({}, {"training.activation_checkpointing": True, "training.chunk_size": 4})
+    ):
+        run = tmp_path / str(number)
+        overrides = settings(kind, kind_folders(kind), pairs, **saving)
+        visavis.train("clip/full", overrides=overrides, out=run)
+        losses.append([row["running_loss"] for row in read_log(run)[1:]])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.slow
 def test_two_processes_train_the_same_models(kind_folders, pairs, tmp_path):
+    variants = [(kind, "full", "ddp") for kind in KINDS]
+    variants += [("altclip", "full", "fsdp"), ("siglip2-naflex", "full", "fsdp")]
+    if importlib.util.find_spec("peft"):
+        variants += [("chinese_clip", "lora", "ddp"), ("siglip2-naflex", "lora", "ddp")]
     jobs = {
-        f"{kind}-{variant}": (f"clip/{variant}", settings(kind, kind_folders(kind), pairs))
-        for kind in KINDS
-        for variant in ("full", "lora")
+        f"{kind}-{variant}-{strategy}": (
+            f"clip/{variant}",
+            settings(kind, kind_folders(kind), pairs) | {"training.strategy": strategy},
+        )
+        for kind, variant, strategy in variants
     }
-    if not importlib.util.find_spec("peft"):
-        jobs = {name: job for name, job in jobs.items() if not name.endswith("lora")}
     in_processes(train_all, (2, tmp_path / "rendezvous", jobs, tmp_path / "two"), nprocs=2)
     for name, (recipe, overrides) in jobs.items():
-        visavis.train(recipe, overrides=overrides, out=tmp_path / "one" / name)
+        # One process without FSDP.
+        one_process = overrides | {"training.strategy": "ddp"}
+        visavis.train(recipe, overrides=one_process, out=tmp_path / "one" / name)
         two, one = (read_log(tmp_path / ranks / name) for ranks in ("two", "one"))
         for row, alone in zip(two[1:], one[1:], strict=True):
             assert row["running_loss"] == pytest.approx(alone["running_loss"], rel=1e-4)
@@ -148,7 +184,7 @@ def test_two_processes_train_the_same_models(kind_folders, pairs, tmp_path):
     ("recipe", "overrides"),
     [
         ("clip/full", {"visual.max_num_patches": 6, "visual.augment": True}),
-        ("clip/full", {"training.workers": 1}),
+        pytest.param("clip/full", {"training.workers": 1}, marks=pytest.mark.slow),
         ("clip/linear", {"visual.max_num_patches": 6}),
     ],
 )
