@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.nn.functional import normalize
 
@@ -178,6 +179,13 @@ IMAGE_PROCESSORS = {
 KINDS = tuple(IMAGE_PROCESSORS)
 """Every value of ``model_type`` except those of the fixture ``dual_encoders``, and both kinds of
 SigLIP 2.
+"""
+DAILY_KINDS = tuple(
+    pytest.param(kind, marks=[] if kind in ("siglip2-naflex", "altclip") else pytest.mark.slow)
+    for kind in KINDS
+)
+"""Kinds for tests of which the daily suite runs two: one that reads patches, and one whose weights
+have other names in files.
 """
 PAIRS = tuple(kind for kind in TOKENIZERS if kind not in KINDS)
 """Further pairs of encoders as vision-text-dual-encoder."""

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from tests.dual_encoder_kinds import KINDS, LENGTH, PAIRS, SENTENCES, by_hand
+from tests.dual_encoder_kinds import DAILY_KINDS, KINDS, LENGTH, PAIRS, SENTENCES, by_hand
 from torch.nn.functional import normalize
 
 import visavis
@@ -65,7 +65,7 @@ def test_vectors_and_logits_equal_transformers(kind, kind_folders, images):
     close(model.encode_images(images[1:2]), image_rows[1:2])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DAILY_KINDS)
 def test_export_loads_in_transformers_with_equal_vectors(kind, kind_folders, images, tmp_path):
     matcher, processor = open_dual_encoder(str(kind_folders(kind)))
     with torch.no_grad():
@@ -101,7 +101,7 @@ SQUARE_KINDS = [kind for kind in [*KINDS, *PAIRS] if kind != "siglip2-naflex"]
 
 
 @pytest.mark.parametrize("kind", SQUARE_KINDS)
-@pytest.mark.parametrize("size", [16, 72])
+@pytest.mark.parametrize("size", [pytest.param(16, marks=pytest.mark.slow), 72])
 def test_other_image_size_equals_transformers(kind, size, kind_folders, images, tmp_path):
     folder = kind_folders(kind)
     model = at_size(visavis.load(folder), image_size=size)
@@ -181,7 +181,7 @@ def test_processor_file_of_transformers_5_is_read(kind, kind_folders, images, tm
     close(by_hand(tmp_path / "hub", images, TEXTS)[1], expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DAILY_KINDS)
 def test_adapters_are_on_both_encoders_and_merge(kind, kind_folders, images, tmp_path):
     pytest.importorskip("peft")
     config = open_dual_encoder(str(kind_folders(kind)))[0].config

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import torch
-from tests.dual_encoder_kinds import KINDS, by_hand
+from tests.dual_encoder_kinds import DAILY_KINDS, KINDS, by_hand
 from tests.processes import in_processes
 from tests.training.process_cases import train_all
 
@@ -84,7 +84,7 @@ def test_training_starts_at_loss_of_transformers(kind, kind_folders, pairs, tmp_
     torch.testing.assert_close(logits, output.logits_per_image, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DAILY_KINDS)
 def test_folder_is_evaluated_indexed_and_searched(kind, kind_folders, pairs, tmp_path):
     folder = kind_folders(kind)
     result = visavis.evaluate(folder, data=pairs)

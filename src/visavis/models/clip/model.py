@@ -188,7 +188,8 @@ class CLIP(GlobalMatcher):
                 config.lora_dropout,
                 config.lora_layers,
             )
-            self._check_adapters()
+            if not config.base_weights_checksum:
+                self._check_adapters()
         pretrained = self.pretrained_logits
         initial_scale = pretrained["scale"]
         if bounds := config.scale_bounds:
@@ -219,20 +220,13 @@ class CLIP(GlobalMatcher):
 
     def _check_adapters(self) -> None:
         """Raise SpecError if an encoder has no adapter, because only the other would be trained."""
-        for part, modules in self.parts().items():
-            parameters = [
-                parameter
-                for module in modules
-                if isinstance(module, nn.Module)
-                for parameter in module.parameters()
-            ]
-            if part in ("visual", "text") and not parameters:
+        adapted = self.parameters_by_part()
+        for part in ("visual", "text"):
+            if not adapted.get(part):
                 linear = {
                     name.rpartition(".")[2]
-                    for module in modules
-                    if isinstance(module, nn.Module)
-                    for name, layer in module.named_modules()
-                    if isinstance(layer, nn.Linear)
+                    for name, layer in self.model.named_modules()
+                    if isinstance(layer, nn.Linear) and name.startswith("text_") == (part == "text")
                 }
                 raise SpecError(
                     f"lora_layers: expected layers in both encoders, got none of the {part} "
@@ -282,8 +276,8 @@ def export_to_transformers(matcher: Matcher, folder: str | Path) -> Path:
     """
     if not isinstance(matcher, CLIP):
         raise VisavisError(
-            f"export: expected a dual encoder such as CLIP or SigLIP, got {matcher.name}. Export only these "
-            "models to transformers."
+            f"export: expected a dual encoder such as CLIP or SigLIP, got {matcher.name}. Export "
+            "only these models to transformers."
         )
     folder = storage.prepare_empty_folder(folder, will_be_replaced=True)
     with storage.atomic_folder(folder) as part:

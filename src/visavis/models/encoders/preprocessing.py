@@ -77,6 +77,8 @@ class PreprocessorConfig:
         do_normalize: Whether to normalize channels.
         image_mean: Mean of each channel.
         image_std: Standard deviation of each channel.
+        max_num_patches: Number of patches of an image that keeps its aspect ratio.
+        patch_size: Edge of a patch in pixels.
     """
 
     do_resize: bool | None = True
@@ -93,41 +95,14 @@ class PreprocessorConfig:
         Annotated[list[Annotated[FiniteFloat, Field(gt=0)]], Field(min_length=3, max_length=3)]
         | None
     ) = None
+    max_num_patches: _Edge | None = None
+    patch_size: _Size | None = None
 
     def __post_init__(self) -> None:
         if self.do_normalize and (self.image_mean is None or self.image_std is None):
             raise ValueError(
                 "image_mean, image_std: expected both for do_normalize, got one of them or none"
             )
-
-
-@dataclass(frozen=True)
-class PatchConfig:
-    """Known part of the ``preprocessor_config.json`` of SigLIP 2 with NaFlex, with its names.
-
-    Attributes:
-        max_num_patches: Number of patches, including padding.
-        patch_size: Edge of a patch in pixels.
-        resample: Pillow's number of the interpolation.
-        rescale_factor: Factor of the bytes.
-        image_mean: Mean of each channel.
-        image_std: Standard deviation of each channel.
-        do_resize: Always True, as the next two.
-        do_rescale: Whether to scale bytes.
-        do_normalize: Whether to normalize channels.
-    """
-
-    max_num_patches: _Edge
-    patch_size: _Edge
-    image_mean: _ThreeChannels
-    image_std: Annotated[
-        list[Annotated[FiniteFloat, Field(gt=0)]], Field(min_length=3, max_length=3)
-    ]
-    resample: Annotated[int, Field(ge=0, le=5)] = 2
-    rescale_factor: FiniteFloat = 1 / 255
-    do_resize: Literal[True] = True
-    do_rescale: Literal[True] = True
-    do_normalize: Literal[True] = True
 
 
 @dataclass(frozen=True)
@@ -539,18 +514,18 @@ def read_preprocessing(folder: Path) -> Preprocessing | PatchPreprocessing:
             f"{folder}: expected a preprocessor_config.json with the size and normalization of "
             "images, got none. Add the file."
         )
-    encoded = json.dumps(content).encode()
-    if "max_num_patches" in content:
-        patches = storage.parse_json(encoded, PatchConfig, str(file))
-        return PatchPreprocessing(
-            patches.max_num_patches,
-            patches.patch_size,
-            patches.resample,
-            patches.rescale_factor,
-            tuple(patches.image_mean),
-            tuple(patches.image_std),
-        )
-    return Preprocessing.from_config(storage.parse_json(encoded, PreprocessorConfig, str(file)))
+    settings = storage.parse_json(json.dumps(content).encode(), PreprocessorConfig, str(file))
+    whole = Preprocessing.from_config(settings)
+    if settings.max_num_patches is None or not isinstance(settings.patch_size, int):
+        return whole
+    return PatchPreprocessing(
+        settings.max_num_patches,
+        settings.patch_size,
+        whole.resample,
+        1.0 if whole.scale is None else whole.scale,
+        whole.mean,
+        whole.std,
+    )
 
 
 def _size(value: int | dict[str, int] | None) -> tuple[int, ...] | None:
