@@ -144,11 +144,11 @@ def _build_model(kind: str, tokenizer: Any) -> Any:
             image_size=32, patch_size=2, embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=4
         ),
     }
-    text_tower = hf.XLMRobertaConfig(**roberta) if "roberta" in kind else hf.BertConfig(**bert)
+    text_encoder = hf.XLMRobertaConfig(**roberta) if "roberta" in kind else hf.BertConfig(**bert)
     return hf.VisionTextDualEncoderModel(
         hf.VisionTextDualEncoderConfig(
             vision_config=visions[kind]().to_dict(),
-            text_config=text_tower.to_dict(),
+            text_config=text_encoder.to_dict(),
             projection_dim=10,
         )
     )

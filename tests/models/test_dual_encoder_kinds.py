@@ -5,6 +5,7 @@ transformers.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -13,11 +14,12 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from tests import dual_encoder_kinds
 from tests.dual_encoder_kinds import DAILY_KINDS, KINDS, LENGTH, PAIRS, SENTENCES, by_hand
 from torch.nn.functional import normalize
 
 import visavis
-from visavis.core.errors import SpecError, VisavisError
+from visavis.core.errors import DataError, SpecError, VisavisError
 from visavis.models.clip.model import CLIP, open_dual_encoder
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.frozen_encoders import open_encoder
@@ -257,6 +259,43 @@ def test_long_texts_are_cut_at_last_position(kind, kind_folders, tmp_path):
     assert torch.equal(
         model.encode_texts([LONG]), visavis.load(kind_folders(kind)).encode_texts([LONG])
     )
+
+
+@pytest.mark.parametrize("kind", DAILY_KINDS)
+def test_code_of_model_card_gives_equal_vectors(kind, kind_folders, images, tmp_path):
+    visavis.export(kind_folders(kind), format="hub", out=tmp_path / "hub")
+    card = (tmp_path / "hub" / "README.md").read_text()
+    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1]
+    images[0].save(tmp_path / "photo.png")
+    for written, given in (
+        ("path/to/this/folder", str(tmp_path / "hub")),
+        ("photo.jpg", str(tmp_path / "photo.png")),
+        ('["two dogs on a beach", "a red car"]', repr(TEXTS)),
+    ):
+        assert written in code
+        code = code.replace(written, given)
+    names = {}
+    exec(code, names)  # as a reader of the card runs it
+    model = visavis.load(kind_folders(kind))
+    close(names["images"], model.encode_images(images[:1]))
+    close(names["texts"], model.encode_texts(TEXTS))
+
+
+@pytest.mark.parametrize("kind", ["siglip2-naflex", "metaclip_2"])
+def test_longer_texts_keep_vectors_of_short_ones(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(dual_encoder_kinds, "LENGTH", 24)
+    folder = dual_encoder_kinds.write_dual_encoder(kind, tmp_path / "model")
+    visavis.convert(folder, tmp_path / "long", max_length=40)
+    model, longer = visavis.load(folder), visavis.load(tmp_path / "long")
+    assert longer.processor.pretrained_tokenizer.max_length == 40
+    assert not torch.allclose(longer.encode_texts([LONG]), model.encode_texts([LONG]), atol=1e-3)
+    if kind == "metaclip_2":  # SigLIP reads its padding, so that longer texts are other texts
+        close(longer.encode_texts(SENTENCES[:1]), model.encode_texts(SENTENCES[:1]))
+
+
+def test_models_of_other_texts_are_not_extended(kind_folders, tmp_path):
+    with pytest.raises(DataError, match=r"expected a CLIP, SigLIP or MetaCLIP model, got .*altcli"):
+        visavis.convert(kind_folders("altclip"), tmp_path / "long", max_length=40)
 
 
 @pytest.mark.slow
