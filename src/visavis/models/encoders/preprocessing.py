@@ -20,7 +20,7 @@ from pydantic import Field, FiniteFloat
 from torch import Tensor
 
 from visavis.core import storage
-from visavis.core.errors import DataError
+from visavis.core.errors import DataError, requires_extra
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -417,11 +417,12 @@ class PatchPreprocessing:
     @cached_property
     def processor(self) -> Any:
         """Image processor of transformers with these settings."""
-        from visavis.models.encoders.pretrained_files import import_transformers
+        with requires_extra("hf", "the image processor of SigLIP 2"):
+            import transformers
 
         # The backend of Pillow, whichever others are installed, so that vectors do not depend on
         # the machine.
-        return import_transformers().Siglip2ImageProcessorPil(
+        return transformers.Siglip2ImageProcessorPil(
             max_num_patches=self.max_num_patches,
             patch_size=self.patch_size,
             resample=self.resample,
@@ -446,13 +447,12 @@ class PatchPreprocessing:
         Returns:
             Patches with their positions, shape ``[P, 3 * patch_size**2 + 2]``.
         """
-        inputs = self.processor(images=[image.convert("RGB")], return_tensors="pt")
+        # NumPy for the reason in Preprocessing.
+        inputs = self.processor(images=[image.convert("RGB")], return_tensors="np")
         (patches,), (shape,) = inputs["pixel_values"], inputs["spatial_shapes"]
-        height, width = shape.tolist()
-        grid = torch.cartesian_prod(torch.arange(1, height + 1), torch.arange(1, width + 1))
-        positions = patches.new_zeros(len(patches), 2)
-        positions[: len(grid)] = grid.to(patches)
-        return torch.cat([patches, positions], 1)
+        positions = np.zeros((len(patches), 2), patches.dtype)
+        positions[: shape.prod()] = 1 + np.indices(shape).reshape(2, -1).T
+        return torch.from_numpy(np.concatenate([patches, positions], 1))
 
     def visible_part(self, image: Image, zoom: int) -> Image:
         """Return the part of an image that an encoder reads, which is all of it.
