@@ -14,7 +14,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -247,6 +248,16 @@ def dual_encoders(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / name / "preprocessor_config.json").write_text(json.dumps(pixels))
     transformers.utils.logging.enable_progress_bar()
     return root
+
+
+@pytest.fixture(scope="session")
+def kind_folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Returns the folder of a tiny dual encoder of a kind, see ``dual_encoder_kinds``."""
+    pytest.importorskip("transformers")
+    from tests.dual_encoder_kinds import write_dual_encoder
+
+    root = tmp_path_factory.mktemp("kinds")
+    return cache(lambda kind: write_dual_encoder(kind, root / kind))
 
 
 @pytest.fixture(scope="session")

@@ -329,7 +329,10 @@ def test_find_dual_encoder_rejects_other_models(dual_encoders, tmp_path, monkeyp
     assert find_dual_encoder(tmp_path) is None
     with pytest.raises(RunError, match="got a model of type vit"):
         visavis.load(tmp_path)
-    with pytest.raises(DataError, match="expected a model of kind clip or siglip, got vit"):
+    with pytest.raises(
+        DataError,
+        match=r"expected a model of kind clip, siglip, .* or vision-text-dual-encoder, got vit",
+    ):
         CLIP(CLIP.Config(backbone=str(tmp_path), visual_input_dim=8, text_input_dim=9))
 
 
@@ -350,12 +353,11 @@ def test_load_opens_the_clip_of_a_sentence_transformers_folder(
 
 
 OTHER_MODELS = {
-    "a model of type chinese_clip": ("config.json", {"model_type": "chinese_clip"}),
-    "a model of type vision-text-dual-encoder": (
+    "a model of type flava": ("config.json", {"model_type": "flava"}),
+    "a model of type jina_clip with code of its own, which is never run": (
         "config.json",
-        {"model_type": "vision-text-dual-encoder"},
+        {"model_type": "jina_clip", "auto_map": {"AutoModel": "jinaai/code--modeling.JinaCLIP"}},
     ),
-    "a model of type siglip2": ("config.json", {"model_type": "siglip2"}),
     "a sentence-transformers model of other steps": (
         "modules.json",
         [{"type": "sentence_transformers.models.Dense", "path": "0_Dense"}],

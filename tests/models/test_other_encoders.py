@@ -26,7 +26,7 @@ from visavis.models.encoders.frozen_encoders import (
     open_text_encoder,
     open_visual_encoder,
 )
-from visavis.models.encoders.preprocessing import Preprocessing
+from visavis.models.encoders.preprocessing import read_preprocessing
 from visavis.models.encoders.pretrained_files import MINILM_HUB_NAME, MINILM_SHA256, model_folder
 
 TEXTS = ["a red circle", "the blue square above a star", "a"]
@@ -265,7 +265,7 @@ def test_invalid_extensions_are_refused(dual_encoders, towers, tmp_path):
     with pytest.raises(DataError, match=r"expected a model that reads more than 20 tokens, got 12"):
         visavis.convert(dual_encoders / "clip", tmp_path / "a", max_length=40)
     with pytest.raises(
-        DataError, match="expected a CLIP or SigLIP model, got a model of kind bert"
+        DataError, match="expected a CLIP, SigLIP or MetaCLIP model, got a model of kind bert"
     ):
         visavis.convert(towers / "bert", tmp_path / "b", max_length=99)
     with pytest.raises(VisavisError, match="max_length: expected no other option"):
@@ -356,7 +356,7 @@ def test_timm_preprocessing_is_read_without_timm(tmp_path):
     (tmp_path / "config.json").write_text(
         json.dumps({"architecture": "resnet10t", "pretrained_cfg": config})
     )
-    preprocessing = Preprocessing.read(tmp_path)
+    preprocessing = read_preprocessing(tmp_path)
     assert (preprocessing.resize, preprocessing.crop, preprocessing.resample) == (
         (168,),
         (160, 160),
@@ -365,12 +365,12 @@ def test_timm_preprocessing_is_read_without_timm(tmp_path):
     (tmp_path / "config.json").write_text(
         json.dumps({"architecture": "x", "pretrained_cfg": config | {"crop_mode": "squash"}})
     )
-    assert Preprocessing.read(tmp_path).resize == (168, 168)
+    assert read_preprocessing(tmp_path).resize == (168, 168)
     (tmp_path / "config.json").write_text(
         json.dumps({"architecture": "x", "pretrained_cfg": config | {"crop_mode": "border"}})
     )
     with pytest.raises(DataError, match="crop_mode"):
-        Preprocessing.read(tmp_path)
+        read_preprocessing(tmp_path)
 
 
 def test_timm_config_cannot_name_other_files(tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ from visavis.models.base import Matcher, load_matcher, verify_config_hash
 from visavis.models.encoders.encoder_spec import EncoderSpec, open_preprocessing
 from visavis.models.encoders.preprocessing import ImageConverter
 from visavis.models.encoders.pretrained_files import (
+    DUAL_ENCODER_TYPES,
     TEXT_BACKBONE_FOLDER,
     VISUAL_BACKBONE_FOLDER,
     model_folder,
@@ -400,10 +401,11 @@ def unsupported_content(folder: Path) -> str | None:
         return "a sentence-transformers model of other steps than a CLIP"
     if not os.path.exists(folder / "config.json"):
         return "none of them" if os.path.exists(folder) else "no such folder"
-    model_type = storage.read_json(folder / "config.json", dict[str, Any], error=RunError).get(
-        "model_type"
-    )
-    return None if model_type is None else f"a model of type {model_type}"
+    config = storage.read_json(folder / "config.json", dict[str, Any], error=RunError)
+    if (model_type := config.get("model_type")) is None:
+        return None
+    has_code = " with code of its own, which is never run" if config.get("auto_map") else ""
+    return f"a model of type {model_type}{has_code}"
 
 
 def load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
@@ -424,9 +426,9 @@ def load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
     if (content := unsupported_content(folder)) is not None:
         raise RunError(
             f"{folder}: expected a run or model folder (config.json and model.safetensors in it, "
-            "or in its folder model), or a CLIP, "
-            f"SigLIP or ColPali model of transformers, got {content}. Pass the folder of a run, or "
-            "one of these models."
+            "or in its folder model), or a CLIP, SigLIP or ColPali model of transformers, or of the "
+            f"types {', '.join(DUAL_ENCODER_TYPES[2:])}, got {content}. Pass the folder of a run, "
+            "or one of these models."
         )
     config = storage.read_json(file, SavedModelConfig, error=RunError)
     if (kind := find_model(config.kind)) is None:

@@ -1,5 +1,5 @@
-"""Text queries of CLIP and SigLIP without transformers and without the image side, whose loading
-takes several times longer than a search.
+"""Text queries of CLIP, SigLIP and MetaCLIP without transformers and without the image side, whose
+loading takes several times longer than a search.
 
 The first command that loads such a model also encodes a few texts with ``DualEncoderTexts``, and
 records whether their vectors are equal. Later searches of unchanged files use it.
@@ -24,7 +24,7 @@ from visavis.core.blocking import chunk_slices
 from visavis.core.encoded import unit_rows
 from visavis.core.errors import StorageError, VisavisError
 from visavis.models.encoders.pretrained_files import (
-    DUAL_ENCODER_TYPES,
+    DUAL_ENCODERS,
     VISUAL_BACKBONE_FOLDER,
     find_dual_encoder,
     model_folder,
@@ -46,10 +46,9 @@ TEXT_DEFAULTS = {
         "num_attention_heads": 12,
         "layer_norm_eps": 1e-6,
         "max_position_embeddings": 64,
-        "pad_token_id": 1,
     },
 }
-"""Settings of the text side that a ``config.json`` may leave out."""
+"""Settings of the text side that a ``config.json`` may leave out, by its architecture."""
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "quick_gelu": lambda values: values * torch.sigmoid(1.702 * values),
     "gelu": gelu,
@@ -74,7 +73,7 @@ class DualEncoderTexts:
 
     Attributes:
         weights: Weights of the text side by their names in transformers.
-        kind: ``model_type``.
+        kind: ``model_type`` in ``DUAL_ENCODERS``.
         config: Settings of the text side.
         tokenizer: Cuts texts, and pads texts of SigLIP.
     """
@@ -103,10 +102,11 @@ class DualEncoderTexts:
         if not all(map(os.path.isfile, (*files, config_folder / "config.json"))):
             return None
         content = storage.read_json(config_folder / "config.json", dict[str, Any])
-        kind, given = content.get("model_type"), content.get("text_config")
-        if kind not in DUAL_ENCODER_TYPES or not isinstance(given, dict):
+        kind, given = str(content.get("model_type")), content.get("text_config")
+        text = DUAL_ENCODERS[kind].text if kind in DUAL_ENCODERS else ""
+        if not text or not isinstance(given, dict):
             return None
-        config: dict[str, Any] = {**TEXT_DEFAULTS[kind], **given}
+        config: dict[str, Any] = {**TEXT_DEFAULTS[text], **given}
         prefix = "" if config_folder == folder else "model."
         with storage.open_tensors(folder / WEIGHTS_FILE) as file:
             weights = {
@@ -120,8 +120,10 @@ class DualEncoderTexts:
         length = config["max_position_embeddings"]
         tokenizer.enable_truncation(length)
         # A CLIP reads a text up to its end, so that any padding will do.
-        padding = {"length": length} if kind == "siglip" else {}
-        tokenizer.enable_padding(pad_id=config.get("pad_token_id") or 0, **padding)
+        padding: dict[str, Any] = {}
+        if text == "siglip":
+            padding = {"length": length, **_padding(config_folder, tokenizer)}
+        tokenizer.enable_padding(**padding)
         return cls(weights, kind, config, tokenizer)
 
     @torch.inference_mode()
@@ -135,7 +137,8 @@ class DualEncoderTexts:
             Unit vectors, shape ``[N, D]``.
         """
         ids = torch.tensor([encoding.ids for encoding in self.tokenizer.encode_batch(list(texts))])
-        weights, config, is_clip = self.weights, self.config, self.kind == "clip"
+        weights, config = self.weights, self.config
+        is_clip = DUAL_ENCODERS[self.kind].text == "clip"
         heads, activation = config["num_attention_heads"], ACTIVATIONS[config["hidden_act"]]
 
         def project(name: str, states: Tensor) -> Tensor:
@@ -168,8 +171,18 @@ class DualEncoderTexts:
         if not is_clip:
             return unit_rows(project("text_model.head", states[:, -1]))
         end = config["eos_token_id"]
-        last = (ids if end == FIRST_ID_OF_CLIP else (ids == end).int()).argmax(1)
+        is_highest = end == FIRST_ID_OF_CLIP and self.kind == "clip"
+        last = (ids if is_highest else (ids == end).int()).argmax(1)
         return unit_rows(project("text_projection", states[torch.arange(len(ids)), last]))
+
+
+def _padding(folder: Path, tokenizer: Any) -> dict[str, Any]:
+    """Read the padding token of a folder, and the side on which it is added."""
+    file = folder / "tokenizer_config.json"
+    settings = storage.read_json(file, dict[str, Any]) if os.path.isfile(file) else {}
+    token = settings.get("pad_token")
+    number = tokenizer.token_to_id(token.get("content") if isinstance(token, dict) else token or "")
+    return {"pad_id": number or 0, "direction": settings.get("padding_side", "right")}
 
 
 class TextQueryModel(Retriever):

@@ -29,7 +29,7 @@ from visavis.models.encoders.checkpoint_files import (
 )
 from visavis.models.encoders.preprocessing import IMAGE_PREPROCESSING
 from visavis.models.encoders.pretrained_files import (
-    DUAL_ENCODER_TYPES,
+    can_be_extended,
     copy_config_files,
     model_folder,
 )
@@ -218,10 +218,10 @@ def extend_positions(name: str, max_length: int, out: str | Path) -> CheckpointC
     """
     folder = model_folder(name)
     config = storage.read_json(folder / "config.json", dict[str, Any])
-    if config.get("model_type") not in DUAL_ENCODER_TYPES:
+    if not can_be_extended(name):
         raise DataError(
-            f"{name}: expected a CLIP or SigLIP model, got a model of kind "
-            f"{config.get('model_type')}. Extend a dual encoder."
+            f"{name}: expected a CLIP, SigLIP or MetaCLIP model, got a model of kind "
+            f"{config.get('model_type')}. Extend one of them."
         )
     model = load_pretrained_model(folder, dtype=torch.float32)
     positions = model.text_model.embeddings.position_embedding.weight.data

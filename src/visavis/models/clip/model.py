@@ -1,5 +1,5 @@
-"""CLIP and SigLIP, dual encoders of ``transformers``, pretrained or fine-tuned, also with low-rank
-adapters (LoRA) of ``peft``.
+"""CLIP, SigLIP and other dual encoders of ``transformers``, pretrained or fine-tuned, also with
+low-rank adapters (LoRA) of ``peft``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.frozen_encoders import VisualEncoder
 from visavis.models.encoders.preprocessing import blank_image
 from visavis.models.encoders.pretrained_files import (
-    DUAL_ENCODER_TYPES,
+    DUAL_ENCODERS,
     copy_config_files,
     model_folder,
     saved_part_folder,
@@ -49,20 +49,18 @@ from visavis.models.encoders.pretrained_loading import (
     check_encoding,
     check_text_encoding,
     image_features,
+    interpolated_positions,
     load_pretrained_config,
     load_pretrained_model,
     native_image_size,
+    reads_padding,
 )
 from visavis.models.processor import Processor
 
-SCALE_BOUNDS = {"clip": (1.0, 100.0), "siglip": (1.0, 1000.0)}
-"""Default minimum and maximum of the learned scale by ``model_type``. CLIP was trained with this
-maximum, SigLIP without one.
-"""
+LAYER_SYNONYMS = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}
+"""Names of the same layers in encoders such as BERT, by their names in CLIP."""
 LORA_A_MARK = ".lora_A."
 """Part of the name of every matrix A of an update B A. A starts at random, B at 0."""
-_POSITIONS = "vision_model.embeddings.position_embedding.weight"
-
 TEMPERATURE_FILE = "temperature.safetensors"
 """File with the temperature (and bias) of the pretraining, next to config, preprocessing and
 tokenizer.
@@ -70,14 +68,15 @@ tokenizer.
 
 
 class CLIP(GlobalMatcher):
-    """CLIP or SigLIP: two transformers that were trained on pairs. The score is the cosine of their
-    projected vectors.
+    """CLIP, SigLIP, Chinese-CLIP and other pairs of an image and a text encoder that were trained
+    together. The score is the cosine of their projected vectors.
 
     Args:
         config: The architecture.
 
     Raises:
-        DataError: If the model is not a CLIP or SigLIP.
+        DataError: If the model is not a dual encoder of ``DUAL_ENCODERS``.
+        SpecError: If one of the encoders has no layer for the adapters.
 
     Source:
         Radford et al. (2021). Zhai et al., Sigmoid Loss for Language Image Pre-Training (2023). Hu
@@ -97,19 +96,20 @@ class CLIP(GlobalMatcher):
         Attributes:
             visual_granularity: Always "pixels".
             text_granularity: Always "tokens".
-            backbone: Folder or hub name of a CLIP or SigLIP model, which provides preprocessing and
+            backbone: Folder or hub name of a dual encoder, which provides preprocessing and
                 tokenizer.
             scale: "learned" multiplies the scores in training instead of the temperature of NTXent,
                 InfoNCE or Sigmoid. It starts at the temperature of the pretraining.
-            scale_bounds: Minimum and maximum of the learned scale. Empty: 1 to 100 for CLIP, 1 to
-                1,000 for SigLIP, and the pretrained scale if it is outside.
+            scale_bounds: Minimum and maximum of the learned scale. Empty: 1 to 1,000 for SigLIP, 1
+                to 100 for others, and the pretrained scale if it is outside.
             logit_bias: "learned" adds a number after the learned scale, instead of the bias of
-                Sigmoid. It starts at the bias of the pretraining, or at -10 for CLIP, which has
-                none. Set automatically by the objective.
+                Sigmoid. It starts at the bias of the pretraining, or at -10 for models other than
+                SigLIP, which have none. Set automatically by the objective.
             lora_rank: Above 0, only low-rank adapters are trained and saved.
             lora_alpha: Updates have the factor ``lora_alpha / lora_rank``.
             lora_dropout: Dropout of the adapters.
-            lora_layers: Endings of the names of linear layers with an adapter.
+            lora_layers: Endings of the names of linear layers with an adapter. "q_proj", "k_proj"
+                and "v_proj" also mean the layers that BERT calls "query", "key" and "value".
             base_weights_checksum: Hash of the pretrained weights that adapters belong to. Set
                 automatically.
         """
@@ -153,9 +153,10 @@ class CLIP(GlobalMatcher):
             else build_empty_model(saved)
         )
         kind = self.model.config.model_type
-        if kind not in DUAL_ENCODER_TYPES:
+        if kind not in DUAL_ENCODERS:
+            *others, last = DUAL_ENCODERS
             raise DataError(
-                f"{config.backbone}: expected a model of kind {' or '.join(DUAL_ENCODER_TYPES)}, "
+                f"{config.backbone}: expected a model of kind {', '.join(others)} or {last}, "
                 f"got {kind}. Use a dual encoder."
             )
         temperature = {
@@ -187,12 +188,14 @@ class CLIP(GlobalMatcher):
                 config.lora_dropout,
                 config.lora_layers,
             )
+            if not config.base_weights_checksum:
+                self._check_adapters()
         pretrained = self.pretrained_logits
         initial_scale = pretrained["scale"]
         if bounds := config.scale_bounds:
             initial_scale = min(max(initial_scale, bounds[0]), bounds[1])
         self.learned_scale = (
-            LearnedScale.containing(initial_scale, bounds or SCALE_BOUNDS[kind])
+            LearnedScale.containing(initial_scale, bounds or (1.0, DUAL_ENCODERS[kind].max_scale))
             if config.scale == "learned"
             else None
         )
@@ -214,6 +217,21 @@ class CLIP(GlobalMatcher):
             "text": [children[name] for name in text],
         }
         return parts | self.scale_part()
+
+    def _check_adapters(self) -> None:
+        """Raise SpecError if an encoder has no adapter, because only the other would be trained."""
+        adapted = self.parameters_by_part()
+        for part in ("visual", "text"):
+            if not adapted.get(part):
+                linear = {
+                    name.rpartition(".")[2]
+                    for name, layer in self.model.named_modules()
+                    if isinstance(layer, nn.Linear) and name.startswith("text_") == (part == "text")
+                }
+                raise SpecError(
+                    f"lora_layers: expected layers in both encoders, got none of the {part} "
+                    f"encoder of {self.config.backbone}. Add some of {', '.join(sorted(linear))}."
+                )
 
     def save_pretrained(self, folder: str | Path, **extra: Any) -> None:
         """Write the model folder. If all weights are trained, it also holds config, preprocessing
@@ -246,20 +264,20 @@ def export_to_transformers(matcher: Matcher, folder: str | Path) -> Path:
     and preprocessing of its backbone.
 
     Args:
-        matcher: A CLIP or SigLIP model.
+        matcher: A ``CLIP``, which may be any dual encoder.
         folder: New folder. It can be used like any pretrained model.
 
     Returns:
         The folder.
 
     Raises:
-        VisavisError: If the model is not a CLIP or SigLIP.
+        VisavisError: If the model is not a ``CLIP``.
         RefusedOverwrite: If the folder is not empty.
     """
     if not isinstance(matcher, CLIP):
         raise VisavisError(
-            f"export: expected a CLIP or SigLIP model, got {matcher.name}. Export only these "
-            "models to transformers."
+            f"export: expected a dual encoder such as CLIP or SigLIP, got {matcher.name}. Export "
+            "only these models to transformers."
         )
     folder = storage.prepare_empty_folder(folder, will_be_replaced=True)
     with storage.atomic_folder(folder) as part:
@@ -271,49 +289,51 @@ def write_transformers_files(matcher: CLIP, folder: Path, image_size: int = 0) -
     """Write the files of ``export_to_transformers``.
 
     Args:
-        matcher: A CLIP or SigLIP model.
+        matcher: A ``CLIP``, which may be any dual encoder.
         folder: Existing folder.
         image_size: Edge of the images that the model reads, in pixels. The position embeddings are
             interpolated to it. 0: the size of the pretrained model.
     """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    model = matcher.model
     # transformers expects the temperature among the weights.
-    weights = matcher.model.state_dict() | matcher.temperature
+    weights = model.state_dict() | matcher.temperature
     if matcher.config.lora_rank:
         model = load_pretrained_model(_pretrained_folder(matcher.config), dtype=torch.float32)
         merge_adapters(matcher.model, model)
         weights = model.state_dict()
     if matcher.scale is not None:
         weights["logit_scale"] = matcher.scale.log.data.view_as(weights["logit_scale"])
-    # CLIP of transformers has no bias.
+    # Only SigLIP of transformers has a bias.
     if matcher.logit_bias is not None and "logit_bias" in weights:
         weights["logit_bias"] = matcher.logit_bias.data.view_as(weights["logit_bias"])
     copy_config_files(matcher.folder, folder)
     if image_size and native_image_size(matcher.model.config) != (image_size, image_size):
-        embeddings = matcher.model.vision_model.embeddings
-        size = embeddings.config.image_size // embeddings.patch_size
-        num_special = len(embeddings.position_embedding.weight) - size**2
-        num_tokens = (image_size // embeddings.patch_size) ** 2 + num_special
-        # Only the shape of the tokens is read.
-        tokens = torch.empty(1, num_tokens, embeddings.embed_dim, device="meta")
-        with torch.no_grad():
-            positions = embeddings.interpolate_pos_encoding(tokens, image_size, image_size)[0]
-        weights[_POSITIONS] = positions.contiguous()
-        config = storage.read_json(folder / "config.json", dict[str, Any])
-        # Configs before version 4.28 of transformers have both.
-        parts = {
-            part: config[part]
-            for part in ("vision_config", "vision_config_dict")
-            if config.get(part)
-        } or {"vision_config": {}}
-        resized = {part: values | {"image_size": image_size} for part, values in parts.items()}
-        storage.write_json(folder / "config.json", config | resized)
+        positions = interpolated_positions(model.vision_model, image_size, "vision_model.")
+        weights |= positions
+        if positions:
+            _set_image_size(folder / "config.json", image_size)
     file = folder / "tokenizer_config.json"
-    if os.path.isfile(file) and matcher.model.config.model_type == "clip":
+    if os.path.isfile(file) and not reads_padding(matcher.model.config):
         # Another side would change the vectors of padded texts, see load_pretrained_tokenizer.
         storage.write_json(
             file, storage.read_json(file, dict[str, Any]) | {"padding_side": "right"}
         )
+    # Names as in published files, which can differ from those in memory.
+    weights = revert_weight_conversion(model, weights)
     storage.write_tensors(folder / "model.safetensors", weights, for_transformers=True)
+
+
+def _set_image_size(file: Path, image_size: int) -> None:
+    """Set the image size in a ``config.json``."""
+    config = storage.read_json(file, dict[str, Any])
+    # Configs before version 4.28 of transformers have both.
+    parts = {
+        part: config[part] for part in ("vision_config", "vision_config_dict") if config.get(part)
+    } or {"vision_config": {}}
+    resized = {part: values | {"image_size": image_size} for part, values in parts.items()}
+    storage.write_json(file, config | resized)
 
 
 def _pretrained_folder(config: CLIP.Config) -> Path:
@@ -329,7 +349,7 @@ def _pretrained_folder(config: CLIP.Config) -> Path:
 
 
 def open_dual_encoder(name: str) -> tuple[CLIP, Processor]:
-    """Open a pretrained CLIP or SigLIP model.
+    """Open a pretrained dual encoder.
 
     Args:
         name: Folder or name.
@@ -344,7 +364,7 @@ def open_dual_encoder(name: str) -> tuple[CLIP, Processor]:
     assert processor.pretrained_tokenizer is not None
     folder = model_folder(name)
     config = load_pretrained_config(folder)
-    embedding_dim = getattr(config, "projection_dim", config.vision_config.hidden_size)
+    embedding_dim = getattr(config, "projection_dim", None) or config.vision_config.hidden_size
     matcher = CLIP(
         CLIP.Config(
             backbone=name,
@@ -368,7 +388,7 @@ def add_adapters(
     model: nn.Module, rank: int, alpha: float, dropout: float, layers: Sequence[str]
 ) -> None:
     """Add a trainable update $(alpha / rank) B A$, initially 0, to the weight of every linear
-    layer whose name ends in one of ``layers``.
+    layer whose name ends in one of ``layers``, or in its synonym.
 
     A is ``[rank, inputs]`` and starts uniform. B is ``[outputs, rank]`` and starts at 0. All other
     weights of the model become buffers that are not saved, so that nothing can train them and a
@@ -402,13 +422,14 @@ def add_adapters(
         if isinstance(module, nn.Linear) and id(module) not in excluded
     ]
     endings = {name.rpartition(".")[2] for name in linear}
+    selected = {*layers, *(LAYER_SYNONYMS[layer] for layer in layers if layer in LAYER_SYNONYMS)}
     for layer in layers:
-        if layer not in endings:
+        if layer not in endings and LAYER_SYNONYMS.get(layer) not in endings:
             raise SpecError(
                 f"lora_layers: expected endings of linear layers of {type(model).__name__}, got "
                 f"{layer!r}: {suggest_name(layer, endings)}"
             )
-    targets = [name for name in linear if name.rpartition(".")[2] in layers]
+    targets = [name for name in linear if name.rpartition(".")[2] in selected]
     settings: dict[str, Any] = {
         "r": rank,
         "lora_alpha": alpha,

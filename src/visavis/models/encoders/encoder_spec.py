@@ -12,7 +12,9 @@ from visavis.models.encoders.cnn_backbones import SMALL_CNN, SmallCNN, published
 from visavis.models.encoders.preprocessing import (
     IMAGENET_PREPROCESSING,
     ImageConverter,
+    PatchPreprocessing,
     Preprocessing,
+    read_preprocessing,
 )
 from visavis.models.encoders.pretrained_files import MINILM, local_model_folder, model_folder
 
@@ -40,6 +42,8 @@ class EncoderSpec:
             encoder's preprocessing.
         random_crops: Sample the ten crops at random positions.
         full_decoding: Decode JPEG files in full, instead of at a reduced size.
+        max_num_patches: Number of patches of an encoder that keeps the aspect ratio of images, such
+            as SigLIP 2 with NaFlex. 0: as in its preprocessing.
 
     Raises:
         SpecError: If a value is invalid, or if two of them do not fit together.
@@ -53,6 +57,7 @@ class EncoderSpec:
     image_size: int = 0
     random_crops: bool = False
     full_decoding: bool = False
+    max_num_patches: int = 0
 
     def __post_init__(self) -> None:
         name, is_visual = self.name, self.side == "visual"
@@ -110,8 +115,9 @@ class EncoderSpec:
         """Entries of ``config.json``. The fingerprint of a model contains them, so that a later
         field is left out at its default.
         """
+        later_fields = ("full_decoding", "max_num_patches")
         return {
-            name: value for name, value in asdict(self).items() if value or name != "full_decoding"
+            name: value for name, value in asdict(self).items() if value or name not in later_fields
         }
 
 
@@ -149,7 +155,9 @@ def current_preprocessing_config(spec: EncoderSpec) -> dict[str, Any] | None:
     return spec_preprocessing_config(spec_preprocessing(spec, folder), spec)
 
 
-def spec_preprocessing_config(preprocessing: Preprocessing, spec: EncoderSpec) -> dict[str, Any]:
+def spec_preprocessing_config(
+    preprocessing: Preprocessing | PatchPreprocessing, spec: EncoderSpec
+) -> dict[str, Any]:
     """Describe the preprocessing of an encoder, as stored with features.
 
     Args:
@@ -168,7 +176,9 @@ def spec_preprocessing_config(preprocessing: Preprocessing, spec: EncoderSpec) -
     return config
 
 
-def image_converter(preprocessing: Preprocessing, spec: EncoderSpec) -> ImageConverter:
+def image_converter(
+    preprocessing: Preprocessing | PatchPreprocessing, spec: EncoderSpec
+) -> ImageConverter:
     """Build the function that converts images to pixels, with the crops of an encoder.
 
     Args:
@@ -209,7 +219,9 @@ OWN_PREPROCESSING = {
 """Preprocessing of the encoders that visavis defines."""
 
 
-def spec_preprocessing(spec: EncoderSpec, folder: Path | None = None) -> Preprocessing:
+def spec_preprocessing(
+    spec: EncoderSpec, folder: Path | None = None
+) -> Preprocessing | PatchPreprocessing:
     """Return the preprocessing of an image encoder.
 
     Args:
@@ -217,16 +229,20 @@ def spec_preprocessing(spec: EncoderSpec, folder: Path | None = None) -> Preproc
         folder: Folder of the model's files. None: found by the name.
 
     Returns:
-        The preprocessing, with the image size of the specification.
+        The preprocessing, with the image size or number of patches of the specification.
 
     Raises:
         DataError: If no such model is found.
-        SpecError: If the image size is not a multiple of the patch size of the model.
+        SpecError: If the image size is not a multiple of the patch size of the model, or if the
+            encoder does not have a setting.
     """
+    preprocessing: Preprocessing | PatchPreprocessing | None
     if (preprocessing := OWN_PREPROCESSING.get(spec.name)) is None:
         published = published_backbone_name(spec.name)
         folder = None if published else folder or model_folder(spec.name)
-        preprocessing = Preprocessing.read(folder) if folder else IMAGENET_PREPROCESSING
+        preprocessing = read_preprocessing(folder) if folder else IMAGENET_PREPROCESSING
+        if isinstance(preprocessing, PatchPreprocessing):
+            return _patch_preprocessing(preprocessing, spec)
         if folder and spec.image_size:
             from visavis.models.encoders.pretrained_loading import (
                 check_image_size,
@@ -234,10 +250,34 @@ def spec_preprocessing(spec: EncoderSpec, folder: Path | None = None) -> Preproc
             )
 
             check_image_size(load_pretrained_config(folder), spec.image_size, spec.name)
+    if spec.max_num_patches:
+        raise SpecError(
+            "visual.max_num_patches: expected an encoder that keeps the aspect ratio of images, "
+            f"such as SigLIP 2 with NaFlex, got {spec.name}. Set visual.image_size."
+        )
     return (
         replace(preprocessing, resize=(spec.image_size, spec.image_size), crop=None)
         if spec.image_size
         else preprocessing
+    )
+
+
+def _patch_preprocessing(
+    preprocessing: PatchPreprocessing, spec: EncoderSpec
+) -> PatchPreprocessing:
+    """Return the preprocessing with the number of patches of a specification."""
+    problem = ""
+    if spec.image_size:
+        problem = f"visual.image_size: expected none, got {spec.image_size}"
+    elif spec.crops != 1:
+        problem = f"visual.crops: expected 1, got {spec.crops}"
+    if problem:
+        raise SpecError(
+            f"{problem}, because {spec.name} reads patches of images in their own aspect ratio. "
+            "Change it, and set visual.max_num_patches for another size."
+        )
+    return replace(
+        preprocessing, max_num_patches=spec.max_num_patches or preprocessing.max_num_patches
     )
 
 

@@ -83,6 +83,7 @@ def feature_store_folder(dataset: Dataset, spec: EncoderSpec) -> Path:
     settings += f"-{spec.frames_per_second:g}fps" if spec.frames_per_second else ""
     settings += "-random" if spec.random_crops else ""
     settings += f"-{spec.image_size}px" if spec.image_size else ""
+    settings += f"-{spec.max_num_patches}patches" if spec.max_num_patches else ""
     settings += "-full" if spec.full_decoding else ""
     images = dataset.images if spec.side == "visual" else ()
     sizes = [image.location.num_bytes for image in images if image.location is not None]
@@ -390,6 +391,11 @@ def _describe_store(
     """Describe the store of all items. The first item is encoded for its shape."""
     spec, first = encoder.spec, encoder.encode(items[:1])
     assert isinstance(first.vectors, torch.Tensor)
+    if spec.granularity == "regions" and first.mask is not None:
+        raise DataError(
+            f"visual.granularity: expected pooled for {spec.name}, whose images have different "
+            "numbers of patches, got regions. Use pooled, or another encoder for regions."
+        )
     return StoreDescription(
         modality=spec.side,
         granularity=spec.granularity,

@@ -37,7 +37,12 @@ from visavis.models.encoders.encoder_spec import (
     spec_preprocessing,
     spec_preprocessing_config,
 )
-from visavis.models.encoders.preprocessing import Preprocessing, blank_image
+from visavis.models.encoders.preprocessing import (
+    PatchPreprocessing,
+    Preprocessing,
+    blank_image,
+    patch_inputs,
+)
 from visavis.models.encoders.pretrained_files import (
     VISUAL_BACKBONE_FOLDER,
     PretrainedPart,
@@ -55,13 +60,13 @@ from visavis.models.encoders.pretrained_loading import (
     load_pretrained_model,
     load_pretrained_tokenizer,
     open_published_backbone,
+    reads_padding,
 )
 from visavis.models.encoders.sentence_encoders import (
     SentencePooling,
     load_sentence_transformers_model,
     needs_sentence_transformers,
 )
-from visavis.models.encoders.text_backbone import FIXED_LENGTH_MODEL_TYPES
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -128,7 +133,7 @@ class VisualEncoder(FrozenEncoder, PretrainedPart):
 
     Args:
         spec: Specification.
-        model: Called with pixels ``[N, 3, H, W]``, returns an object with ``pooler_output`` and
+        model: Called with pixels ``[N, 3, H, W]``, or with patches, returns an object with ``pooler_output`` and
             ``last_hidden_state``.
         preprocessing: Converts images to pixels.
         folder: Folder of the pretrained model. None: the model has no files of its own.
@@ -140,7 +145,7 @@ class VisualEncoder(FrozenEncoder, PretrainedPart):
         self,
         spec: EncoderSpec,
         model: nn.Module,
-        preprocessing: Preprocessing,
+        preprocessing: Preprocessing | PatchPreprocessing,
         folder: Path | None = None,
     ):
         super().__init__()
@@ -163,6 +168,13 @@ class VisualEncoder(FrozenEncoder, PretrainedPart):
         )
         if may_split and len(pixels) > CPU_IMAGE_BATCH_SIZE:
             return concatenate(self(Encoded(batch)) for batch in pixels.split(CPU_IMAGE_BATCH_SIZE))
+        if isinstance(self.preprocessing, PatchPreprocessing):
+            output = image_features(self.model, pixels)
+            if self.spec.granularity == "regions":
+                is_patch = patch_inputs(pixels)["pixel_attention_mask"].bool()
+                states = output.last_hidden_state.float()
+                return Encoded(states * is_patch[..., None], is_patch)
+            return Encoded(output.pooler_output.float())
         # Several times faster for convolutions on CPUs.
         flat = pixels.flatten(0, -4).contiguous(memory_format=torch.channels_last)
         output = image_features(self.model, flat)
@@ -257,8 +269,7 @@ class TextEncoder(FrozenEncoder):
     ):
         super().__init__()
         self.spec, self.model, self.tokenizer, self.pooling = spec, model, tokenizer, pooling
-        config: Any = model.config
-        self.fixed_length = config.model_type in FIXED_LENGTH_MODEL_TYPES
+        self.fixed_length = reads_padding(model.config)
 
     def require_tokenizer(self) -> Any:
         """Return the tokenizer.

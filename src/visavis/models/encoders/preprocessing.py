@@ -5,9 +5,11 @@ defines it.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,12 +20,17 @@ from pydantic import Field, FiniteFloat
 from torch import Tensor
 
 from visavis.core import storage
-from visavis.core.errors import DataError
+from visavis.core.errors import DataError, requires_extra
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+PREPROCESSOR_FILE, PROCESSOR_FILE = "preprocessor_config.json", "processor_config.json"
+"""Files with the preprocessing. transformers 5 saves it in the second one, as ``IMAGE_PROCESSOR``,
+which it then prefers.
+"""
+IMAGE_PROCESSOR = "image_processor"
 MAX_RESIZED_PIXELS = 16_000_000
 """Maximum pixels of a resized image. Of a longer image, such as 1 x 20,000 with a shorter edge of
 224, the middle is used.
@@ -70,6 +77,8 @@ class PreprocessorConfig:
         do_normalize: Whether to normalize channels.
         image_mean: Mean of each channel.
         image_std: Standard deviation of each channel.
+        max_num_patches: Number of patches of an image that keeps its aspect ratio.
+        patch_size: Edge of a patch in pixels.
     """
 
     do_resize: bool | None = True
@@ -86,6 +95,8 @@ class PreprocessorConfig:
         Annotated[list[Annotated[FiniteFloat, Field(gt=0)]], Field(min_length=3, max_length=3)]
         | None
     ) = None
+    max_num_patches: _Edge | None = None
+    patch_size: _Size | None = None
 
     def __post_init__(self) -> None:
         if self.do_normalize and (self.image_mean is None or self.image_std is None):
@@ -147,32 +158,6 @@ class Preprocessing:
     scale: float | None = 1 / 255
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
-
-    @classmethod
-    def read(cls, folder: Path) -> Preprocessing:
-        """Read the preprocessing of a transformers folder.
-
-        Args:
-            folder: The folder.
-
-        Returns:
-            The preprocessing.
-
-        Raises:
-            DataError: If the folder has no preprocessor_config.json, or an invalid one.
-        """
-        if not os.path.exists(folder / "preprocessor_config.json"):
-            if "pretrained_cfg" in storage.read_json(folder / "config.json", dict[str, Any]):
-                return cls.from_timm(
-                    storage.read_json(folder / "config.json", TimmConfig).pretrained_cfg
-                )
-            raise DataError(
-                f"{folder}: expected a preprocessor_config.json with the size and normalization of "
-                "images, got none. Add the file."
-            )
-        return cls.from_config(
-            storage.read_json(folder / "preprocessor_config.json", PreprocessorConfig)
-        )
 
     @classmethod
     def from_config(cls, config: PreprocessorConfig) -> Preprocessing:
@@ -398,6 +383,151 @@ class Preprocessing:
         return torch.from_numpy(pixels)
 
 
+@dataclass(frozen=True)
+class PatchPreprocessing:
+    """Patches of an image that keeps its aspect ratio, as SigLIP 2 with NaFlex reads them. Each
+    image has the size at which it fills at most ``max_num_patches`` patches.
+
+    The image processor of transformers resizes and normalizes. Its three results become one tensor:
+    each row is a patch, followed by the numbers of its row and column in the image, starting at 1.
+    Both are 0 for padding.
+
+    Attributes:
+        max_num_patches: Number of patches, including padding.
+        patch_size: Edge of a patch in pixels.
+        resample: Pillow's number of the interpolation.
+        scale: Factor of the bytes.
+        mean: Mean of each scaled channel.
+        std: Standard deviation of each scaled channel.
+
+    Source:
+        Tschannen et al., SigLIP 2 (2025), section 2.4.2.
+    """
+
+    max_num_patches: int
+    patch_size: int
+    resample: int = 2
+    scale: float = 1 / 255
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+
+    pads = True
+    """As of ``Preprocessing``: patches are normalized at once, because padding is zero."""
+
+    @cached_property
+    def processor(self) -> Any:
+        """Image processor of transformers with these settings."""
+        with requires_extra("hf", "the image processor of SigLIP 2"):
+            import transformers
+
+        # The backend of Pillow, whichever others are installed, so that vectors do not depend on
+        # the machine.
+        return transformers.Siglip2ImageProcessorPil(
+            max_num_patches=self.max_num_patches,
+            patch_size=self.patch_size,
+            resample=self.resample,
+            rescale_factor=self.scale,
+            image_mean=list(self.mean),
+            image_std=list(self.std),
+        )
+
+    @property
+    def for_crops(self) -> PatchPreprocessing:
+        """The same preprocessing: a crop keeps its aspect ratio, too."""
+        return self
+
+    def __call__(self, image: Image, crops: int = 1, *, random_crops: bool = False) -> Tensor:
+        """Convert an image to patches.
+
+        Args:
+            image: The image.
+            crops: Always 1.
+            random_crops: Always False.
+
+        Returns:
+            Patches with their positions, shape ``[P, 3 * patch_size**2 + 2]``.
+        """
+        # NumPy for the reason in Preprocessing.
+        inputs = self.processor(images=[image.convert("RGB")], return_tensors="np")
+        (patches,), (shape,) = inputs["pixel_values"], inputs["spatial_shapes"]
+        positions = np.zeros((len(patches), 2), patches.dtype)
+        positions[: shape.prod()] = 1 + np.indices(shape).reshape(2, -1).T
+        return torch.from_numpy(np.concatenate([patches, positions], 1))
+
+    def visible_part(self, image: Image, zoom: int) -> Image:
+        """Return the part of an image that an encoder reads, which is all of it.
+
+        Args:
+            image: The image.
+            zoom: Factor of the size that the encoder reads.
+
+        Returns:
+            The image in this size.
+        """
+        height, width = self(image)[:, -2:].amax(0).int().tolist()
+        edge = zoom * self.patch_size
+        return image.resize((edge * width, edge * height), self.resample)
+
+
+def patch_inputs(patches: Tensor) -> dict[str, Tensor]:
+    """Convert patches to the arguments of SigLIP 2.
+
+    Args:
+        patches: Result of ``PatchPreprocessing`` for each image, shape ``[N, P, 3 * patch_size**2 +
+            2]``.
+
+    Returns:
+        Arguments of ``get_image_features``.
+    """
+    positions = patches[..., -2:].long()
+    return {
+        "pixel_values": patches[..., :-2],
+        "pixel_attention_mask": (positions[..., 0] > 0).int(),
+        "spatial_shapes": positions.amax(1),
+    }
+
+
+def read_preprocessing(folder: Path) -> Preprocessing | PatchPreprocessing:
+    """Read the preprocessing of a folder of transformers or timm.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The preprocessing.
+
+    Raises:
+        DataError: If the folder has no preprocessor_config.json, or an invalid one.
+    """
+    file, content = folder / PROCESSOR_FILE, None
+    if os.path.exists(file):
+        content = storage.read_json(file, dict[str, Any]).get(IMAGE_PROCESSOR)
+    if content is None and os.path.exists(file := folder / PREPROCESSOR_FILE):
+        content = storage.read_json(file, dict[str, Any])
+    if content is None:
+        config = storage.read_json(folder / "config.json", dict[str, Any])
+        if "pretrained_cfg" in config:
+            return Preprocessing.from_timm(
+                storage.read_json(folder / "config.json", TimmConfig).pretrained_cfg
+            )
+        raise DataError(
+            f"{folder}: expected a preprocessor_config.json with the size and normalization of "
+            "images, got none. Add the file."
+        )
+    settings = storage.parse_json(json.dumps(content).encode(), PreprocessorConfig, str(file))
+    whole = Preprocessing.from_config(settings)
+    if settings.max_num_patches is None or not isinstance(settings.patch_size, int):
+        return whole
+    return PatchPreprocessing(
+        settings.max_num_patches,
+        settings.patch_size,
+        whole.resample,
+        1.0 if whole.scale is None else whole.scale,
+        whole.mean,
+        whole.std,
+    )
+
+
 def _size(value: int | dict[str, int] | None) -> tuple[int, ...] | None:
     """Convert a size of a config: a number, ``{"shortest_edge": n}`` or ``{"height": h, "width":
     w}``.
@@ -457,7 +587,7 @@ class ImageConverter:
         full_decoding: Whether JPEG files are decoded in full.
     """
 
-    preprocessing: Preprocessing
+    preprocessing: Preprocessing | PatchPreprocessing
     crops: int = 1
     random_crops: bool = False
     full_decoding: bool = False
@@ -469,7 +599,8 @@ class ImageConverter:
             images: The images.
 
         Returns:
-            Pixels, shape ``[N, 3, H, W]``, or ``[N, 10, 3, H, W]`` for ten crops.
+            Pixels, shape ``[N, 3, H, W]``, or ``[N, 10, 3, H, W]`` for ten crops. Patches of
+            ``PatchPreprocessing``, shape ``[N, P, D]``.
         """
         pixels = [
             self.preprocessing(image, self.crops, random_crops=self.random_crops)
@@ -482,11 +613,10 @@ class ImageConverter:
         """The same converter without normalization, which ``normalize`` does later. Unchanged if
         small images are padded.
         """
-        return (
-            self
-            if self.preprocessing.pads
-            else replace(self, preprocessing=self.preprocessing.to_bytes)
-        )
+        preprocessing = self.preprocessing
+        if isinstance(preprocessing, PatchPreprocessing) or preprocessing.pads:
+            return self
+        return replace(self, preprocessing=preprocessing.to_bytes)
 
     def normalize(self, pixels: Tensor) -> Tensor:
         """Normalize pixels on their device.
@@ -498,13 +628,19 @@ class ImageConverter:
             Pixels as of ``__call__``. They are unchanged if small images are padded, because
             ``to_bytes`` has normalized them.
         """
-        return pixels if self.preprocessing.pads else self.preprocessing.normalize(pixels)
+        preprocessing = self.preprocessing
+        if isinstance(preprocessing, PatchPreprocessing) or preprocessing.pads:
+            return pixels
+        return preprocessing.normalize(pixels)
 
     @property
     def min_side(self) -> int:
         """Shorter side that an image needs, in pixels, if a JPEG is decoded at a reduced size. 0:
         the preprocessing needs all pixels.
         """
+        if isinstance(self.preprocessing, PatchPreprocessing):
+            # The numbers of rows and columns depend on the exact aspect ratio.
+            return MAX_JPEG_SIDE
         resize = self.preprocessing.resize or ()
         crop = self.preprocessing.crop or _square(self.preprocessing.resize)
         # The positions of random crops depend on every pixel.

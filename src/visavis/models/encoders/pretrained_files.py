@@ -9,10 +9,11 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import nn
 
@@ -26,6 +27,7 @@ from visavis.data.hub_files import (
     verify_hashes,
 )
 from visavis.models.encoders.cnn_backbones import published_backbone_name, published_weights_file
+from visavis.models.encoders.preprocessing import PREPROCESSOR_FILE, PROCESSOR_FILE
 
 CONFIG_FILE_PATTERNS = ("*.json", "*.txt", "*.model")
 """Config, preprocessing and tokenizer files of a model folder."""
@@ -135,9 +137,10 @@ def download_hub_model(name: str, on_bytes: OnBytes | None = None) -> Path:
     cached = cached_hub_folder(name)
     # An index and adapters belong to these weights, so a newer version on the hub must not replace
     # them. An encoder without one of these files may be incomplete.
-    if cached is not None and all(
-        os.path.exists(cached / file)
-        for file in ("preprocessor_config.json", "tokenizer_config.json")
+    if (
+        cached is not None
+        and os.path.exists(cached / "tokenizer_config.json")
+        and any(os.path.exists(cached / file) for file in (PREPROCESSOR_FILE, PROCESSOR_FILE))
     ):
         return cached
     with hub_errors(name, _EXPECTED, is_download=True):
@@ -192,8 +195,36 @@ CREATION_COMMANDS = {
 """Commands that create the folders which recipes name and which the hub does not have."""
 
 
-DUAL_ENCODER_TYPES = ("clip", "siglip")
-"""Values of ``model_type`` in ``config.json`` of the dual encoders that can be opened."""
+@dataclass(frozen=True)
+class DualEncoderKind:
+    """Differences between the dual encoders of transformers. All of them have ``vision_model``,
+    ``text_model``, ``get_image_features`` and ``get_text_features``.
+
+    Attributes:
+        max_scale: Default maximum of the learned scale. CLIP was trained with 100, SigLIP without a
+            maximum.
+        text: Architecture of the text encoder: causal with an end token ("clip"), or padded to a
+            fixed length ("siglip"). "": any other, such as BERT.
+    """
+
+    max_scale: float = 100.0
+    text: Literal["clip", "siglip", ""] = ""
+
+
+DUAL_ENCODERS = {
+    "clip": DualEncoderKind(text="clip"),
+    "siglip": DualEncoderKind(1000.0, "siglip"),
+    "siglip2": DualEncoderKind(1000.0, "siglip"),
+    "metaclip_2": DualEncoderKind(text="clip"),
+    "chinese_clip": DualEncoderKind(),
+    "altclip": DualEncoderKind(),
+    "vision-text-dual-encoder": DualEncoderKind(),
+}
+"""Dual encoders that can be opened, by ``model_type`` in ``config.json``."""
+DUAL_ENCODER_TYPES = tuple(DUAL_ENCODERS)
+"""Their values of ``model_type``."""
+
+
 COLPALI_TYPES = ("colpali", "colqwen2", "colmodernvbert")
 """Values of ``model_type`` of the late-interaction models that can be opened."""
 VISUAL_BACKBONE_FOLDER, TEXT_BACKBONE_FOLDER = "backbone", "text_backbone"
@@ -388,7 +419,7 @@ def local_model_folder(name: str) -> Path | None:
 
 
 def find_dual_encoder(name: str | Path, kinds: Sequence[str] = DUAL_ENCODER_TYPES) -> str | None:
-    """Find a CLIP or SigLIP model, or another kind of model of transformers.
+    """Find a dual encoder such as CLIP or SigLIP, or another kind of model of transformers.
 
     The folder itself, the backbones in the cache, and the hub are searched. The hub is used for
     ``owner/model`` without a local folder ``owner``.
@@ -423,6 +454,20 @@ def find_dual_encoder(name: str | Path, kinds: Sequence[str] = DUAL_ENCODER_TYPE
     ):
         return None
     return str(name) if find_dual_encoder(model_folder(str(name)), kinds) else None
+
+
+def can_be_extended(name: str) -> bool:
+    """Report whether ``visavis convert --max-length`` can extend a model to longer texts.
+
+    Args:
+        name: Folder or hub name of the model.
+
+    Returns:
+        Whether it can.
+    """
+    config = storage.read_json(model_folder(name) / "config.json", dict[str, Any])
+    kind = DUAL_ENCODERS.get(config.get("model_type", ""))
+    return kind is not None and bool(kind.text)
 
 
 def refuse_adapter(folder: Path) -> None:

@@ -33,6 +33,7 @@ from visavis.models.encoders.cnn_backbones import (
     published_backbone_name,
     published_weights_file,
 )
+from visavis.models.encoders.preprocessing import patch_inputs
 from visavis.models.encoders.pretrained_files import (
     BIN_WEIGHTS_PATTERN,
     import_transformers,
@@ -45,8 +46,28 @@ from visavis.models.encoders.pretrained_files import (
 _LOCAL = {"trust_remote_code": False, "local_files_only": True}
 _INCOMPLETE_ADVICE = "Download a complete copy"
 _CODE_ADVICE = "Such code is never run. Use a model type that transformers contains"
-_FIXED_SIZE_TYPES = ("clip", "clip_vision_model", "siglip", "siglip_vision_model", "vit", "deit")
-"""Models that read other sizes only with the option ``interpolate_pos_encoding``."""
+_FIXED_SIZE_TYPES = (
+    *(
+        f"{name}_vision_model"
+        for name in ("clip", "siglip", "chinese_clip", "altclip", "metaclip_2")
+    ),
+    "vit",
+    "deit",
+)
+"""Image encoders that read other sizes only with the option ``interpolate_pos_encoding``."""
+_PADDED_TEXT_TYPES = ("siglip_text_model", "siglip2_text_model")
+"""Text encoders that were trained on texts padded to one length, and read the padding."""
+_OFFSET_TYPES = (
+    "altclip_text_model",
+    "roberta",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "camembert",
+    "mpnet",
+)
+"""Text encoders whose first position has the number after that of the padding token."""
+_END_TOKEN_TYPES = ("clip_text_model", "metaclip_2_text_model")
+"""Text encoders that read the vector of a text at its end token."""
 _SAMPLE_SIZE = 100
 """Number of words of its own vocabulary with which a tokenizer is tested."""
 
@@ -187,10 +208,10 @@ def load_pretrained_tokenizer(folder: Path, *, has_own_model: bool = True) -> tu
         )
     with loading_from(folder, "a tokenizer that transformers can read") as transformers:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **_LOCAL)
-        max_length = min(
-            getattr(config, "max_position_embeddings", tokenizer.model_max_length),
-            tokenizer.model_max_length,
-        )
+        max_length = tokenizer.model_max_length
+        if (num_positions := getattr(config, "max_position_embeddings", None)) is not None:
+            first = config.pad_token_id + 1 if config.model_type in _OFFSET_TYPES else 0
+            max_length = min(num_positions - first, max_length)
         words = sample_vocabulary(tokenizer)
         max_words = max_length - tokenizer.num_special_tokens_to_add()
         token_ids = (
@@ -218,7 +239,7 @@ def load_pretrained_tokenizer(folder: Path, *, has_own_model: bool = True) -> tu
         raise DataError(f"{folder}{problem}")
     if has_own_model:
         _check_end_token(folder, config, tokenizer, token_ids)
-    if config.model_type not in ("siglip", "siglip_text_model"):
+    if config.model_type not in _PADDED_TEXT_TYPES:
         # Positions and poolings count from the first token. SigLIP pads every text to one length,
         # on the side of its training.
         tokenizer.padding_side = "right"
@@ -252,12 +273,12 @@ def open_text_source(name: str, checkpoint: Path, reason: str) -> tuple[Path, An
 
 def _check_end_token(folder: Path, config: Any, tokenizer: Any, token_ids: list[list[int]]) -> None:
     """Raise DataError if a CLIP would not read the vector of a text at the end of the text."""
-    if config.model_type != "clip_text_model":
+    if config.model_type not in _END_TOKEN_TYPES:
         return
     for ids in token_ids:
-        # As transformers pools: configs before its version 4.31 have the wrong id 2, which means
-        # the highest id of the padded text.
-        is_highest = config.eos_token_id == 2
+        # As transformers pools: configs of CLIP before its version 4.31 have the wrong id 2, which
+        # means the highest id of the padded text.
+        is_highest = config.eos_token_id == 2 and config.model_type == "clip_text_model"
         end = max([*ids, tokenizer.pad_token_id or 0]) if is_highest else config.eos_token_id
         if ids[-1] != end:
             rule = (
@@ -366,7 +387,8 @@ def check_default_size(config: Any, size: Sequence[int], folder: Path) -> None:
     """
     native = native_image_size(config)
     # DINOv2 and similar models interpolate by themselves, and were published with two sizes.
-    if native is None or tuple(size) == native or config.model_type not in _FIXED_SIZE_TYPES:
+    model_type = getattr(config, "vision_config", config).model_type
+    if native is None or tuple(size) == native or model_type not in _FIXED_SIZE_TYPES:
         return
     sizes = [" x ".join(map(str, pair)) for pair in (native, size)]
     raise DataError(
@@ -382,7 +404,7 @@ def image_features(model: Any, pixels: Tensor) -> Any:
 
     Args:
         model: Image model, or dual encoder, which projects its pooled output.
-        pixels: Pixels, shape ``[N, 3, H, W]``.
+        pixels: Pixels, shape ``[N, 3, H, W]``, or patches of ``PatchPreprocessing``.
 
     Returns:
         Output of the model.
@@ -391,15 +413,14 @@ def image_features(model: Any, pixels: Tensor) -> Any:
         SpecError: If the model reads only images of its own size.
     """
     encode = getattr(model, "get_image_features", model)
+    if pixels.dim() == 3:
+        return encode(**patch_inputs(pixels))
     native = native_image_size(getattr(model, "config", None)) or getattr(
         getattr(getattr(model, "timm_model", None), "patch_embed", None), "img_size", None
     )
     if native is None or tuple(native) == tuple(pixels.shape[-2:]):
         return encode(pixel_values=pixels)
-    if (
-        "interpolate_pos_encoding"
-        in inspect.signature(getattr(encode, "forward", encode)).parameters
-    ):
+    if _can_interpolate(model):
         return encode(pixel_values=pixels, interpolate_pos_encoding=True)
     try:
         return encode(pixel_values=pixels)
@@ -411,6 +432,54 @@ def image_features(model: Any, pixels: Tensor) -> Any:
             "cannot interpolate its position embeddings, "
             f"got {sizes[1]}. Remove visual.image_size, or name another encoder."
         ) from None
+
+
+def _can_interpolate(model: Any) -> bool:
+    """Whether the image encoder of a model has the option ``interpolate_pos_encoding``."""
+    forward = getattr(model, "vision_model", model).forward
+    return "interpolate_pos_encoding" in inspect.signature(forward).parameters
+
+
+@torch.no_grad()
+def interpolated_positions(model: Any, image_size: int, prefix: str) -> dict[str, Tensor]:
+    """Compute the position embeddings of an image encoder for images of another size.
+
+    Args:
+        model: Image encoder of transformers.
+        image_size: Edge of the images in pixels.
+        prefix: Start of the name.
+
+    Returns:
+        The embeddings by their name. Empty for an encoder without them, or one that always
+        interpolates.
+    """
+    embeddings = model.embeddings
+    learned = [item for item in embeddings.named_parameters() if "position" in item[0]]
+    if not learned or not _can_interpolate(model):
+        return {}
+    name, positions = learned[0]
+    # Tokens of patches, and special tokens before them.
+    patch = model.config.patch_size
+    num_special = positions.shape[-2] - (model.config.image_size // patch) ** 2
+    num_tokens = (image_size // patch) ** 2 + num_special
+    # Only the shape of the tokens is read.
+    tokens = torch.empty(1, num_tokens, positions.shape[-1], device="meta")
+    resized = embeddings.interpolate_pos_encoding(tokens, image_size, image_size)
+    return {f"{prefix}embeddings.{name}": resized.reshape(*positions.shape[:-2], num_tokens, -1)}
+
+
+def reads_padding(config: Any) -> bool:
+    """Report whether a dual encoder was trained on texts padded to one length, and reads the
+    padding.
+
+    Args:
+        config: Config of the model.
+
+    Returns:
+        Whether it does.
+    """
+    text_type = getattr(getattr(config, "text_config", None), "model_type", "")
+    return text_type in _PADDED_TEXT_TYPES
 
 
 def load_pretrained_processor(folder: Path) -> Any:

@@ -28,10 +28,8 @@ from visavis.models.encoders.pretrained_loading import (
     load_pretrained_config,
     load_pretrained_model,
     load_pretrained_tokenizer,
+    reads_padding,
 )
-
-FIXED_LENGTH_MODEL_TYPES = ("siglip",)
-"""Models that were trained on texts padded to one length, and read the padding."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class PretrainedTokenizer:
         """
         return cls(
             *load_pretrained_tokenizer(folder),
-            load_pretrained_config(folder).model_type in FIXED_LENGTH_MODEL_TYPES,
+            reads_padding(load_pretrained_config(folder)),
         )
 
     def __len__(self) -> int:

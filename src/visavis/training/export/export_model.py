@@ -13,11 +13,18 @@ from typing import Any, Literal
 import torch
 
 from visavis.core import storage
-from visavis.core.errors import RunError
+from visavis.core.errors import RunError, VisavisError
 from visavis.core.notebook import NotebookTable
 from visavis.losses.objectives import Objective
 from visavis.models.clip.model import CLIP, write_transformers_files
-from visavis.models.encoders.preprocessing import MAX_RESIZED_PIXELS, TEN_CROP_MARGIN
+from visavis.models.encoders.preprocessing import (
+    IMAGE_PROCESSOR,
+    MAX_RESIZED_PIXELS,
+    PREPROCESSOR_FILE,
+    PROCESSOR_FILE,
+    TEN_CROP_MARGIN,
+    PatchPreprocessing,
+)
 from visavis.models.layers import GeneralizedPooling
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
@@ -95,7 +102,7 @@ def export_model(
     with storage.atomic_folder(out) as part:
         if isinstance(model.matcher, CLIP) and format in ("hub", "sentence-transformers"):
             write_transformers_files(model.matcher, part, model.processor.visual_spec.image_size)
-            _write_preprocessor_config(model, part / "preprocessor_config.json")
+            _write_preprocessor_config(model, part)
             if format == "sentence-transformers":
                 _write_clip_modules(model, part)
         else:
@@ -113,6 +120,11 @@ def export_model(
 
 def _write_graphs(model: Retriever, format: Format, folder: Path, embedding_dim: int) -> None:  # noqa: A002
     """Write both encoders as graphs, with the preprocessing that they need."""
+    if isinstance(model.processor.preprocess.preprocessing, PatchPreprocessing):
+        raise VisavisError(
+            "format: expected hub or sentence-transformers for a model that keeps the aspect ratio "
+            f"of images, got {format}. Use one of them."
+        )
     programs = trace_encoders(model)
     settings = preprocessing_settings(model, embedding_dim)
     storage.write_json(folder / "preprocessing.json", settings)
@@ -188,11 +200,14 @@ def _tokenizer_json(processor: Processor, max_tokens: int | None) -> str:
     return str(backend.to_str())
 
 
-def _write_preprocessor_config(model: Retriever, file: Path) -> None:
+def _write_preprocessor_config(model: Retriever, folder: Path) -> None:
     """Write every step of the preprocessing, because defaults of transformers differ between models
     and versions.
     """
     preprocessing = model.processor.preprocess.preprocessing
+    if isinstance(preprocessing, PatchPreprocessing):
+        _update_preprocessor_config(folder, {"max_num_patches": preprocessing.max_num_patches})
+        return
     sizes: dict[str, Any] = {}
     for name, size in (("size", preprocessing.resize), ("crop_size", preprocessing.crop)):
         if size is not None:
@@ -212,7 +227,20 @@ def _write_preprocessor_config(model: Retriever, file: Path) -> None:
         "image_std": list(preprocessing.std),
         "do_convert_rgb": True,
     }
-    storage.write_json(file, storage.read_json(file, dict[str, Any]) | sizes | steps)
+    _update_preprocessor_config(folder, sizes | steps)
+
+
+def _update_preprocessor_config(folder: Path, values: dict[str, Any]) -> None:
+    """Set values in each file of a folder that has the preprocessing."""
+    file = folder / PREPROCESSOR_FILE
+    if os.path.exists(file):
+        storage.write_json(file, storage.read_json(file, dict[str, Any]) | values)
+    file = folder / PROCESSOR_FILE
+    if os.path.exists(file):
+        content = storage.read_json(file, dict[str, Any])
+        if IMAGE_PROCESSOR in content:
+            settings = {IMAGE_PROCESSOR: content[IMAGE_PROCESSOR] | values}
+            storage.write_json(file, content | settings)
 
 
 def _write_clip_modules(model: Retriever, folder: Path) -> None:
@@ -236,6 +264,11 @@ def _write_clip_modules(model: Retriever, folder: Path) -> None:
             "text": text | ({"return_attention_mask": False} if tokenizer.fixed_length else {})
         },
     }
+    preprocessing = model.processor.preprocess.preprocessing
+    if isinstance(preprocessing, PatchPreprocessing):
+        # The processor of transformers has defaults that win over preprocessor_config.json.
+        patches = {name: getattr(preprocessing, name) for name in ("max_num_patches", "patch_size")}
+        settings["processing_kwargs"]["image"] = patches
     storage.write_json(folder / "sentence_bert_config.json", settings)
     prefix = "sentence_transformers.sentence_transformer.modules"
     _write_modules(

@@ -92,6 +92,7 @@ def write_model_card(
         yaml_license=_yaml_text(license or "unknown"),
         is_clip=is_clip,
         matcher=matcher,
+        tokenizer=processor.pretrained_tokenizer,
         embedding_dim=embedding_dim,
         version=installed_version("visavis"),
         data=os.path.basename(str(recipe.get("data", {}).get("path", "")).rstrip("/")),

@@ -37,6 +37,7 @@ from visavis.evaluation.feedback.training_pairs import FeedbackPairs
 from visavis.models.base import MatcherConfig, get_mask, get_vectors
 from visavis.models.encoders.encoder_spec import EncoderSpec, image_size_note
 from visavis.models.encoders.feature_extraction import cache_features
+from visavis.models.encoders.pretrained_files import can_be_extended
 from visavis.models.inference import equal_batches
 from visavis.models.layers import mean_pool
 from visavis.models.processor import Processor
@@ -206,6 +207,7 @@ def visual_features(
         visual.image_size,
         visual.random_crops,
         visual.full_decoding,
+        visual.max_num_patches,
     )
     encoder = (
         EncoderSpec("visual", visual.encoder, granularity, *options) if visual.encoder else None
@@ -565,10 +567,11 @@ def report_cut_captions(
     counts = tokenizer.count_tokens(read_items(data.captions, longest))
     if cut := int((counts > tokenizer.max_length).sum()):
         more = "at least " if cut == size < len(data.captions) else ""
+        is_extensible = recipe.model["kind"] == "CLIP" and can_be_extended(str(processor.tokenizer))
         command = f"visavis convert {processor.tokenizer} --max-length {min(int(counts.max()), LONG_CLIP_LENGTH)} --out FOLDER"
         progress.message(
             f"{data.name}: {more}{cut:,} of {len(data.captions):,} captions are cut after "
             f"{tokenizer.max_length} tokens. The longest has "
             f"{counts.max():,} tokens."
-            + (f" Extend the model with: {command}" if recipe.model["kind"] == "CLIP" else "")
+            + (f" Extend the model with: {command}" if is_extensible else "")
         )

@@ -154,6 +154,8 @@ class VisualSettings(RecipeSection):
         max_length: Maximum number of vectors of each expert, sampled evenly. 0: all.
         frames_per_second: Frame rate for granularity "frames".
         image_size: Edge of the square image, in pixels. 0: as the encoder is configured.
+        max_num_patches: Number of patches of an encoder that keeps the aspect ratio of images, such
+            as SigLIP 2 with NaFlex. 0: as the encoder is configured.
         full_decoding: Whether JPEG files are decoded in full, instead of at a reduced size with at
             least twice the pixels that the encoder reads. Slower for large files.
         crops: 1, or 10 for features of ten crops: center, corners and their mirror images.
@@ -173,6 +175,7 @@ class VisualSettings(RecipeSection):
     max_length: int = Field(0, ge=0)
     frames_per_second: float = Field(0.0, ge=0)
     image_size: int = Field(0, ge=0, le=10_000)
+    max_num_patches: int = Field(0, ge=0, le=10_000)
     full_decoding: bool = False
     crops: Literal[1, 10] = 1
     random_crops: bool = False

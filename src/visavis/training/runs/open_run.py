@@ -301,7 +301,14 @@ def _recipe_of_saved_model(name: str, config: SavedModelConfig) -> Recipe | None
     if config.visual is None or config.stored_text_features:
         return None
     architecture, visual = config.architecture, config.visual
-    shared = ("crops", "image_size", "random_crops", "full_decoding", "frames_per_second")
+    shared = (
+        "crops",
+        "image_size",
+        "max_num_patches",
+        "random_crops",
+        "full_decoding",
+        "frames_per_second",
+    )
     values: dict[str, Any] = {key: getattr(visual, key) for key in shared}
     values |= {
         "granularity": "pixels"
