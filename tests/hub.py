@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,8 +34,8 @@ def is_large(name: str) -> bool:
 
 
 class Hub(ThreadingHTTPServer):
-    """The server. ``faults``: "cut" ends a large file in the middle and then refuses it, "wrong"
-    changes a byte of it.
+    """The server. ``faults``: "cut" ends a large file in the middle and then refuses it, "break" ends
+    it in the middle once, "wrong" changes a byte of it. ``bytes_per_s`` limits each connection.
 
     Faults of every request to a repository: an HTTP status, "html" answers with a page, "stall"
     never answers.
@@ -44,8 +46,8 @@ class Hub(ThreadingHTTPServer):
     def __init__(self, repositories: dict[str, Path]):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories, self.faults = repositories, dict[str, str | int]()
-        self.ended = threading.Event()
-        self.downloads, self.was_cut = list[str](), set[str]()
+        self.ended, self.bytes_per_s = threading.Event(), math.inf
+        self.downloads, self.was_cut, self.resumed = list[str](), set[str](), list[int]()
 
     @property
     def url(self) -> str:
@@ -165,7 +167,18 @@ class _Handler(BaseHTTPRequestHandler):
                 self.server.was_cut.add(repository)
                 self._send(200, content[: len(content) // 2], headers, length=len(content))
             return
-        self._send(200, content, headers)
+        # A request for the rest of a file.
+        match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        start = int(match[1]) if match else 0
+        if start:
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+            self.server.resumed.append(start)
+        length = len(content) - start
+        if fault == "break" and repository not in self.server.was_cut:
+            self.server.was_cut.add(repository)
+            self.close_connection = True
+            content = content[: len(content) // 2]
+        self._send(206 if start else 200, content[start:], headers, length=length)
 
     def _send(
         self,
@@ -181,8 +194,16 @@ class _Handler(BaseHTTPRequestHandler):
         }.items():
             self.send_header(key, value)
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "GET":
+            return
+        if math.isinf(self.server.bytes_per_s):
             self.wfile.write(body)
+            return
+        size = math.ceil(self.server.bytes_per_s / 20)
+        with suppress(ConnectionError):  # the client was interrupted
+            for position in range(0, len(body), size):
+                self.wfile.write(body[position : position + size])
+                time.sleep(1 / 20)
 
     def log_message(self, *_: object) -> None:
         """Log nothing."""

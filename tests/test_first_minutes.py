@@ -5,6 +5,7 @@ stand-in of the hub, and its failures.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.request import urlopen
@@ -24,7 +26,7 @@ from tests.processes import Command
 import visavis
 from visavis.core.errors import DataError, VisavisError
 from visavis.core.progress import NoProgress
-from visavis.data.hub_files import HubUnreachableError
+from visavis.data.hub_files import HubUnreachableError, fetch_hub_files, list_hub_files
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.models.default_model import (
     COPIED_FILES,
@@ -191,6 +193,98 @@ def test_failed_downloads_end_in_one_error(hub, photos):
     assert [line.split()[1] for line in again.output_text.splitlines()[:2]] == ["True", "True"], (
         "a second run completes"
     )
+
+
+@pytest.fixture(scope="module")
+def large_clip(dual_encoders: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The CLIP with more words in its table, so that its weights have 2 MB."""
+    import transformers
+
+    folder = tmp_path_factory.mktemp("large") / "clip"
+    shutil.copytree(dual_encoders / "clip", folder)
+    config = transformers.CLIPConfig.from_pretrained(folder)
+    config.text_config.vocab_size = 31_000
+    transformers.CLIPModel(config).save_pretrained(folder)
+    return folder
+
+
+def kept_bytes(cache: Path) -> int:
+    """Size of the incomplete files in a cache of the hub."""
+    return sum(part.stat().st_size for part in cache.glob("models--*/blobs/*.part"))
+
+
+def test_interrupted_download_is_continued(large_clip, tmp_path, monkeypatch):
+    """Ctrl-C after the first chunk, then a connection that breaks in the middle of the file."""
+    from huggingface_hub import constants
+
+    retry_at_once()
+    content = (large_clip / WEIGHTS).read_bytes()
+    with serving({"tiny/slow": large_clip}) as server:
+        for name, value in {
+            "ENDPOINT": server.url,
+            "HUGGINGFACE_CO_URL_TEMPLATE": server.url + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_HUB_CACHE": str(tmp_path / "hub"),
+            "HF_HUB_OFFLINE": False,
+        }.items():
+            monkeypatch.setattr(constants, name, value)
+        files = list_hub_files(
+            "tiny/slow", "a model", "tiny/slow", "model", endpoint=server.url, allow_patterns=["*"]
+        )
+        reports = list[tuple[int, int]]()
+
+        def interrupt(done: int, total: int) -> None:
+            reports.append((done, total))
+            if done > 2**19:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt) as stopped:
+            fetch_hub_files("tiny/slow", "model", files, interrupt)
+        total = sum(path.stat().st_size for path in large_clip.iterdir())
+        assert stopped.value.__notes__ == ["1 of 2 MB of the download are kept."]
+        kept = kept_bytes(tmp_path / "hub")
+        assert 2**18 <= kept < len(content) // 2
+        assert {one[1] for one in reports} == {total}
+        assert max(after[0] - before[0] for before, after in pairwise(reports)) <= 2**18
+
+        server.faults["tiny/slow"] = "break"
+        reports.clear()
+        files = list_hub_files(
+            "tiny/slow", "a model", "tiny/slow", "model", endpoint=server.url, allow_patterns=["*"]
+        )
+        fetch_hub_files("tiny/slow", "model", files, lambda *done: reports.append(done))
+        assert server.resumed[0] == kept
+        assert len(content) // 2 - 2**18 < server.resumed[1] <= len(content) // 2
+        assert len(server.resumed) == 2
+        assert reports[-1][0] == reports[-1][1]
+    (snapshot,) = (tmp_path / "hub" / "models--tiny--slow" / "snapshots").iterdir()
+    assert (snapshot / WEIGHTS).read_bytes() == content
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.slow
+def test_slow_download_shows_bytes_and_stops_at_once(large_clip, photos, tmp_path):
+    cache = tmp_path / "hub" / "hub"
+    with serving({DEFAULT: large_clip}) as server:
+        server.bytes_per_s, server.faults[DEFAULT] = 300_000, "break"
+        command = Command(Path("output"), "index", "photos", environment=server.environment)
+        while kept_bytes(cache) < 2**18:
+            assert not command.ended, command.output_text
+            time.sleep(0.05)
+        stopped = time.monotonic()
+        command.send(signal.SIGINT)
+        assert command.wait(30) == 128 + signal.SIGINT
+        # The rest of the file would take more than five seconds.
+        assert time.monotonic() - stopped < 3
+        assert re.search(
+            r"Stopped\. [01] of 2 MB of the download are kept\. Repeat it with: .*index photos",
+            command.output_text,
+        )
+        kept = kept_bytes(cache)
+        server.bytes_per_s = math.inf
+        again = Command(Path("output"), "index", "photos", environment=server.environment)
+        assert again.wait(300) == 0, again.output_text
+        assert server.resumed[0] == kept
+    assert "14 items in the index" in again.output_text
 
 
 @pytest.mark.long

@@ -247,7 +247,7 @@ def test_latex_marks_best_and_indistinguishable_rows(results):
         lines[name] for name in (r'Goal(pair="sig\_ms")', "Unified", "Triplet")
     )
     assert (
-        rf"$\mathbf{{{table.rows[0].mean('rsum'):.1f}}} \pm {table.rows[0].std('rsum'):.1f}$ \\"
+        rf"$\mathbf{{{table.rows[0].mean('rsum'):.1f}}} \pm {table.rows[0].interval('rsum').half_width:.1f}$ \\"
         in goal
     )
     assert rf"${table.rows[1].mean('rsum'):.1f}^{{\dagger}} \pm " in unified

@@ -10,7 +10,12 @@ import pytest
 import visavis
 from visavis.core.errors import RecipeError, RunError
 from visavis.research.experiments.jobs import RunOutcome
-from visavis.research.experiments.reproduction import Reproduction, _on_base, select_rows
+from visavis.research.experiments.reproduction import (
+    Reproduction,
+    _on_base,
+    select_rows,
+    table_cells,
+)
 from visavis.training.recipes.files import read_recipe
 from visavis.training.recipes.published_tables import published_results
 from visavis.training.recipes.recipe import build_recipe
@@ -142,6 +147,10 @@ def test_reproduction_rank_agreement_and_std_by_hand(tmp_path):
     assert (value.reached, value.reached_std) == (3.0, 1.0), (
         "COCOS prints the population standard deviation"
     )
+    # Runs 2 and 4: t(0.975, 1) = 12.706, times the standard error of 1.
+    assert value.interval.half_width == pytest.approx(12.706, abs=1e-3)
+    assert value.difference in value.interval
+    assert table_cells(value)[-1].endswith(f" ({value.interval})")
 
 
 @pytest.mark.parametrize(

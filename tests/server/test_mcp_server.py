@@ -27,12 +27,12 @@ import visavis
 from visavis import cli
 from visavis.core.errors import VisavisError
 from visavis.evaluation.feedback.records import Judgment, QueryKey, open_feedback, read_feedback
+from visavis.retrieval.items import index_names
 from visavis.retrieval.server.mcp_server import (
-    DetailsArguments,
-    IndexTools,
-    index_names,
+    Details,
+    OpenedIndexes,
     list_tools,
-    parse_arguments,
+    parse_call,
 )
 
 pytest.importorskip("mcp", reason="the package mcp is not installed: pip install 'visavis[mcp]'")
@@ -47,8 +47,8 @@ atexit.register(lambda: print("heavy:", *(name for name in heavy if name in sys.
 from visavis.cli import main
 main()
 """
-TOOLS = dict[str, IndexTools]()
-"""The tools of an index, opened once."""
+OPENED = list[OpenedIndexes]()
+"""An index, opened once."""
 READ_TOOLS = ["search", "similar", "details"]
 INITIALIZE = {
     "jsonrpc": "2.0",
@@ -244,9 +244,9 @@ def test_details_have_the_capture_time(runs, tmp_path):
         "filename,taken\none.png,2024-05-31T18:30\n"
     )
     visavis.index(runs[0], tmp_path / "photos", out=tmp_path / "index")
-    answer = IndexTools({"index": tmp_path / "index"}).details(DetailsArguments(item="one.png"))
-    assert answer.content.model_dump()["taken"] == "2024-05-31T18:30"
-    assert "taken: 2024-05-31T18:30" in answer.text.splitlines()
+    answer, _ = Details(item="one.png").run(OpenedIndexes({"index": tmp_path / "index"}))
+    assert answer.model_dump()["taken"] == "2024-05-31T18:30"
+    assert "taken: 2024-05-31T18:30" in str(answer).splitlines()
 
 
 @pytest.mark.slow
@@ -266,13 +266,17 @@ def test_details_have_a_thumbnail_without_metadata(session, index_folder):
     [
         ("search", {"query": "-blue"}, "query: expected a text, image or item to search for"),
         ("search", {}, "query: expected a value, got none"),
-        ("search", {"query": 3}, "query: expected a valid string, got 3"),
-        ("search", {"query": "a", "limit": 0}, "limit: expected greater than or equal to 1, got 0"),
+        ("search", {"query": 3}, "query: expected a text in quotes, got 3"),
+        (
+            "search",
+            {"query": "a", "limit": 0},
+            "limit: expected an integer >= 1, got 0",
+        ),
         ("search", {"query": "a", "limt": 3}, "limt: .* did you mean limit"),
         ("search", {"query": "a", "after": "soon"}, "time: expected a date .* got 'soon'"),
         ("search", {"query": "a", "kind": "photo"}, "kind: expected 'image', 'video' or 'moment'"),
         ("search", {"query": "a", "metadata": {"x": "y"}}, "metadata: .* no metadata"),
-        ("search", {"query": "a", "index": "two"}, "index: expected an argument of search"),
+        ("search", {"query": "a", "index": "two"}, "index: this name is unknown"),
         ("similar", {"item": "nothing.png"}, "item: expected the key of an item of one"),
         ("details", {"item": "/etc/passwd", "thumbnail": True}, "item: expected the key"),
         ("details", {"item": "../outside.png", "thumbnail": True}, "item: expected the key"),
@@ -298,16 +302,18 @@ VALUES = st.one_of(
 @pytest.mark.slow
 @given(data=st.data())
 def test_any_arguments_give_an_answer_or_our_error(data, index_folder):
-    tools = list_tools(TOOLS.setdefault("one", IndexTools({"one": index_folder})))
+    if not OPENED:
+        OPENED.append(OpenedIndexes({"one": index_folder}))
+    tools = list_tools(OPENED[0])
     tool = data.draw(st.sampled_from(sorted(tools)).map(tools.get))
     known = {"query": "a red circle", "item": "trips/01.png"}
-    names = list(tool.arguments.model_fields)
+    names = list(tool.model_fields)
     given = data.draw(st.dictionaries(st.sampled_from(names), VALUES, max_size=2))
     arguments = {name: value for name, value in known.items() if name in names} | given
     # Any other error fails the test.
     with suppress(VisavisError):
-        answer = tool.call(parse_arguments(tool, arguments))
-        assert tool.content.model_validate_json(answer.content.model_dump_json()) == answer.content
+        answer, _ = parse_call(tool, arguments).run(OPENED[0])
+        assert tool.answer.model_validate_json(answer.model_dump_json()) == answer
 
 
 @pytest.mark.slow
@@ -402,10 +408,10 @@ def test_missing_package_names_its_extra(tmp_path):
 
 def test_tools_that_write_are_listed_with_feedback_only(tmp_path):
     folders = {"photos": tmp_path}
-    assert all(tool.is_read_only for tool in list_tools(IndexTools(folders)).values())
+    assert not any(tool.writes for tool in list_tools(OpenedIndexes(folders)).values())
     with open_feedback(tmp_path / "votes.jsonl") as file:
-        tools = list_tools(IndexTools(folders, feedback=file))
-    assert [name for name, tool in tools.items() if not tool.is_read_only] == ["vote"]
+        tools = list_tools(OpenedIndexes(folders, feedback=file))
+    assert [name for name, tool in tools.items() if tool.writes] == ["vote"]
 
 
 def test_configuration_of_the_guide_starts_the_server():

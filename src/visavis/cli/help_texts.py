@@ -12,11 +12,11 @@ from visavis.api.catalog_entries import docstring_commands
 PANELS = {
     "Start": ("index", "search", "serve", "train", "evaluate"),
     "Try and check": ("demo", "doctor", "catalog"),
-    "Data": ("data", "features", "convert"),
-    "Train and evaluate": ("mteb", "mine", "compare", "reproduce"),
-    "Understand a model": ("diagnose", "probe", "explain", "anatomy"),
+    "Data": ("data", "features"),
+    "Compare and benchmark": ("compare", "reproduce", "mteb"),
+    "Understand models and losses": ("diagnose", "probe", "explain", "mine", "anatomy"),
     "Graded relevance": ("coherence", "agreement", "relevance"),
-    "Search and export": ("classify", "mcp", "export"),
+    "Use and exchange models": ("classify", "mcp", "export", "convert"),
 }
 """Panels of ``visavis --help`` with their commands and groups of commands."""
 

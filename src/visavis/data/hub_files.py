@@ -27,6 +27,7 @@ from visavis.core.errors import (
     format_value,
     requires_extra,
 )
+from visavis.core.stopping import kept_if_stopped
 from visavis.data.file_names import split_in_name
 
 # Name of a data set of the hub: ``hf:OWNER/NAME``, ``hf:OWNER/NAME:CONFIG`` or
@@ -52,6 +53,13 @@ class HubUnavailableError(DataError):
     """
 
 
+HubKind = Literal["model", "dataset"]
+"""Kind of a repository."""
+# The hub's library reports, and keeps after a broken connection, whole chunks only: of 10 MB, 10 s at
+# 1 MB/s.
+_CHUNK_BYTES = 2**18
+# Files up to this size start again after an interruption.
+_MIN_RESUMED_BYTES = 2**20
 # Time in seconds after which a line reports that the hub has not answered yet.
 _WAITING_LINE_S = 3.0
 
@@ -273,7 +281,7 @@ def download_message(name: str, num_bytes: int, license_name: str) -> str:
     return f"Downloading {name}: {size}, license: {license_name}."
 
 
-def hub_license(repository: str, kind: Literal["model", "dataset"]) -> str:
+def hub_license(repository: str, kind: HubKind) -> str:
     """Return the license that the hub page of a repository states.
 
     Args:
@@ -352,28 +360,130 @@ def hub_repository(folder: Path) -> Path | None:
     )
 
 
-def progress_class(on_bytes: OnBytes) -> type[Any]:
-    """Return a progress bar for the hub's library that is not shown and reports its bytes.
-
-    Args:
-        on_bytes: Receives the progress.
+def hidden_bar() -> type[Any]:
+    """Return a progress bar for the hub's library that is not shown.
 
     Returns:
         The class.
     """
     from huggingface_hub.utils.tqdm import tqdm
 
-    class ByteCounter(tqdm):
+    class HiddenBar(tqdm):
         def __init__(self, *args: Any, **options: Any):
-            self.counts_bytes, self.received = options.get("unit") == "B", 0
             super().__init__(*args, **{**options, "disable": True})
 
-        def update(self, n: float | None = 1) -> None:
-            self.received += int(n or 0)
-            if self.counts_bytes and self.total:
-                on_bytes(min(self.received, self.total), self.total)
+    return HiddenBar
 
-    return ByteCounter
+
+def list_hub_files(
+    name: str, expected: str, repository: str, kind: HubKind, **options: Any
+) -> list[Any]:
+    """List files of a repository, without downloading them.
+
+    Args:
+        name: Name of the model or data set, for errors.
+        expected: The expected content, for errors.
+        repository: Name of the repository.
+        kind: Kind of the repository.
+        options: Further options of ``huggingface_hub.snapshot_download``.
+
+    Returns:
+        ``huggingface_hub.DryRunFileInfo`` of each file, with its size and whether it is missing.
+
+    Raises:
+        HubUnreachableError: If the hub cannot be reached.
+        DataError: If the hub does not provide the repository.
+    """
+    from huggingface_hub import snapshot_download
+
+    with hub_errors(name, expected):
+        return snapshot_download(
+            repository, repo_type=kind, dry_run=True, tqdm_class=hidden_bar(), **options
+        )
+
+
+def fetch_hub_files(
+    repository: str, kind: HubKind, files: Iterable[Any], on_bytes: OnBytes | None = None
+) -> None:
+    """Download missing files into the cache of the hub, one after the other in this thread.
+
+    Ctrl-C ends it at once, and the next call continues the file. The hub's library would complete
+    the files in its threads first, and start an interrupted file again.
+
+    Args:
+        repository: Name of the repository.
+        kind: Kind of the repository.
+        files: Results of ``list_hub_files``.
+        on_bytes: Receives the progress. None: the hub's library shows it.
+    """
+    from huggingface_hub import constants, hf_hub_download
+
+    missing = [file for file in files if file.will_download]
+    total, received = sum(file.file_size or 0 for file in missing), 0
+
+    class ByteCounter(hidden_bar()):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any):
+            super().__init__(*args, **options)
+            # The part of an interrupted download.
+            self.update(options.get("initial") or 0)
+
+        def update(self, n: float | None = 1) -> None:
+            nonlocal received
+            received += int(n or 0)
+            if on_bytes is not None and total:
+                on_bytes(min(received, total), total)
+
+    def describe() -> str:
+        return f"{received / 1e6:,.0f} of {total / 1e6:,.0f} MB of the download are kept."
+
+    bar = None if on_bytes is None else ByteCounter
+    chunk_bytes, constants.DOWNLOAD_CHUNK_SIZE = constants.DOWNLOAD_CHUNK_SIZE, _CHUNK_BYTES
+    try:
+        for file in missing:
+            with kept_if_stopped(lambda: describe() if received else ""):
+                if _MIN_RESUMED_BYTES < (file.file_size or 0) <= constants.MAX_HTTP_DOWNLOAD_SIZE:
+                    _fetch_large_file(repository, kind, file, bar)
+                # A file in its place is only registered.
+                hf_hub_download(
+                    repository,
+                    file.filename,
+                    repo_type=kind,
+                    revision=file.commit_hash,
+                    tqdm_class=bar,
+                )
+    finally:
+        constants.DOWNLOAD_CHUNK_SIZE = chunk_bytes
+
+
+def _fetch_large_file(repository: str, kind: HubKind, file: Any, bar: type[Any] | None) -> None:
+    """Download a file to its place in the cache of the hub, or the rest of it."""
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.file_download import http_get, repo_folder_name
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    url = hf_hub_url(repository, file.filename, repo_type=kind, revision=file.commit_hash)
+    etag = get_hf_file_metadata(url).etag or ""
+    if not re.fullmatch("[0-9a-f]{64}", etag):
+        # Without its SHA-256, a continued file cannot be verified.
+        return
+    folder = repo_folder_name(repo_id=repository, repo_type=kind)
+    target = Path(constants.HF_HUB_CACHE, folder, "blobs", etag)
+    part = target.with_name(f"{etag}.part")
+    with storage.folder_lock(part, wait=True):
+        if not os.path.exists(target):
+            with part.open("ab") as opened:
+                if opened.tell() > file.file_size:
+                    opened.truncate(0)
+                http_get(
+                    url,
+                    opened,
+                    resume_size=opened.tell(),
+                    headers=build_hf_headers(),
+                    expected_size=file.file_size,
+                    tqdm_class=bar,
+                )
+            os.replace(part, target)
+    storage.remove_lock(part)
 
 
 @cache
@@ -412,22 +522,23 @@ def download_dataset(name: str) -> Path:
     if downloaded is not None and all(map(os.path.isfile, downloaded[1:])):
         return Path(downloaded[0])
     repository, revision = parts["repository"], parts["revision"]
-    with hub_errors(name, "a data set of the Hugging Face Hub"):
-        options: Any = {"dry_run": True, "tqdm_class": progress_class(lambda _, __: None)}
-        available = snapshot_download(repository, repo_type="dataset", revision=revision, **options)
+    expected = "a data set of the Hugging Face Hub"
+    available = list_hub_files(name, expected, repository, "dataset", revision=revision)
     files = _select_files(name, [file.filename for file in available], parts["config"])
-    with hub_errors(name, "a data set of the Hugging Face Hub", is_download=True):
-        if missing := sum(
-            file.file_size or 0
-            for file in available
-            if file.filename in files and file.will_download
-        ):
+    needed = [file for file in available if file.filename in files]
+    with hub_errors(name, expected, is_download=True):
+        if missing := sum(file.file_size or 0 for file in needed if file.will_download):
             logging.getLogger(__name__).info(
                 "%s", download_message(name, missing, hub_license(repository, "dataset"))
             )
+        fetch_hub_files(repository, "dataset", needed)
         snapshot = Path(
             snapshot_download(
-                repository, repo_type="dataset", revision=revision, allow_patterns=files
+                repository,
+                repo_type="dataset",
+                revision=revision,
+                allow_patterns=files,
+                tqdm_class=hidden_bar(),
             )
         )
     verify_hashes(name, [snapshot / file for file in files])

@@ -27,6 +27,7 @@ from PIL.Image import Resampling, Transpose
 
 from visavis.core import storage
 from visavis.core.errors import DataError, MissingExtra
+from visavis.data.photo_worker import TRANSPOSE_OF_ORIENTATION, exif_orientation
 
 if TYPE_CHECKING:
     from visavis.data.photo_decoder import PhotoFormat
@@ -46,16 +47,6 @@ _JPEG_FORMATS = ("JPEG", "MPO")
 # Increase it after each change of the images that can be decoded.
 _DECODING_VERSION = 3
 
-# As in ImageOps.exif_transpose, which fails where it cannot write the other metadata of a photo.
-_TRANSPOSE_OF_ORIENTATION = {
-    2: Transpose.FLIP_LEFT_RIGHT,
-    3: Transpose.ROTATE_180,
-    4: Transpose.FLIP_TOP_BOTTOM,
-    5: Transpose.TRANSPOSE,
-    6: Transpose.ROTATE_270,
-    7: Transpose.TRANSVERSE,
-    8: Transpose.ROTATE_90,
-}
 _ORIENTATION_METADATA = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")
 # Fix of a damaged image or video, without its period.
 COPY_AGAIN = "Copy it again from its source"
@@ -447,17 +438,6 @@ def _reduce(image: Image.Image, min_side: int, max_pixels: int = MAX_PIXELS) -> 
         image.draft("RGB", (max(1, width // factor), max(1, height // factor)))
 
 
-def _orientation(image: Image.Image) -> int:
-    """EXIF orientation, from 1 (upright) to 8. 1 for unreadable metadata, which other programs
-    ignore, too.
-    """
-    try:
-        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:  # noqa: BLE001 - damaged metadata raises errors of every kind
-        return 1
-    return orientation if orientation in _TRANSPOSE_OF_ORIENTATION else 1
-
-
 def _taken(image: Image.Image) -> str:
     """Capture time of an opened image, as ``exif_time``. Empty for unreadable metadata."""
     from visavis.data.capture_time import exif_time
@@ -476,7 +456,7 @@ def _upright_size(image: Image.Image) -> tuple[int, int]:
         # decode it.
         tags = image.tag_v2  # type: ignore[attr-defined]
         width, height = tags[ExifTags.Base.ImageWidth], tags[ExifTags.Base.ImageLength]
-    return (height, width) if _orientation(image) > 4 else (width, height)
+    return (height, width) if exif_orientation(image) > 4 else (width, height)
 
 
 def _to_upright_rgb(image: Image.Image) -> Image.Image:
@@ -485,9 +465,9 @@ def _to_upright_rgb(image: Image.Image) -> Image.Image:
     # Pillow turns a TIFF when it decodes it, and removes its orientation. So the orientation is
     # read after decoding.
     image.load()
-    orientation, taken, rgb = _orientation(image), _taken(image), _to_rgb(image)
+    orientation, taken, rgb = exif_orientation(image), _taken(image), _to_rgb(image)
     if orientation != 1:
-        rgb = rgb.transpose(_TRANSPOSE_OF_ORIENTATION[orientation])
+        rgb = rgb.transpose(TRANSPOSE_OF_ORIENTATION[orientation])
         for key in _ORIENTATION_METADATA:
             rgb.info.pop(key, None)
     if taken:

@@ -33,7 +33,8 @@ _RAW_FACTOR = 4
 _MAX_METADATA_BYTES = 2**22
 # EXIF orientation of each flip of LibRaw: bit 0 mirrors columns, bit 1 rows, bit 2 transposes.
 _ORIENTATION_OF_FLIP = {0: 1, 1: 2, 3: 3, 2: 4, 4: 5, 6: 6, 7: 7, 5: 8}
-_TRANSPOSE_OF_ORIENTATION = {
+# As in ImageOps.exif_transpose, which fails where it cannot write the other metadata of a photo.
+TRANSPOSE_OF_ORIENTATION = {
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,
     4: Transpose.FLIP_TOP_BOTTOM,
@@ -131,7 +132,7 @@ def _open_jxl(content: bytes, max_pixels: int) -> Photo:
     return Photo(
         image.size,
         lambda _: image,
-        1 if is_turned else _orientation(image),
+        1 if is_turned else exif_orientation(image),
         image.info.get("icc_profile") or b"",
         _times_of(image.getexif()),
     )
@@ -222,7 +223,7 @@ def _preview_orientation(preview: Image.Image, half: tuple[int, int], flip: int)
     """Orientation of a preview: its own, which LibRaw adds where it is missing, or the one of the
     raw image. A preview whose sides differ from the sensor's is turned already.
     """
-    own = _orientation(preview)
+    own = exif_orientation(preview)
     orientation = flip if own == 1 else own
     is_same = (preview.width >= preview.height) == (half[0] >= half[1])
     return orientation if orientation <= 4 or is_same else 1
@@ -270,12 +271,20 @@ def _times_of(exif: Image.Exif) -> bytes:
     return b""
 
 
-def _orientation(image: Image.Image) -> int:
+def exif_orientation(image: Image.Image) -> int:
+    """Read the EXIF orientation.
+
+    Args:
+        image: An opened image.
+
+    Returns:
+        From 1 (upright) to 8. 1 for unreadable metadata, which other programs ignore, too.
+    """
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:  # noqa: BLE001 - damaged metadata raises errors of every kind
         return 1
-    return orientation if orientation in _TRANSPOSE_OF_ORIENTATION else 1
+    return orientation if orientation in TRANSPOSE_OF_ORIENTATION else 1
 
 
 _OPENERS = {"HEIF": _open_heif, "JPEG XL": _open_jxl, "camera raw": _open_raw}
@@ -293,7 +302,7 @@ def _answer(request: dict[str, Any], content: bytes) -> tuple[dict[str, Any], li
         if min_side and (factor := min(image.size) // min_side) > 1:
             image = image.reduce(factor)
         if photo.orientation > 1:
-            image = image.transpose(_TRANSPOSE_OF_ORIENTATION[photo.orientation])
+            image = image.transpose(TRANSPOSE_OF_ORIENTATION[photo.orientation])
         profile, exif = (
             value if len(value) <= _MAX_METADATA_BYTES else b""
             for value in (photo.profile, photo.exif)

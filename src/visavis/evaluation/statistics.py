@@ -60,6 +60,11 @@ class Interval:
     low: float
     high: float
 
+    @property
+    def half_width(self) -> float:
+        """Half of the width."""
+        return (self.high - self.low) / 2
+
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
 

@@ -310,13 +310,15 @@ def write_demo_report(results: DemoResults, folder: Path) -> None:
     )
     curves = ThemedImage.draw(partial(plot_training_curves, logs), folder / "curves.png")
     # How far the order of the rows can be trusted.
-    deviations = sorted(
-        (std, row.name) for row in results.table.rows if (std := row.std("rsum")) is not None
+    widths = sorted(
+        (interval.half_width, row.name)
+        for row in results.table.rows
+        if (interval := row.interval("rsum"))
     )
     spread = "One seed does not show whether a difference is due to chance."
-    if deviations:
-        (lowest, stable), (highest, unstable) = deviations[0], deviations[-1]
-        spread = f"The standard deviation over seeds is {lowest:.1f} ({stable}) to {highest:.1f} ({unstable}). More seeds are needed for a test."
+    if widths:
+        (lowest, stable), (highest, unstable) = widths[0], widths[-1]
+        spread = f"The 95 % interval of RSUM over seeds is ± {lowest:.1f} ({stable}) to ± {highest:.1f} ({unstable}). More seeds make it narrower."
     ranks = []
     for result in results.captions:
         sources = [rank for rank, scene in enumerate(result.scenes, 1) if scene.is_source]

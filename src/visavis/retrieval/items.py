@@ -5,13 +5,15 @@ This module imports neither torch nor a store, so a server can use it before it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, Literal
 
-from visavis.core.errors import DataError
+from visavis.core.errors import DataError, VisavisError
 
 MANIFEST = "index.json"
 """File in the folder of an index that describes it."""
@@ -206,3 +208,28 @@ def tags_to_metadata(tags: Iterable[str]) -> dict[str, str]:
     """
     pairs = (tag.split("=", 1) for tag in tags)
     return {name.replace("%3D", "=").replace("%25", "%"): value for name, value in pairs}
+
+
+def index_names(folders: Sequence[Path]) -> dict[str, Path]:
+    """Name indexes by the last parts of their paths, as many as distinguish them.
+
+    Args:
+        folders: Folders of the indexes.
+
+    Returns:
+        Folders by name.
+
+    Raises:
+        VisavisError: If a folder is given twice.
+    """
+    paths = [Path(os.path.realpath(folder)) for folder in folders]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise VisavisError(
+                f"index: expected different folders, got {path} twice. Pass each index once."
+            )
+    for depth in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["/".join(path.parts[-depth:]) for path in paths]
+        if len(set(names)) == len(names):
+            break
+    return dict(zip(names, folders, strict=True))

@@ -22,8 +22,10 @@ from visavis.core.errors import DataError, MissingExtra, RunError, requires_extr
 from visavis.data.hub_files import (
     HubUnreachableError,
     OnBytes,
+    fetch_hub_files,
+    hidden_bar,
     hub_errors,
-    progress_class,
+    list_hub_files,
     verify_hashes,
 )
 from visavis.models.encoders.cnn_backbones import published_backbone_name, published_weights_file
@@ -96,21 +98,17 @@ def missing_bytes(name: str) -> int:
         HubUnreachableError: If the hub cannot be reached.
         DataError: If the hub does not provide the model.
     """
-    from huggingface_hub import snapshot_download
+    return sum(file.file_size or 0 for file in _used_files(name) if file.will_download)
 
-    with hub_errors(name, _EXPECTED):
-        patterns = [*HUB_FILE_PATTERNS, BIN_WEIGHTS_PATTERN]
-        files = snapshot_download(
-            name,
-            allow_patterns=patterns,
-            dry_run=True,
-            tqdm_class=progress_class(lambda _, __: None),
-        )
+
+def _used_files(name: str) -> list[Any]:
+    """Files of a model on the hub that are used."""
+    patterns = [*HUB_FILE_PATTERNS, BIN_WEIGHTS_PATTERN]
+    files = list_hub_files(name, _EXPECTED, name, "model", allow_patterns=patterns)
     _check_files(name, [file.filename for file in files])
     has_safetensors = any(file.filename.endswith(".safetensors") for file in files)
-    # snapshot_download lists both formats, of which only safetensors are read.
-    used = [file for file in files if not (has_safetensors and file.filename.endswith(".bin"))]
-    return sum(file.file_size or 0 for file in used if file.will_download)
+    # Of both formats, only safetensors are read.
+    return [file for file in files if not (has_safetensors and file.filename.endswith(".bin"))]
 
 
 def download_hub_model(name: str, on_bytes: OnBytes | None = None) -> Path:
@@ -143,13 +141,13 @@ def download_hub_model(name: str, on_bytes: OnBytes | None = None) -> Path:
         and any(os.path.exists(cached / file) for file in (PREPROCESSOR_FILE, PROCESSOR_FILE))
     ):
         return cached
+    files = [] if cached is not None else _used_files(name)
     with hub_errors(name, _EXPECTED, is_download=True):
-        options: dict[str, Any] = {}
-        if on_bytes is not None:
-            options["tqdm_class"] = progress_class(on_bytes)
-        folder = Path(snapshot_download(name, allow_patterns=list(HUB_FILE_PATTERNS), **options))
+        fetch_hub_files(name, "model", files, on_bytes)
+        hidden: dict[str, Any] = {"tqdm_class": hidden_bar()}
+        folder = Path(snapshot_download(name, allow_patterns=list(HUB_FILE_PATTERNS), **hidden))
         if not any(folder.glob("*.safetensors")):
-            snapshot_download(name, allow_patterns=[BIN_WEIGHTS_PATTERN], **options)
+            snapshot_download(name, allow_patterns=[BIN_WEIGHTS_PATTERN], **hidden)
     _check_files(name, [file.relative_to(folder).as_posix() for file in folder.rglob("*")])
     # Files that were complete before have been verified.
     if folder != cached:

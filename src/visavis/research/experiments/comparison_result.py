@@ -431,7 +431,7 @@ class Comparison(NotebookTable):
         ]
 
     def html_rows(self) -> list[dict[str, Any]]:
-        """Return a row for each choice: means with standard deviations."""
+        """Return a row for each choice: means, each with half of its 95 % interval."""
         table = self.table
         titles = {
             metric: f"{group.title} {label}".lstrip()

@@ -22,6 +22,7 @@ from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
 from visavis.core.spec import validate_int
 from visavis.evaluation.published_row import PublishedRow, comparison_cells, metric_title
+from visavis.evaluation.statistics import Interval, t_interval
 from visavis.research.experiments.grid import Setting
 from visavis.research.experiments.jobs import MAX_RUNS, RunOutcome, Workers
 from visavis.research.experiments.run_comparison import (
@@ -56,7 +57,10 @@ class ReproducedValue:
         published: Published mean.
         published_std: Published standard deviation.
         reached: Mean over runs. None if no run succeeded.
-        reached_std: Standard deviation over runs. None for one run.
+        reached_std: Standard deviation over runs, of the kind that the paper prints. None for one
+            run.
+        interval: 95 % t interval of the difference over runs. None for one run, or runs with equal
+            values.
     """
 
     row: PublishedRow
@@ -65,6 +69,7 @@ class ReproducedValue:
     published_std: float | None
     reached: float | None
     reached_std: float | None
+    interval: Interval | None = None
 
     @property
     def difference(self) -> float | None:
@@ -75,9 +80,14 @@ class ReproducedValue:
         """Convert to plain values.
 
         Returns:
-            The fields and the difference.
+            The fields and the difference, whose interval is an object with ``low`` and ``high``.
         """
-        return vars(self) | {"row": self.row.id, "difference": self.difference}
+        interval = None if self.interval is None else asdict(self.interval)
+        return vars(self) | {
+            "row": self.row.id,
+            "difference": self.difference,
+            "interval": interval,
+        }
 
 
 @dataclass(frozen=True)
@@ -145,7 +155,8 @@ class Reproduction(NotebookTable):
                 of_runs = [measured[key] for measured in metrics if key in measured]
                 reached = statistics.fmean(of_runs) if of_runs else None
                 reached_std = std_of(of_runs) if len(of_runs) > 1 else None
-                values.append(ReproducedValue(row, key, mean, std, reached, reached_std))
+                interval = t_interval([value - mean for value in of_runs]) if of_runs else None
+                values.append(ReproducedValue(row, key, mean, std, reached, reached_std, interval))
         return values
 
     @property
@@ -195,7 +206,7 @@ class Reproduction(NotebookTable):
         spread = (
             "one run"
             if self.seeds == 1
-            else f"mean ± {kind} standard deviation of {self.seeds} runs"
+            else f"mean ± {kind} standard deviation of {self.seeds} runs, as published"
         )
         rows = self.published.values()
         rates = (
@@ -205,6 +216,7 @@ class Reproduction(NotebookTable):
             (
                 f"Published: {first.source}. Reached: {spread}, best model of each row by validation, "
                 f"at the {rates}, not tuned."
+                + (" Difference: with its 95 % interval over runs." if self.seeds > 1 else "")
             ),
             *(
                 f"Order of the {agreement.rows} rows with different runs by "
@@ -280,14 +292,13 @@ def table_cells(value: ReproducedValue) -> list[str]:
         value: Published and reproduced value.
 
     Returns:
-        Row, metric, published value, reproduced value and difference.
+        Row, metric, published value, reproduced value, and difference with its interval.
     """
-    return [
-        value.row.row,
-        *comparison_cells(
-            value.key, value.published, value.published_std, value.reached, value.reached_std
-        ),
-    ]
+    *cells, difference = comparison_cells(
+        value.key, value.published, value.published_std, value.reached, value.reached_std
+    )
+    interval = "" if value.interval is None else f" ({value.interval})"
+    return [value.row.row, *cells, difference + interval]
 
 
 def _first_of_each(rows: Iterable[PublishedRow], annotation: str) -> list[PublishedRow]:

@@ -43,6 +43,7 @@ from visavis.retrieval.server.schemas import (
     UndoResponse,
     VoteRequest,
     VoteResponse,
+    describe_invalid,
     error_response,
 )
 from visavis.retrieval.server.search_service import SearchService, ServedIndex
@@ -179,13 +180,9 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid_request(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        location = ".".join(str(part) for part in first["loc"][1:]) or "request"
-        message = first["msg"].removeprefix("Value error, ")
-        # The number of an input comes from its validator.
-        number, separator, rest = message.partition("] ")
-        if message.startswith("[") and separator:
-            location, message = f"{location}{number}]", rest
-        message = f"{location[:80]}: {message[:1].lower()}{message[1:]}."
+        name, *rest = first["loc"][1:] or ("request",)
+        location = f"{name}{''.join(f'[{p}]' if isinstance(p, int) else f'.{p}' for p in rest)}"
+        message = describe_invalid(first, location)
         if first["type"] == "json_invalid":
             message = (
                 f"body: expected JSON, got an error at character {first['loc'][-1]} "
@@ -199,7 +196,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         path = request.scope["path"]
         # OpenAI's API has no status 422.
         status = 400 if path.startswith(OPENAI_PREFIX) else 422
-        return error_response(status, message, path=path, param=location.partition("[")[0])
+        return error_response(status, message, path=path, param=str(name))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:

@@ -10,18 +10,26 @@ import base64
 import binascii
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 from uuid import uuid4
 
 import numpy as np
 import torch
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field, PlainValidator, ValidationInfo, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    WithJsonSchema,
+)
 from pydantic_core import to_json
 from starlette.responses import Response
 from torch import Tensor
 
+from visavis.core.errors import format_value
 from visavis.retrieval.server.image_cache import ImageInput
 from visavis.retrieval.server.limits import IMAGE_INPUT_COST, TEXT_INPUT_COST
 from visavis.retrieval.server.schemas import LIMITS, ApiError, OpenAIErrorResponse, RequestModel
@@ -80,18 +88,34 @@ def read_image_input(text: str) -> bytes:
     return content
 
 
-def read_text_input(text: str) -> str | bytes:
-    """Read a text of a request. A data URL of an image is an image.
+def read_item(value: Any) -> str | bytes:
+    """Read a text or image of a request in one of its forms.
 
     Args:
-        text: The text.
+        value: A text, a data URL of an image, ``{"text": ...}``, ``{"image": ...}``, or
+            ``{"content": ...}`` with a text or the parts of a message.
 
     Returns:
-        The text, or the content of the image file.
+        The text, or the content of the image file. Several texts are joined by line breaks.
 
     Raises:
-        ValueError: If the text is empty or too long, or is not valid Unicode.
+        ValueError: If the value has another form, or is neither one image nor texts.
+
+    Example:
+        >>> read_item("a star"), read_item({"image": "aGk="})
+        ('a star', b'hi')
+        >>> read_item({"content": [{"type": "text", "text": "a star"}]})
+        'a star'
     """
+    parts = list(_read_parts(value))
+    texts = [part for kind, part in parts if kind == "text"]
+    if parts and not texts and len(parts) == 1:
+        return read_image_input(parts[0][1])
+    if not texts or len(texts) < len(parts):
+        raise ValueError(
+            ONE_PART.format(f"{len(texts)} texts and {len(parts) - len(texts)} images")
+        )
+    text = "\n".join(texts)
     if _DATA_URL.match(text):
         return read_image_input(text)
     if not text.strip():
@@ -106,127 +130,46 @@ def read_text_input(text: str) -> str | bytes:
     return text
 
 
-def read_item(value: Any) -> str | bytes:
-    """Read a text or image of a request in one of its forms.
-
-    Args:
-        value: A text, ``{"text": ...}``, ``{"image": ...}``, or ``{"content": [...]}`` with the
-            parts of a message.
-
-    Returns:
-        The text, or the content of the image file.
-
-    Raises:
-        ValueError: If the value has another form.
-    """
-    if isinstance(value, str):
-        return read_text_input(value)
-    if isinstance(value, dict) and value.keys() == {"content"}:
-        return read_content(value["content"])
-    if isinstance(value, dict) and value.keys() and value.keys() <= {"text", "image"}:
-        given = {name: part for name, part in value.items() if part is not None}
-        if len(given) == 1 and isinstance(part := next(iter(given.values())), str):
-            return read_text_input(part) if "text" in given else read_image_input(part)
-        if len(given) > 1:
-            raise ValueError(ONE_PART.format("both"))
-    _reject_tokens(value)
-    raise ValueError(
-        'expected a text, {"text": "..."} or {"image": "data:image/...;base64,..."}, got '
-        f"{value!r:.60}. Send one of these forms"
-    )
-
-
-def _reject_tokens(value: Any) -> None:
-    if isinstance(value, int | list):
-        raise ValueError(TOKENS)  # noqa: TRY004 - pydantic reports no TypeError
-
-
-def read_content(content: Any) -> str | bytes:
-    """Read the content of a message.
-
-    Args:
-        content: A text, or a list of parts ``{"type": "text", "text": ...}`` and ``{"type":
-            "image_url", "image_url": {"url": ...}}``.
-
-    Returns:
-        The text, or the content of the image file. Several texts are joined by line breaks.
-
-    Raises:
-        ValueError: If it is neither one image nor texts.
-    """
-    texts, images = list[str](), list[str]()
-    for part in content if isinstance(content, list) else [{"type": "text", "text": content}]:
-        kind = part.get("type") if isinstance(part, dict) else None
-        value = part.get(kind) if kind in ("text", "image_url") else None
-        if kind == "image_url" and isinstance(value, dict):
-            value = value.get("url")
-        if not isinstance(value, str):
-            raise ValueError(  # noqa: TRY004 - pydantic reports no TypeError
-                'expected parts {"type": "text", "text": "..."} or {"type": "image_url", '
-                f'"image_url": {{"url": "data:image/...;base64,..."}}}}, got {part!r:.60}. Send '
-                "one of these forms"
+def _read_parts(value: Any, depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Kind and value of each text and image of a form."""
+    match value:
+        case {"content": _} if depth > 1 or value.keys() & {"text", "image"}:
+            raise ValueError(ONE_PART.format(format_value(value)))
+        case str():
+            yield "text", value
+        case {"type": "text", "text": str(text)} | {"content": str(text)}:
+            yield "text", text
+        case {"type": "image_url", "image_url": str(url) | {"url": str(url)}}:
+            yield "image", url
+        case {"content": list(parts)} if all(isinstance(part, dict) for part in parts):
+            for part in parts:
+                yield from _read_parts(part, depth + 1)
+        case dict() if value and all(
+            name in ("text", "image") and isinstance(part, str | None)
+            for name, part in value.items()
+        ):
+            yield from ((kind, part) for kind, part in value.items() if part is not None)
+        case int() | list():
+            raise ValueError(TOKENS)
+        case _:
+            raise ValueError(
+                'expected a text, {"text": "..."}, {"image": "data:image/...;base64,..."}, or parts '
+                '{"type": "text", "text": "..."} and {"type": "image_url", "image_url": {"url": '
+                f'"data:image/...;base64,..."}}}}, got {format_value(value)}. Send one of these forms'
             )
-        (texts if kind == "text" else images).append(value)
-    if len(images) == 1 and not texts:
-        return read_image_input(images[0])
-    if images or not texts:
-        raise ValueError(ONE_PART.format(f"{len(texts)} texts and {len(images)} images"))
-    return read_text_input("\n".join(texts))
 
 
-def _read_items(values: Any, field: str, read: Callable[[Any], str | bytes]) -> list[Item]:
-    """Read the single value or the list of values of a field."""
-    is_list = isinstance(values, list)
-    values = values if is_list else [values]
-    if not 1 <= len(values) <= LIMITS.max_inputs:
-        raise ValueError(
-            f"expected 1 to {LIMITS.max_inputs:,} inputs, got {len(values):,}. Send several "
-            "requests, or one with inputs"
-        )
-    # Before the position of a single input, because OpenAI's list of token ids is one input.
-    _reject_tokens(values[0])
-    items = list[Item]()
-    for number, value in enumerate(values):
-        position = f"[{number}]" if is_list else ""
-        try:
-            item = read(value)
-        except ValueError as error:
-            raise ValueError(f"{position} {error}".lstrip()) from None
-        items.append(item if isinstance(item, str) else ImageInput(item, field + position))
-    return items
-
-
-def _read_input(value: Any, info: ValidationInfo) -> list[Item]:
-    """Read ``input``. With ``modality: image``, texts are images, too."""
-    is_image = info.data.get("modality") == "image"
-
-    def read(single: Any) -> str | bytes:
-        return read_item({"image": single} if is_image and isinstance(single, str) else single)
-
-    return _read_items(value, "input", read)
-
-
-def _read_messages(value: Any) -> list[Item]:
-    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
-        raise ValueError(f"expected a list of messages, got {value!r:.60}. Send a list")
-    parts = list[Any]()
-    for message in value:
-        content = message.get("content")
-        parts += content if isinstance(content, list) else [{"type": "text", "text": content}]
-    return _read_items({"content": parts}, "messages", read_item)
-
-
-def _read_query(value: Any) -> Item:
-    [item] = _read_items(
-        {"content": value} if isinstance(value, list) else value, "query", read_item
-    )
-    return item
-
-
-def _read_documents(value: Any) -> list[tuple[Any, Item]]:
-    """Documents as they were sent, and read."""
+def _as_list(value: Any, info: ValidationInfo) -> list[Any]:
+    """The inputs of a request. With ``modality: image``, texts are images, too."""
     values = value if isinstance(value, list) else [value]
-    return list(zip(values, _read_items(values, "documents", read_item), strict=True))
+    if info.data.get("modality") == "image":
+        values = [{"image": item} if isinstance(item, str) else item for item in values]
+    return values
+
+
+def _as_content(value: Any) -> Any:
+    """The messages of a request, or the parts of a query, as one message."""
+    return {"content": value} if isinstance(value, list) else value
 
 
 _CONTENT_SCHEMA: dict[str, Any] = {
@@ -308,6 +251,13 @@ _MESSAGES_SCHEMA = {
     },
 }
 ModelName = Annotated[str | None, Field(max_length=4096)]
+Input = Annotated[Any, PlainValidator(read_item)]
+Inputs = Annotated[
+    list[Input],
+    Field(min_length=1, max_length=LIMITS.max_inputs),
+    BeforeValidator(_as_list),
+    WithJsonSchema(_ITEMS_SCHEMA),
+]
 
 
 class EmbeddingRequest(RequestModel):
@@ -325,11 +275,9 @@ class EmbeddingRequest(RequestModel):
 
     model: ModelName = None
     modality: Literal["text", "image"] = "text"
-    input: Annotated[
-        list[Item] | None, PlainValidator(_read_input), WithJsonSchema(_ITEMS_SCHEMA)
-    ] = None
+    input: Inputs | None = None
     messages: Annotated[
-        list[Item] | None, PlainValidator(_read_messages), WithJsonSchema(_MESSAGES_SCHEMA)
+        Input | None, BeforeValidator(_as_content), WithJsonSchema(_MESSAGES_SCHEMA)
     ] = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
@@ -390,12 +338,8 @@ class RerankRequest(RequestModel):
     """
 
     model: ModelName = None
-    query: Annotated[Item, PlainValidator(_read_query), WithJsonSchema(_ITEM_SCHEMA)]
-    documents: Annotated[
-        list[tuple[Any, Item]],
-        PlainValidator(_read_documents),
-        WithJsonSchema(_ITEMS_SCHEMA),
-    ]
+    query: Annotated[Input, BeforeValidator(_as_content), WithJsonSchema(_ITEM_SCHEMA)]
+    documents: Inputs
     top_n: Annotated[int, Field(ge=0)] | None = None
     return_documents: bool = False
 
@@ -516,13 +460,14 @@ def inference_routes(service: SearchService, rate_limiter: RateLimiter | None) -
     async def embed(request: Request, query: EmbeddingRequest) -> Response:
         """Unit vectors of texts and images."""
         if (query.input is None) == (query.messages is None):
+            given = "none" if query.input is None else "both"
             raise ApiError(
                 400,
-                "input: expected one of input and messages, got "
-                f"{'none' if query.input is None else 'both'}. Send one of them.",
+                f"input: expected one of input and messages, got {given}. Send one of them.",
                 param="input",
             )
-        (name, number), items = find_model(query.model), query.input or query.messages or []
+        name, number = find_model(query.model)
+        items = _named("input", query.input or []) or _named("messages", [query.messages])
         charge(request, items)
         vectors, num_tokens = await encode_items(service, number, items)
         if query.dimensions is not None:
@@ -544,15 +489,21 @@ def inference_routes(service: SearchService, rate_limiter: RateLimiter | None) -
         kinds have the score of the model, and of the same kind the cosine of their vectors.
         """
         name, number = find_model(query.model)
-        items = [item for _, item in query.documents]
-        charge(request, [query.query, *items])
-        scores, num_tokens = await score_items(service, number, query.query, items)
+        [asked], items = _named("query", [query.query]), _named("documents", query.documents)
+        charge(request, [asked, *items])
+        scores, num_tokens = await score_items(service, number, asked, items)
         order = scores.argsort(descending=True, stable=True)[: query.top_n or None].tolist()
+        shown = dict[int, Any]()
+        if query.return_documents:
+            sent = (await request.json())["documents"]
+            shown = dict(enumerate(sent if isinstance(sent, list) else [sent]))
         results = [
             RerankResult(
                 index=index,
                 relevance_score=scores[index].item(),
-                document=_shown(query.documents[index][0]) if query.return_documents else None,
+                document={"text": document}
+                if isinstance(document := shown.get(index), str)
+                else document,
             )
             for index in order
         ]
@@ -575,19 +526,12 @@ async def encode_items(
     Returns:
         Unit vectors, shape ``[N, D]``, and the number of tokens that the model read.
     """
-    rows: list[Tensor | None] = [None] * len(items)
-    texts = {index: item for index, item in enumerate(items) if isinstance(item, str)}
-    images = {index: item for index, item in enumerate(items) if isinstance(item, ImageInput)}
-    num_tokens = 0
-    if texts:
-        vectors, num_tokens = await service.encode_texts(number, list(texts.values()))
-        for index, row in zip(texts, vectors, strict=True):
-            rows[index] = row
-    if images:
-        vectors = await service.encode_images(number, list(images.values()))
-        for index, row in zip(images, vectors, strict=True):
-            rows[index] = row
-    return torch.stack([row for row in rows if row is not None]), num_tokens
+    texts = [item for item in items if isinstance(item, str)]
+    images = [item for item in items if isinstance(item, ImageInput)]
+    text_rows, num_tokens = await service.encode_texts(number, texts) if texts else ((), 0)
+    image_rows = await service.encode_images(number, images) if images else ()
+    rows = iter(text_rows), iter(image_rows)
+    return torch.stack([next(rows[isinstance(item, ImageInput)]) for item in items]), num_tokens
 
 
 async def score_items(
@@ -604,31 +548,35 @@ async def score_items(
     Returns:
         Scores, shape ``[N]``, and the number of tokens that the model read.
     """
-    others = [index for index, item in enumerate(items) if type(item) is not type(query)]
-    is_cosine = not others or await service.run_model(
+    is_other = torch.tensor([type(item) is not type(query) for item in items])
+    if bool(is_other.any()) and await service.run_model(
         number, lambda _: service.indexes[number].score_is_cosine
-    )
-    same = range(len(items)) if is_cosine else sorted(set(range(len(items))) - set(others))
+    ):
+        is_other[:] = False
     scores, num_tokens = torch.zeros(len(items)), 0
+    same, others = (
+        [item for item, flag in zip(items, is_other, strict=True) if flag == other]
+        for other in (False, True)
+    )
     if same:
-        vectors, num_tokens = await encode_items(
-            service, number, [query, *(items[index] for index in same)]
-        )
-        scores[list(same)] = (vectors[1:] @ vectors[0]).float()
-    if not is_cosine:
-        found, more_tokens = await service.score_pairs(
-            number, query, [items[index] for index in others]
-        )
-        scores[others] = found.float()
+        vectors, num_tokens = await encode_items(service, number, [query, *same])
+        scores[~is_other] = (vectors[1:] @ vectors[0]).float()
+    if others:
+        found, more_tokens = await service.score_pairs(number, query, others)
+        scores[is_other] = found.float()
         num_tokens += more_tokens
     return scores, num_tokens
+
+
+def _named(field: str, contents: Sequence[Any]) -> list[Item]:
+    """Texts and images of a field. Errors name an image by its position."""
+    return [
+        content if isinstance(content, str) else ImageInput(content, f"{field}[{number}]")
+        for number, content in enumerate(contents)
+    ]
 
 
 def _vector_values(vectors: Tensor, encoding_format: str) -> list[Any]:
     if encoding_format == "float":
         return vectors.tolist()
     return [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in np.asarray(vectors)]
-
-
-def _shown(document: Any) -> dict[str, Any]:
-    return document if isinstance(document, dict) else {"text": document}

@@ -9,182 +9,58 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import inspect
 import logging
 import os
-import re
-import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, Field, ValidationError, create_model
 
 from visavis.core.environment import installed_version
 from visavis.core.errors import DataError, VisavisError, format_value, requires_extra, suggest_name
 from visavis.core.progress import Progress
-from visavis.evaluation.feedback.records import FeedbackFile, Judgment, QueryKey, open_feedback
-from visavis.retrieval.items import MANIFEST, IndexItem, ItemFilter, ItemKind, parse_time
+from visavis.evaluation.feedback.records import FeedbackFile, QueryKey, open_feedback
+from visavis.retrieval.items import (
+    MANIFEST,
+    IndexItem,
+    ItemFilter,
+    ItemKind,
+    index_names,
+    parse_time,
+)
+from visavis.retrieval.server.schemas import (
+    LIMITS,
+    HitModel,
+    ItemModel,
+    Key,
+    RequestModel,
+    describe_invalid,
+)
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
 
-    from visavis.data import Dataset
-    from visavis.retrieval.search import SearchResult
     from visavis.retrieval.server.search_service import ServedIndex
 
-MAX_QUERY_CHARS, MAX_KEY_CHARS, MAX_RESULTS = 500, 4096, 100
 
-
-class ToolArguments(BaseModel):
-    """Base of the arguments of a tool, which rejects unknown names."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class FilterArguments(ToolArguments):
-    """Conditions on the items, as in ``visavis search``, and the number of results.
-
-    Attributes:
-        path: Pattern of the whole path.
-        kind: Kind of the items.
-        after: Earliest time.
-        before: Time before which an item must lie.
-        metadata: Values that an item must have.
-        limit: Maximum number of results.
-    """
-
-    path: str = Field(
-        "",
-        max_length=MAX_QUERY_CHARS,
-        description="Pattern of the whole path, such as *beach* or 2024/*.jpg. Default: all.",
-    )
-    kind: ItemKind | None = Field(None, description="Kind of the items. Default: all.")
-    after: str | None = Field(None, description="Earliest time of an item, such as 2024-05-31.")
-    before: str | None = Field(
-        None, description="Time before which an item must lie, such as 2024-06-30."
-    )
-    metadata: dict[str, str] = Field(
-        {}, description='Metadata values that an item must have, such as {"split": "test"}.'
-    )
-    limit: int = Field(10, ge=1, le=MAX_RESULTS, description="Maximum number of results.")
-
-    def to_item_filter(self) -> ItemFilter:
-        """Convert to a filter of the index.
-
-        Returns:
-            The filter.
-
-        Raises:
-            DataError: If a time cannot be parsed.
-        """
-        return ItemFilter(
-            self.path, self.kind, parse_time(self.after), parse_time(self.before), self.metadata
-        )
-
-
-class SearchArguments(FilterArguments):
-    """A text query with conditions.
-
-    Attributes:
-        query: Text query. Empty: the newest items.
-    """
-
-    query: str = Field(
-        max_length=MAX_QUERY_CHARS,
-        description="Description of the wanted images in plain words. "
-        '-word or -"several words" excludes. Empty: the newest items.',
-    )
-
-
-ITEM_DESCRIPTION = "Key of an item from search results, or path of its file."
-
-
-class SimilarArguments(FilterArguments):
-    """An item to find similar items of, with conditions.
-
-    Attributes:
-        item: Key of the item, or path of its file.
-    """
-
-    item: str = Field(max_length=MAX_KEY_CHARS, description=ITEM_DESCRIPTION)
-
-
-class DetailsArguments(ToolArguments):
-    """An item to describe.
-
-    Attributes:
-        item: Key of the item, or path of its file.
-        thumbnail: Whether the answer has an image.
-    """
-
-    item: str = Field(max_length=MAX_KEY_CHARS, description=ITEM_DESCRIPTION)
-    thumbnail: bool = Field(False, description="Also return a JPEG of at most 480 pixels per side.")
-
-
-class VoteArguments(ToolArguments):
-    """A vote on an item.
-
-    Attributes:
-        query: Text query.
-        item: Key of the item, or path of its file.
-        relevant: Whether the item is relevant. None withdraws the vote.
-    """
-
-    query: str = Field(
-        min_length=1,
-        max_length=MAX_QUERY_CHARS,
-        description="The text query that the item was a result of.",
-    )
-    item: str = Field(max_length=MAX_KEY_CHARS, description=ITEM_DESCRIPTION)
-    relevant: bool | None = Field(
-        description="Whether the item is relevant to the query. Null withdraws an earlier vote."
-    )
-
-
-class ItemAnswer(BaseModel):
+class ItemAnswer(ItemModel):
     """An item.
 
     Attributes:
-        key: Key of the item.
         path: Absolute path of the file or archive. None if it is missing.
-        kind: Kind of the item.
-        start: Start of a moment in seconds.
-        end: End of a moment in seconds.
-        modified: Modification time of the file.
         taken: Capture time. None if the index does not have it.
-        metadata: Other values of the item.
     """
 
-    key: str = Field(description="Identifies the item in other tools and filters.")
     path: str | None = Field(description="Absolute path of the file. Null if it is missing.")
-    kind: ItemKind
-    start: float | None = Field(description="Start of a moment of a video in seconds.")
-    end: float | None = Field(description="End of a moment of a video in seconds.")
-    modified: datetime = Field(description="Modification time of the file.")
     taken: str | None = Field(description="Capture time. Null if unknown.")
-    metadata: dict[str, str]
 
 
-class FoundItem(ItemAnswer):
-    """A result of a search.
-
-    Attributes:
-        score: Score, a cosine similarity for most models. None for the newest items.
-        match_probability: Probability that the item is relevant. None without a calibration.
-        duplicates: Keys of near-duplicates and of other moments of the video.
-    """
-
-    score: float | None = Field(description="Similarity to the query. Null for an empty query.")
-    match_probability: float | None = Field(
-        description="Probability that the item is relevant, 0 to 1. Null if unknown."
-    )
-    duplicates: list[str] = Field(
-        description="Keys of near-duplicates and of other moments of the video."
-    )
+class FoundItem(HitModel, ItemAnswer):
+    """A result of a search."""
 
 
 class FoundItems(BaseModel):
@@ -202,6 +78,21 @@ class FoundItems(BaseModel):
     )
     message: str = Field(description="Why nothing was found. Empty with results.")
 
+    def __str__(self) -> str:
+        lines = [self.message] if self.message else []
+        if self.no_match:
+            lines.append("Probably no match. These are the nearest results.")
+        for rank, hit in enumerate(self.hits, 1):
+            notes = [] if hit.score is None else [f"score {hit.score:.3f}"]
+            if hit.match_probability is not None:
+                notes.append(f"match probability {hit.match_probability:.0%}")
+            if hit.duplicates:
+                notes.append(f"near-duplicates: {', '.join(map(_printable, hit.duplicates))}")
+            caption = f": {hit.metadata['caption']}" if "caption" in hit.metadata else ""
+            end = f" ({', '.join(notes)})" if notes else ""
+            lines.append(f"{rank}. {_printable(hit.key)}{caption}{end}")
+        return "\n".join(lines)
+
 
 class ItemDetails(ItemAnswer):
     """Details of an item.
@@ -213,6 +104,16 @@ class ItemDetails(ItemAnswer):
 
     size: int = Field(description="Size of the file in bytes.")
     captions: list[str] = Field(description="Captions of the item in its data set.")
+
+    def __str__(self) -> str:
+        lines = [
+            f"{_printable(self.key)} ({self.kind})",
+            f"file: {_printable(self.path or 'missing')}, {self.size:,} bytes",
+            f"modified: {self.modified:%Y-%m-%d %H:%M} UTC",
+            *(f"caption: {caption}" for caption in self.captions),
+            *(f"{name}: {value}" for name, value in self.metadata.items() if name != "caption"),
+        ]
+        return "\n".join(lines)
 
 
 class SavedVote(BaseModel):
@@ -228,24 +129,18 @@ class SavedVote(BaseModel):
     item: str
     relevant: bool | None
 
-
-class ToolAnswer(NamedTuple):
-    """What a tool returns.
-
-    Attributes:
-        content: The structured content.
-        text: The same in words.
-        jpeg: An image, if it was requested.
-    """
-
-    content: BaseModel
-    text: str
-    jpeg: bytes | None = None
+    def __str__(self) -> str:
+        judgment = {True: "relevant to", False: "not relevant to", None: "without a vote for"}
+        return f"Saved: {_printable(self.item)} is {judgment[self.relevant]} {self.query!r}."
 
 
-class IndexTools:
-    """Tools over one or several indexes, each of which is opened by the first call that needs it.
-    Only one call runs at a time.
+def _printable(name: str) -> str:
+    """A name on one line, without control characters."""
+    return name if name.isprintable() else repr(name)
+
+
+class OpenedIndexes:
+    """Indexes that are opened by the first call that needs them.
 
     Args:
         folders: Folders of the indexes by name.
@@ -261,110 +156,9 @@ class IndexTools:
     ):
         self.folders, self.stores, self.feedback = dict(folders), list(stores), feedback
         self._opened: dict[str, ServedIndex] = {}
-        self._datasets: dict[str, _Captions] = {}
+        self._captions: dict[str, Mapping[str, list[str]]] = {}
 
-    def search(self, arguments: SearchArguments) -> ToolAnswer:
-        """Search an index for a text.
-
-        Args:
-            arguments: Query and conditions.
-
-        Returns:
-            Results as ``FoundItems``.
-        """
-        key = QueryKey(" ".join(arguments.query.split()))
-        return self._find(self._index(arguments), key, arguments)
-
-    def similar(self, arguments: SimilarArguments) -> ToolAnswer:
-        """Find the items that are most similar to an item.
-
-        Args:
-            arguments: The item and conditions.
-
-        Returns:
-            Results as ``FoundItems``. The first one is the item itself, if it passes the
-            conditions.
-        """
-        index = self._index(arguments)
-        item = _find_item(index, arguments.item)
-        return self._find(index, QueryKey(similar_to=item.key), arguments)
-
-    def details(self, arguments: DetailsArguments) -> ToolAnswer:
-        """Describe an item.
-
-        Args:
-            arguments: The item, and whether to render it.
-
-        Returns:
-            ``ItemDetails``, and a JPEG if it is requested.
-
-        Raises:
-            DataError: If the item is unknown, or its file cannot be rendered.
-        """
-        index = self._index(arguments)
-        item = _find_item(index, arguments.item)
-        captions = self._captions(index, item)
-        details = ItemDetails(**_item_values(index, item), size=item.size, captions=captions)
-        lines = [
-            f"{_printable(details.key)} ({details.kind})",
-            f"file: {_printable(details.path or 'missing')}, {details.size:,} bytes",
-            f"modified: {details.modified:%Y-%m-%d %H:%M} UTC",
-            *(f"caption: {caption}" for caption in captions),
-            *(f"{name}: {value}" for name, value in details.metadata.items() if name != "caption"),
-        ]
-        jpeg = None
-        if arguments.thumbnail:
-            from visavis.retrieval.server.image_cache import render_jpeg
-
-            jpeg = render_jpeg(index.index.locate(item), item, "thumbnail")
-        return ToolAnswer(details, "\n".join(lines), jpeg)
-
-    def vote(self, arguments: VoteArguments) -> ToolAnswer:
-        """Save whether an item is relevant to a query.
-
-        Args:
-            arguments: Query, item and judgment.
-
-        Returns:
-            ``SavedVote``.
-
-        Raises:
-            VisavisError: If votes are not allowed.
-            StorageError: If the feedback file cannot be written.
-        """
-        if self.feedback is None:
-            raise VisavisError(
-                "vote: expected a server that saves votes, got none. Start it with --feedback FILE."
-            )
-        index, query = self._index(arguments), " ".join(arguments.query.split())
-        if not query:
-            raise VisavisError("query: expected text, got spaces. Pass the query of the search.")
-        item = _find_item(index, arguments.item)
-        self.feedback.append(
-            Judgment(
-                datetime.now(UTC).isoformat(timespec="milliseconds"),
-                index.name,
-                QueryKey(query),
-                item.key,
-                item.content,
-                arguments.relevant,
-                vote=secrets.token_hex(8),
-            )
-        )
-        judgment = {True: "relevant to", False: "not relevant to", None: "without a vote for"}
-        return ToolAnswer(
-            SavedVote(query=query, item=item.key, relevant=arguments.relevant),
-            f"Saved: {_printable(item.key)} is {judgment[arguments.relevant]} {query!r}.",
-        )
-
-    def close(self) -> None:
-        """Close the opened indexes."""
-        for index in self._opened.values():
-            index.index.close()
-
-    def _index(self, arguments: ToolArguments) -> ServedIndex:
-        """The index that the arguments name, or the only one."""
-        name = getattr(arguments, "index", next(iter(self.folders)))
+    def __getitem__(self, name: str) -> ServedIndex:
         if name not in self._opened:
             from visavis.retrieval.index_folder import Index
             from visavis.retrieval.server.search_service import ServedIndex
@@ -373,61 +167,237 @@ class IndexTools:
             self._opened[name] = ServedIndex(index, name)
         return self._opened[name]
 
-    def _find(self, index: ServedIndex, key: QueryKey, arguments: FilterArguments) -> ToolAnswer:
-        results = index.search(key, None, arguments.limit, arguments.to_item_filter())
+    def captions(self, index: ServedIndex, item: IndexItem) -> list[str]:
+        """Look up all captions of an item in its data set.
+
+        Args:
+            index: The index.
+            item: The item.
+
+        Returns:
+            The captions. Empty for a source without captions.
+        """
+        if "caption" not in item.metadata:
+            return []
+        if index.name not in self._captions:
+            self._captions[index.name] = _read_captions(index.index.root)
+        return self._captions[index.name].get(item.path) or [item.metadata["caption"]]
+
+    def close(self) -> None:
+        """Close the opened indexes."""
+        for index in self._opened.values():
+            index.index.close()
+
+
+def _read_captions(source: Path) -> dict[str, list[str]]:
+    """Captions of each image of a data set."""
+    from visavis.data import open_dataset
+
+    try:
+        dataset = open_dataset(source, skip_bad=True)
+    except DataError as error:
+        logging.getLogger(__name__).warning(
+            "Only the first caption of each item is known, because the data set cannot be read: %s",
+            error,
+        )
+        return {}
+    captions = zip(dataset.images, dataset.captions_of, strict=True)
+    return {image.name: [dataset.captions[row] for row in rows] for image, rows in captions}
+
+
+class IndexTool(RequestModel):
+    """Base of the tools. The fields are the arguments of a call. Unknown names are rejected.
+
+    Attributes:
+        title: Name for people.
+        answer: Type of the structured content.
+        writes: Whether a call changes a file.
+    """
+
+    title: ClassVar[str]
+    answer: ClassVar[type[BaseModel]]
+    writes: ClassVar[bool] = False
+
+    def run(self, indexes: OpenedIndexes) -> tuple[BaseModel, bytes | None]:
+        """Run the tool. Only one call runs at a time.
+
+        Args:
+            indexes: The indexes.
+
+        Returns:
+            Structured content, whose text is the same in words, and a JPEG if it was requested.
+
+        Raises:
+            VisavisError: If the arguments do not fit the index.
+        """
+        raise NotImplementedError
+
+    def index_of(self, indexes: OpenedIndexes) -> ServedIndex:
+        """Open the index of a call.
+
+        Args:
+            indexes: The indexes.
+
+        Returns:
+            The index that the argument ``index`` names, or the only one.
+        """
+        return indexes[getattr(self, "index", next(iter(indexes.folders)))]
+
+
+QUERY_CHARS = LIMITS.max_query_chars
+ITEM: Any = Field(description="Key of an item from search results, or path of its file.")
+
+
+class FilterTool(IndexTool):
+    """Base of tools that find items, with conditions as in ``visavis search``.
+
+    Attributes:
+        path: Pattern of the whole path.
+        kind: Kind of the items.
+        after: Earliest time.
+        before: Time before which an item must lie.
+        metadata: Values that an item must have.
+        limit: Maximum number of results.
+    """
+
+    answer = FoundItems
+    path: str = Field(
+        "",
+        max_length=QUERY_CHARS,
+        description="Pattern of the whole path, such as *beach* or 2024/*.jpg. Default: all.",
+    )
+    kind: ItemKind | None = Field(None, description="Kind of the items. Default: all.")
+    after: str | None = Field(None, description="Earliest time of an item, such as 2024-05-31.")
+    before: str | None = Field(
+        None, description="Time before which an item must lie, such as 2024-06-30."
+    )
+    metadata: dict[str, str] = Field(
+        {}, description='Metadata values that an item must have, such as {"split": "test"}.'
+    )
+    limit: int = Field(10, ge=1, le=LIMITS.max_page_size, description="Maximum number of results.")
+
+    def find(self, index: ServedIndex, key: QueryKey) -> tuple[FoundItems, None]:
+        """Find the best items for a query, or the newest ones for an empty query.
+
+        Args:
+            index: The index.
+            key: The query.
+
+        Returns:
+            The results, without a JPEG.
+        """
+        from visavis.retrieval.server.search_service import result_values
+
+        item_filter = ItemFilter(
+            self.path, self.kind, parse_time(self.after), parse_time(self.before), self.metadata
+        )
+        results = index.search(key, None, self.limit, item_filter)
         hits = [
-            FoundItem(
-                **_item_values(index, result.item),
-                score=result.score if key else None,
-                match_probability=result.match_probability,
-                duplicates=list(result.duplicates),
-            )
+            FoundItem(**result_values(key, result), **_file_values(index, result.item))
             for result in results
         ]
         message = results.message
         if not hits and not message:
-            message = index.index.explain_no_results(arguments.to_item_filter())
-        found = FoundItems(hits=hits, no_match=results.no_match, message=message)
-        return ToolAnswer(found, _describe_hits(found, results))
-
-    def _captions(self, index: ServedIndex, item: IndexItem) -> list[str]:
-        """All captions of an item in its data set. Of a source without captions: none."""
-        first = item.metadata.get("caption")
-        if first is None:
-            return []
-        if index.name not in self._datasets:
-            self._datasets[index.name] = _Captions.open(index.index.root)
-        return self._datasets[index.name].of(item.path) or [first]
+            message = index.index.explain_no_results(item_filter)
+        return FoundItems(hits=hits, no_match=results.no_match, message=message), None
 
 
-@dataclass(frozen=True)
-class _Captions:
-    """Captions of a data set, and the row of each image by its name."""
+class Search(FilterTool):
+    """Find images, videos and moments of videos by a description of what they show.
 
-    dataset: Dataset | None
-    rows: Mapping[str, int]
+    Attributes:
+        query: Text query. Empty: the newest items.
+    """
 
-    @classmethod
-    def open(cls, source: Path) -> _Captions:
-        from visavis.data import open_dataset
+    title = "Search images and videos"
+    query: str = Field(
+        max_length=QUERY_CHARS,
+        description="Description of the wanted images in plain words. "
+        '-word or -"several words" excludes. Empty: the newest items.',
+    )
 
-        try:
-            dataset = open_dataset(source, skip_bad=True)
-        except DataError as error:
-            logging.getLogger(__name__).warning(
-                "Only the first caption of each item is known, because the data set cannot be "
-                "read: %s",
-                error,
-            )
-            return cls(None, {})
-        return cls(dataset, {image.name: row for row, image in enumerate(dataset.images)})
+    def run(self, indexes: OpenedIndexes) -> tuple[BaseModel, bytes | None]:
+        return self.find(self.index_of(indexes), QueryKey(" ".join(self.query.split())))
 
-    def of(self, name: str) -> list[str]:
-        """Captions of an image. Empty if the data set lacks it."""
-        if self.dataset is None or name not in self.rows:
-            return []
-        captions = self.dataset.captions_of[self.rows[name]]
-        return [self.dataset.captions[caption] for caption in captions]
+
+class Similar(FilterTool):
+    """Find the items that look most similar to an item, which is itself the first result.
+
+    Attributes:
+        item: Key of the item, or path of its file.
+    """
+
+    title = "Find similar items"
+    item: Key = ITEM
+
+    def run(self, indexes: OpenedIndexes) -> tuple[BaseModel, bytes | None]:
+        index = self.index_of(indexes)
+        return self.find(index, QueryKey(similar_to=_find_item(index, self.item).key))
+
+
+class Details(IndexTool):
+    """Return the file, time, captions and metadata of an item, and its thumbnail if wanted.
+
+    Attributes:
+        item: Key of the item, or path of its file.
+        thumbnail: Whether the answer has an image.
+    """
+
+    title = "Details of an item"
+    answer = ItemDetails
+    item: Key = ITEM
+    thumbnail: bool = Field(False, description="Also return a JPEG of at most 480 pixels per side.")
+
+    def run(self, indexes: OpenedIndexes) -> tuple[BaseModel, bytes | None]:
+        from visavis.retrieval.server.image_cache import render_jpeg
+        from visavis.retrieval.server.search_service import item_values
+
+        index = self.index_of(indexes)
+        item = _find_item(index, self.item)
+        details = ItemDetails(
+            **item_values(item),
+            **_file_values(index, item),
+            size=item.size,
+            captions=indexes.captions(index, item),
+        )
+        if not self.thumbnail:
+            return details, None
+        return details, render_jpeg(index.index.locate(item), item, "thumbnail")
+
+
+class Vote(IndexTool):
+    """Save whether an item is relevant to a query, in the feedback file of the server.
+
+    Attributes:
+        query: Text query.
+        item: Key of the item, or path of its file.
+        relevant: Whether the item is relevant. None withdraws the vote.
+    """
+
+    title = "Vote on a result"
+    answer = SavedVote
+    writes = True
+    query: str = Field(
+        min_length=1,
+        max_length=QUERY_CHARS,
+        description="The text query that the item was a result of.",
+    )
+    item: Key = ITEM
+    relevant: bool | None = Field(
+        description="Whether the item is relevant to the query. Null withdraws an earlier vote."
+    )
+
+    def run(self, indexes: OpenedIndexes) -> tuple[BaseModel, bytes | None]:
+        from visavis.retrieval.server.search_service import new_vote
+
+        index, query = self.index_of(indexes), " ".join(self.query.split())
+        if not query:
+            raise VisavisError("query: expected text, got spaces. Pass the query of the search.")
+        item = _find_item(index, self.item)
+        # Without a feedback file, this tool is not listed.
+        assert indexes.feedback is not None
+        indexes.feedback.append(new_vote(index.name, QueryKey(query), item, self.relevant))
+        return SavedVote(query=query, item=item.key, relevant=self.relevant), None
 
 
 def _find_item(index: ServedIndex, text: str) -> IndexItem:
@@ -445,129 +415,33 @@ def _find_item(index: ServedIndex, text: str) -> IndexItem:
     )
 
 
-def _item_values(index: ServedIndex, item: IndexItem) -> dict[str, Any]:
-    """Values of ``ItemAnswer``."""
-    from visavis.retrieval.server.search_service import modified_at
-
+def _file_values(index: ServedIndex, item: IndexItem) -> dict[str, Any]:
+    """Values that only ``ItemAnswer`` has."""
     image = index.index.image(item)
     location = None if image is None else image.location
-    return {
-        "key": item.key,
-        "path": None if location is None else str(location.path),
-        "kind": item.kind,
-        "start": item.start,
-        "end": item.end,
-        "modified": modified_at(item),
-        "taken": item.metadata.get("taken"),
-        "metadata": dict(item.metadata),
-    }
+    path = None if location is None else str(location.path)
+    return {"path": path, "taken": item.metadata.get("taken")}
 
 
-def _describe_hits(found: FoundItems, results: Sequence[SearchResult]) -> str:
-    """The results in words, one per line."""
-    lines = [found.message] if found.message else []
-    if found.no_match:
-        lines.append("Probably no match. These are the nearest results.")
-    for rank, (hit, result) in enumerate(zip(found.hits, results, strict=True), 1):
-        notes = [] if hit.score is None else [f"score {hit.score:.3f}"]
-        if hit.match_probability is not None:
-            notes.append(f"match probability {hit.match_probability:.0%}")
-        if hit.duplicates:
-            notes.append(f"near-duplicates: {', '.join(map(_printable, hit.duplicates))}")
-        caption = f": {result.item.text}" if "caption" in hit.metadata else ""
-        lines.append(
-            f"{rank}. {_printable(hit.key)}{caption}" + (f" ({', '.join(notes)})" if notes else "")
-        )
-    return "\n".join(lines)
-
-
-def _printable(name: str) -> str:
-    """A name on one line, without control characters."""
-    return name if name.isprintable() else repr(name)
-
-
-@dataclass(frozen=True)
-class IndexTool:
-    """A tool as a client sees it.
-
-    Attributes:
-        name: Name of the tool.
-        title: Name for people.
-        description: When to use the tool.
-        arguments: Type of the arguments.
-        content: Type of the structured content.
-        call: Computes the answer.
-        is_read_only: Whether the tool writes nothing.
-    """
-
-    name: str
-    title: str
-    description: str
-    arguments: type[ToolArguments]
-    content: type[BaseModel]
-    call: Callable[[Any], ToolAnswer]
-    is_read_only: bool = True
-
-
-def list_tools(tools: IndexTools) -> dict[str, IndexTool]:
+def list_tools(indexes: OpenedIndexes) -> dict[str, type[IndexTool]]:
     """List the tools that a client may call.
 
     Args:
-        tools: The tools.
+        indexes: The indexes.
 
     Returns:
         Tools by name. With several indexes, each has an argument ``index``. Without a feedback
         file, no tool writes.
     """
-    listed = [
-        IndexTool(
-            "search",
-            "Search images and videos",
-            "Find images, videos and moments of videos by a description of what they show.",
-            SearchArguments,
-            FoundItems,
-            tools.search,
-        ),
-        IndexTool(
-            "similar",
-            "Find similar items",
-            "Find the items that look most similar to an item, which is itself the first result.",
-            SimilarArguments,
-            FoundItems,
-            tools.similar,
-        ),
-        IndexTool(
-            "details",
-            "Details of an item",
-            "Return the file, time, captions and metadata of an item, and its thumbnail if wanted.",
-            DetailsArguments,
-            ItemDetails,
-            tools.details,
-        ),
-    ]
-    if tools.feedback is not None:
-        listed.append(
-            IndexTool(
-                "vote",
-                "Vote on a result",
-                "Save whether an item is relevant to a query, in the feedback file of the server.",
-                VoteArguments,
-                SavedVote,
-                tools.vote,
-                is_read_only=False,
-            )
-        )
-    if len(tools.folders) > 1:
-        index: Any = (Literal[tuple(tools.folders)], Field(description="Name of the index."))
-        listed = [_with_argument(tool, index) for tool in listed]
-    return {tool.name: tool for tool in listed}
-
-
-def _with_argument(tool: IndexTool, index: Any) -> IndexTool:
-    """The tool with an argument for the index."""
-    create: Any = create_model
-    arguments = create(tool.arguments.__name__, __base__=tool.arguments, index=index)
-    return replace(tool, arguments=arguments)
+    tools: list[Any] = [Search, Similar, Details, *([Vote] if indexes.feedback is not None else [])]
+    listed = {tool.__name__.lower(): tool for tool in tools}
+    if len(indexes.folders) > 1:
+        index: Any = (Literal[tuple(indexes.folders)], Field(description="Name of the index."))
+        listed = {
+            name: create_model(name, __base__=tool, __doc__=tool.__doc__, index=index)
+            for name, tool in listed.items()
+        }
+    return listed
 
 
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
@@ -578,11 +452,11 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
     return schema
 
 
-def create_server(tools: IndexTools) -> Server[Any]:
+def create_server(indexes: OpenedIndexes) -> Server[Any]:
     """Create the server.
 
     Args:
-        tools: The tools.
+        indexes: The indexes.
 
     Returns:
         The server of the package ``mcp``, without a transport.
@@ -604,96 +478,82 @@ def create_server(tools: IndexTools) -> Server[Any]:
         ToolAnnotations,
     )
 
-    listed, one_at_a_time = list_tools(tools), CapacityLimiter(1)
+    tools, one_at_a_time = list_tools(indexes), CapacityLimiter(1)
     descriptions = [
         Tool(
-            name=tool.name,
+            name=name,
             title=tool.title,
-            description=tool.description,
-            input_schema=_schema(tool.arguments),
-            output_schema=_schema(tool.content),
+            description=(inspect.getdoc(tool) or "").partition("\n\n")[0],
+            input_schema=_schema(tool),
+            output_schema=_schema(tool.answer),
             annotations=ToolAnnotations(
                 title=tool.title,
-                read_only_hint=tool.is_read_only,
+                read_only_hint=not tool.writes,
                 destructive_hint=False,
-                idempotent_hint=tool.is_read_only,
+                idempotent_hint=not tool.writes,
                 open_world_hint=False,
             ),
         )
-        for tool in listed.values()
+        for name, tool in tools.items()
     ]
 
     async def answer_list(_: Any, __: Any) -> ListToolsResult:
         return ListToolsResult(tools=descriptions)
 
-    def failed(message: str) -> CallToolResult:
-        return CallToolResult(content=[TextContent(type="text", text=message)], is_error=True)
-
     async def answer_call(_: Any, request: Any) -> CallToolResult:
-        if request.name not in listed:
+        if request.name not in tools:
             raise MCPError(
                 INVALID_PARAMS,
                 f"tool: expected the name of a tool, got {format_value(request.name)}: "
-                f"{suggest_name(request.name, listed)}",
+                f"{suggest_name(request.name, tools)}",
             )
-        tool = listed[request.name]
         try:
-            arguments = parse_arguments(tool, request.arguments or {})
-            answer = await to_thread.run_sync(tool.call, arguments, limiter=one_at_a_time)
-        except VisavisError as error:
-            return failed(str(error))
+            call = parse_call(tools[request.name], request.arguments or {})
+            answer, jpeg = await to_thread.run_sync(call.run, indexes, limiter=one_at_a_time)
         except Exception as error:  # noqa: BLE001 - an unexpected error must not stop the server
-            logging.getLogger(__name__).warning(
-                "%s: %s: %s", request.name, type(error).__name__, error
-            )
-            return failed("An internal error occurred. See the log of the server.")
-        content: list[ContentBlock] = [TextContent(type="text", text=answer.text)]
-        if answer.jpeg is not None:
-            data = base64.b64encode(answer.jpeg).decode()
+            message = str(error)
+            if not isinstance(error, VisavisError):
+                message = "An internal error occurred. See the log of the server."
+                logging.getLogger(__name__).warning(
+                    "%s: %s: %s", request.name, type(error).__name__, error
+                )
+            return CallToolResult(content=[TextContent(type="text", text=message)], is_error=True)
+        content: list[ContentBlock] = [TextContent(type="text", text=str(answer))]
+        if jpeg is not None:
+            data = base64.b64encode(jpeg).decode()
             content.append(ImageContent(type="image", data=data, mime_type="image/jpeg"))
-        return CallToolResult(
-            content=content, structured_content=answer.content.model_dump(mode="json")
-        )
+        return CallToolResult(content=content, structured_content=answer.model_dump(mode="json"))
 
     return Server(
         "visavis",
         title="visavis",
         version=installed_version("visavis") or "0",
         instructions="Search the images and videos of the user in these indexes: "
-        f"{', '.join(tools.folders)}.",
+        f"{', '.join(indexes.folders)}.",
         on_list_tools=answer_list,
         on_call_tool=answer_call,
     )
 
 
-def parse_arguments(tool: IndexTool, values: Mapping[str, Any]) -> ToolArguments:
+def parse_call(tool: type[IndexTool], arguments: Mapping[str, Any]) -> IndexTool:
     """Check the arguments of a call.
 
     Args:
         tool: The tool.
-        values: Arguments by name, as the client sent them.
+        arguments: Arguments by name, as the client sent them.
 
     Returns:
-        The arguments, of the type that the tool has.
+        The call.
 
     Raises:
         VisavisError: If an argument is unknown, missing or invalid.
     """
     try:
-        return tool.arguments.model_validate(values)
+        return tool.model_validate(arguments)
     except ValidationError as error:
         first = error.errors()[0]
-    name = ".".join(map(str, first["loc"]))[:80]
-    if first["type"] == "extra_forbidden":
-        known = suggest_name(name, tool.arguments.model_fields)
-        raise VisavisError(
-            f"{name}: expected an argument of {tool.name}, got another name: {known}"
-        )
-    if first["type"] == "missing":
-        raise VisavisError(f"{name}: expected a value, got none. Pass this argument.")
-    problem = re.sub("^[A-Z][a-z]+ should (be|have) ", "expected ", first["msg"])
-    problem = problem[:1].lower() + problem[1:]
-    raise VisavisError(f"{name}: {problem}, got {format_value(first['input'])}. Correct it.")
+    name = ".".join(map(str, first["loc"]))
+    raise VisavisError(describe_invalid(first, name, tool.model_fields))
 
 
 def run_server(
@@ -732,9 +592,9 @@ def run_server(
         check_confirmed_stores(indexes, stores)
     with ExitStack() as stack:
         file = None if feedback is None else stack.enter_context(open_feedback(feedback))
-        tools = IndexTools(index_names(indexes), stores, file)
-        stack.callback(tools.close)
-        server = create_server(tools)
+        opened = OpenedIndexes(index_names(indexes), stores, file)
+        stack.callback(opened.close)
+        server = create_server(opened)
 
         async def serve() -> None:
             # While serving, prints of other libraries go to stderr, so that stdout has messages only.
@@ -743,7 +603,7 @@ def run_server(
                 await server.run(messages, answers, server.create_initialization_options())
 
         progress.message(
-            f"Serving {', '.join(tools.folders)} to the client on stdin and stdout (press Ctrl-C to stop)"
+            f"Serving {', '.join(opened.folders)} to the client on stdin and stdout (press Ctrl-C to stop)"
         )
         try:
             anyio.run(serve)
@@ -777,28 +637,3 @@ class _StdinLines:
         if line is None:
             raise StopAsyncIteration
         return line
-
-
-def index_names(folders: Sequence[Path]) -> dict[str, Path]:
-    """Name indexes by the last parts of their paths, as many as distinguish them.
-
-    Args:
-        folders: Folders of the indexes.
-
-    Returns:
-        Folders by name.
-
-    Raises:
-        VisavisError: If a folder is given twice.
-    """
-    paths = [Path(os.path.realpath(folder)) for folder in folders]
-    for path in paths:
-        if paths.count(path) > 1:
-            raise VisavisError(
-                f"index: expected different folders, got {path} twice. Pass each index once."
-            )
-    for depth in range(1, max(len(path.parts) for path in paths) + 1):
-        names = ["/".join(path.parts[-depth:]) for path in paths]
-        if len(set(names)) == len(names):
-            break
-    return dict(zip(names, folders, strict=True))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from datetime import date, datetime, time, timedelta
 from typing import Annotated, Any, Literal
 
@@ -10,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
+from visavis.core.errors import format_value, suggest_name
+from visavis.core.spec import expected_value
 from visavis.evaluation.feedback.records import QueryKey
 from visavis.retrieval.items import ItemFilter, ItemKind
 from visavis.retrieval.server.limits import ServerLimits
@@ -181,38 +184,58 @@ class SearchRequest(QueryModel, FilterModel):
     limit: int = Field(40, ge=1, le=LIMITS.max_page_size)
 
 
-class HitResponse(BaseModel):
-    """A result.
+class ItemModel(BaseModel):
+    """An item.
 
     Attributes:
         key: Key of the item.
-        name: Name of the file.
-        path: Path of the file.
         kind: Kind of the item.
         modified: Modification time of the file.
         start: Start of a moment in seconds.
         end: End of a moment in seconds.
+        metadata: Other values of the item.
+    """
+
+    key: str = Field(description="Identifies the item in later requests.")
+    kind: ItemKind
+    modified: datetime = Field(description="Modification time of the file.")
+    start: float | None = Field(description="Start of a moment of a video in seconds.")
+    end: float | None = Field(description="End of a moment of a video in seconds.")
+    metadata: dict[str, str]
+
+
+class HitModel(ItemModel):
+    """A result.
+
+    Attributes:
         score: Score. Null for an empty query.
         match_probability: Probability that the item is relevant, 0 to 1. Null if scores are not
             calibrated.
-        vote: Vote on the item for this query. Null: no vote.
         duplicates: Keys of near-duplicates and of other moments of the clip.
-        metadata: Other values of the item.
+    """
+
+    score: float | None = Field(description="Similarity to the query. Null for an empty query.")
+    match_probability: float | None = Field(
+        description="Probability that the item is relevant, 0 to 1. Null if unknown."
+    )
+    duplicates: list[str] = Field(
+        description="Keys of near-duplicates and of other moments of the video."
+    )
+
+
+class HitResponse(HitModel):
+    """A result for the web UI.
+
+    Attributes:
+        name: Name of the file.
+        path: Path of the file.
+        vote: Vote on the item for this query. Null: no vote.
         content_version: Version of the content, for the URL of its image.
     """
 
-    key: str
     name: str
     path: str
-    kind: ItemKind
-    modified: datetime
-    start: float | None
-    end: float | None
-    score: float | None
-    match_probability: float | None
     vote: bool | None
-    duplicates: list[str]
-    metadata: dict[str, str]
     content_version: str
 
 
@@ -420,6 +443,31 @@ def _day_start_ns(day: date | None, days_later: int) -> int | None:
         return int(datetime.combine(day + timedelta(days=days_later), time()).timestamp()) * 10**9
     except (OverflowError, ValueError, OSError):
         return None if days_later else -(2**63)
+
+
+def describe_invalid(problem: Mapping[str, Any], name: str, known: Iterable[str] = ()) -> str:
+    """Describe an invalid value of a request.
+
+    Args:
+        problem: Error of pydantic.
+        name: Name of the value.
+        known: Names that are valid in place of an unknown one.
+
+    Returns:
+        The problem and its fix, on one line.
+    """
+    name, kind, text = name[:80], problem["type"], problem["msg"]
+    if kind == "extra_forbidden":
+        fix = f": {suggest_name(name, known)}" if known else ". Remove it."
+        return f"{name}: this name is unknown{fix}"
+    if kind == "missing":
+        return f"{name}: expected a value, got none. Pass it."
+    if kind == "value_error":
+        return f"{name}: {text.removeprefix('Value error, ')}."
+    text, _, length = expected_value(problem).partition(" after validation, not ")
+    text = re.sub("^[A-Z][a-z]+ should (be|have|match) ", "", text)
+    given = length or format_value(problem["input"])
+    return f"{name}: expected {text}, got {given}. Correct it."
 
 
 OPENAI_PREFIX = "/v1/"

@@ -288,6 +288,53 @@ def modified_at(item: IndexItem) -> datetime:
     return datetime.fromtimestamp(min(max(item.modified_ns / 1e9, 0.0), _MAX_TIMESTAMP), UTC)
 
 
+def item_values(item: IndexItem) -> dict[str, Any]:
+    """Convert an item to the form of the API.
+
+    Args:
+        item: The item.
+
+    Returns:
+        Values of ``ItemModel``.
+    """
+    values = {name: getattr(item, name) for name in ("key", "kind", "start", "end")}
+    return values | {"modified": modified_at(item), "metadata": dict(item.metadata)}
+
+
+def result_values(key: QueryKey, result: SearchResult) -> dict[str, Any]:
+    """Convert a result to the form of the API.
+
+    Args:
+        key: The query.
+        result: The result.
+
+    Returns:
+        Values of ``HitModel``.
+    """
+    probability = result.match_probability
+    is_known = probability is not None and math.isfinite(probability)
+    return item_values(result.item) | {
+        "score": result.score if key and math.isfinite(result.score) else None,
+        "match_probability": min(max(probability or 0.0, 0.0), 1.0) if is_known else None,
+        "duplicates": list(result.duplicates),
+    }
+
+
+def new_vote(index: str, key: QueryKey, item: IndexItem, relevant: bool | None) -> Judgment:
+    """Create a vote.
+
+    Args:
+        index: Name of the index.
+        key: The query.
+        item: The item.
+        relevant: Whether the item is relevant. None withdraws the vote.
+
+    Returns:
+        The vote, with a new name.
+    """
+    return Judgment(_now(), index, key, item.key, item.content, relevant, vote=secrets.token_hex(8))
+
+
 class VoteStore:
     """The current votes in memory, and all of them in the feedback file.
 
@@ -331,9 +378,7 @@ class VoteStore:
             HTTPException: If votes are not saved.
             StorageError: If the file cannot be written.
         """
-        judgment = Judgment(
-            _now(), index, key, item.key, item.content, relevant, vote=secrets.token_hex(8)
-        )
+        judgment = new_vote(index, key, item, relevant)
         self._append(judgment)
         self._votes.setdefault((key, item.key), []).append(judgment)
         return judgment
@@ -775,22 +820,12 @@ class SearchService:
         Returns:
             The result with its vote.
         """
-        item, probability = result.item, result.match_probability
+        item = result.item
         return HitResponse(
-            key=item.key,
+            **result_values(key, result),
             name=item.path.rpartition("/")[2],
             path=item.path,
-            kind=item.kind,
-            modified=modified_at(item),
-            start=item.start,
-            end=item.end,
-            score=result.score if key and math.isfinite(result.score) else None,
-            match_probability=None
-            if probability is None or not math.isfinite(probability)
-            else min(max(probability, 0.0), 1.0),
             vote=self.votes.vote(key, item.key),
-            duplicates=list(result.duplicates),
-            metadata=dict(item.metadata),
             content_version=item.content[:12],
         )
 

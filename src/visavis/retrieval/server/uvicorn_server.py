@@ -64,6 +64,7 @@ def run_service(
         import uvicorn
     from visavis.retrieval.index_builder import index_if_images
     from visavis.retrieval.index_folder import Index, check_confirmed_stores
+    from visavis.retrieval.items import index_names
     from visavis.retrieval.server.application import create_app
     from visavis.retrieval.server.limits import RateLimits, ServerLimits
     from visavis.retrieval.server.search_service import ServedIndex
@@ -91,16 +92,10 @@ def run_service(
                 "--token, or omit --host."
             )
         indexes = [index_if_images(path, model, progress) for path in indexes]
-        paths = [Path(path).absolute() for path in indexes]
-        names = [path.name for path in paths]
-        if len(set(names)) < len(names):
-            names = ["/".join(path.parts[-2:]) for path in paths]
+        named = index_names([Path(path) for path in indexes])
         stores = [store] if isinstance(store, str | Path) else list(store)
-        served = [
-            ServedIndex(Index.open(path, store=stores), name)
-            for path, name in zip(indexes, names, strict=True)
-        ]
-        check_confirmed_stores([Path(path) for path in indexes], stores)
+        served = [ServedIndex(Index.open(path, store=stores), name) for name, path in named.items()]
+        check_confirmed_stores(list(named.values()), stores)
         file = None if feedback is None else stack.enter_context(open_feedback(feedback))
         for index in served:
             index.warm_up()
