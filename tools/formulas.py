@@ -422,9 +422,7 @@ def to_html(formula: str, mark: str = "") -> str:
 class FormulaProcessor(InlineProcessor):
     """Replaces formulas between dollars, also in code marks. An error is a warning of the build."""
 
-    def handleMatch(
-        self, m: re.Match[str], data: str
-    ) -> tuple[str | ET.Element, int, int]:
+    def handleMatch(self, m: re.Match[str], data: str) -> tuple[str | ET.Element, int, int]:
         try:
             html = to_html(m["formula"], m["mark"])
         except FormulaError as error:
