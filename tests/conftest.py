@@ -261,6 +261,15 @@ def kind_folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 
 
 @pytest.fixture(scope="session")
+def embedders(dual_encoders: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folders of tiny embedding models with random weights, see ``write_embedders``."""
+    pytest.importorskip("sentence_transformers")
+    from tests.embedders import write_embedders
+
+    return write_embedders(tmp_path_factory.mktemp("embedders"), dual_encoders / "clip")
+
+
+@pytest.fixture(scope="session")
 def towers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of tiny models with random weights: ``vit`` with a class token, ``swin`` without one,
     and ``bert``.

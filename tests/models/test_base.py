@@ -20,6 +20,7 @@ from visavis.losses.pair_loss import PairLoss
 from visavis.models import CATALOG
 from visavis.models.base import load_matcher
 from visavis.models.clip.model import CLIP
+from visavis.models.embedding_model import EmbeddingModel
 from visavis.models.expert_matchers import CE, MMT
 from visavis.models.image_text.cross_attention import BFAN, SCAN, MaxSim
 from visavis.models.image_text.global_matchers import Heads, VSEInfinity, VSEPlusPlus
@@ -105,7 +106,10 @@ every_small_matcher = pytest.mark.parametrize("kind", CONFIGS, ids=lambda kind: 
 
 
 @pytest.fixture
-def config(kind, dual_encoders, towers):
+def config(kind, dual_encoders, towers, request):
+    if kind is EmbeddingModel:
+        backbone = str(request.getfixturevalue("embedders") / "dense")
+        return EmbeddingModel.Config(backbone=backbone, visual_input_dim=6, text_input_dim=14)
     if kind is XVLM:
         parts = {"backbone": str(towers / "vit"), "text_backbone": str(towers / "bert")}
         return XVLM.Config(
@@ -227,6 +231,11 @@ def items(config, side) -> Encoded:
     """Sample three items of a side in the granularity of a config."""
     granularity, dim = getattr(config, f"{side}_granularity"), getattr(config, f"{side}_input_dim")
     mask = torch.ones(3, 4, dtype=torch.bool)
+    if isinstance(config, EmbeddingModel.Config):
+        lengths = torch.ones(3, dtype=torch.long)
+        pixels = {"pixel_values": torch.randn(3, 1, 3, 32, 32), "pixel_values:length": lengths}
+        tokens = {"input_ids": torch.randint(4, dim, (3, 4)), "attention_mask": mask.long()}
+        return Encoded(pixels if side == "visual" else tokens)
     if granularity == "experts":
         parts = {name: torch.randn(3, 4, expert) for name, expert in config.experts.items()}
         return Encoded(parts, dict.fromkeys(parts, mask))

@@ -21,6 +21,7 @@ CATALOG: MutableMapping[str, type[Matcher]] = LazyCatalog(
         "SGRAF": "visavis.models.image_text.sgraf:SGRAF",
         "MaxSim": "visavis.models.image_text.cross_attention:MaxSim",
         "CLIP": "visavis.models.clip.model:CLIP",
+        "EmbeddingModel": "visavis.models.embedding_model:EmbeddingModel",
         "XVLM": "visavis.models.xvlm.model:XVLM",
         "CE": "visavis.models.expert_matchers:CE",
         "MMT": "visavis.models.expert_matchers:MMT",

@@ -325,6 +325,34 @@ class Matcher(nn.Module, ABC):
         """
         return None
 
+    @classmethod
+    def adapt_processor(
+        cls,
+        processor: Any,
+        architecture: Mapping[str, Any],  # noqa: ARG003 - a subclass reads it
+        trained: Any,  # noqa: ARG003 - the same
+    ) -> Any:
+        """Adapt a processor to this kind of model.
+
+        Args:
+            processor: The ``Processor``.
+            architecture: Fields of the config.
+            trained: Processor of the trained model. None: the model is new.
+
+        Returns:
+            The processor.
+        """
+        return processor
+
+    def saved_weights(self) -> dict[str, Tensor]:
+        """Return the weights that ``model.safetensors`` holds. Others are in files of their own,
+        which the construction of the model reads.
+
+        Returns:
+            Tensors by name.
+        """
+        return self.state_dict()
+
     def save_pretrained(self, folder: str | Path, **extra: Any) -> None:
         """Write ``config.json`` and ``model.safetensors``, and config files of pretrained encoders
         that were trained with the model.
@@ -338,7 +366,7 @@ class Matcher(nn.Module, ABC):
             # So that the part can be opened without the pretrained model.
             if isinstance(child, PretrainedPart) and child.folder:
                 copy_config_files(child.folder, folder / child.part_name)
-        storage.write_tensors(folder / "model.safetensors", self.state_dict())
+        storage.write_tensors(folder / "model.safetensors", self.saved_weights())
         matryoshka = {"matryoshka_dims": list(self.matryoshka_dims)} if self.matryoshka_dims else {}
         # The hash covers all entries, so that a changed config is found before weights are misread.
         content = {"kind": self.name, "architecture": asdict(self.config), **matryoshka, **extra}
@@ -535,7 +563,8 @@ def load_matcher(kind: type[Matcher], config: MatcherConfig, folder: Path) -> Ma
             f"cannot be built ({str(error).splitlines()[0]}). "
             "Restore a complete copy."
         ) from None
-    matcher.load_state_dict(
-        storage.read_tensors(folder / "model.safetensors", matcher.state_dict(), error=RunError)
+    weights = storage.read_tensors(
+        folder / "model.safetensors", matcher.saved_weights(), error=RunError
     )
+    matcher.load_state_dict(matcher.state_dict() | weights)
     return matcher

@@ -20,12 +20,17 @@ from visavis.data.dataset import Image as ListedImage
 from visavis.data.features.standardization import Standardization
 from visavis.data.vocabulary import Vocabulary, tokenize
 from visavis.models.base import Matcher, load_matcher, verify_config_hash
-from visavis.models.encoders.encoder_spec import EncoderSpec, open_preprocessing
+from visavis.models.encoders.encoder_spec import (
+    EncoderSpec,
+    open_preprocessing,
+    reads_with_own_processor,
+)
 from visavis.models.encoders.preprocessing import ImageConverter
 from visavis.models.encoders.pretrained_files import (
     DUAL_ENCODER_TYPES,
     TEXT_BACKBONE_FOLDER,
     VISUAL_BACKBONE_FOLDER,
+    is_model_folder,
     model_folder,
 )
 
@@ -109,7 +114,7 @@ class Processor:
         """
         words = Vocabulary(tuple(config.vocabulary)) if config.vocabulary else None
         backbone_folder = folder / VISUAL_BACKBONE_FOLDER
-        visual_folder = backbone_folder if os.path.isfile(backbone_folder / "config.json") else None
+        visual_folder = backbone_folder if is_model_folder(backbone_folder) else None
         tokenizer_folder = (
             folder / TEXT_BACKBONE_FOLDER
             if config.architecture.get("text_backbone")
@@ -235,7 +240,7 @@ class Processor:
         """Shorter side that the image encoder needs of a JPEG that is decoded at a reduced size. 0:
         images are decoded in full.
         """
-        return self.preprocess.min_side
+        return self.preprocess.min_side if self.converts_single_images else 0
 
     def process_images(
         self,
@@ -259,12 +264,14 @@ class Processor:
             return Encoded(self.preprocess(images))  # type: ignore[arg-type]
         return self._standardize(self.visual_encoder.to(device).encode(images))
 
-    @property
+    @cached_property
     def converts_single_images(self) -> bool:
         """Whether ``encode_pixels`` reads images, or frames of clips, that ``preprocess`` converted
         one by one.
         """
-        return True
+        # An image encoder that was trained with the model is not sentence-transformers'.
+        is_trained = self.visual_encoder_folder is not None
+        return is_trained or not reads_with_own_processor(self.visual_spec)
 
     @torch.no_grad()
     def encode_pixels(
@@ -398,7 +405,7 @@ def unsupported_content(folder: Path) -> str | None:
         The description. None for the folder of a matcher.
     """
     if os.path.exists(folder / "modules.json"):
-        return "a sentence-transformers model of other steps than a CLIP"
+        return "a sentence-transformers model that does not read images"
     if not os.path.exists(folder / "config.json"):
         return "none of them" if os.path.exists(folder) else "no such folder"
     config = storage.read_json(folder / "config.json", dict[str, Any], error=RunError)
@@ -427,8 +434,8 @@ def load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
         raise RunError(
             f"{folder}: expected a run or model folder (config.json and model.safetensors in it, "
             "or in its folder model), or a CLIP, SigLIP or ColPali model of transformers, or of the "
-            f"types {', '.join(DUAL_ENCODER_TYPES[2:])}, got {content}. Pass the folder of a run, "
-            "or one of these models."
+            f"types {', '.join(DUAL_ENCODER_TYPES[2:])}, or a model of sentence-transformers that "
+            f"reads images, got {content}. Pass the folder of a run, or one of these models."
         )
     config = storage.read_json(file, SavedModelConfig, error=RunError)
     if (kind := find_model(config.kind)) is None:
@@ -446,6 +453,7 @@ def load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
             f"{file}: expected a model of this version, got another ({error}). Load it with the "
             "version that saved it."
         ) from None
+    processor = kind.adapt_processor(processor, config.architecture, None)
     # After the checks that name a wrong entry, which help more than a hash.
     verify_config_hash(file)
     matcher = load_matcher(kind, architecture, folder)

@@ -33,6 +33,7 @@ from visavis.models.device import choose_device
 from visavis.models.encoders.pretrained_files import (
     COLPALI_TYPES,
     find_dual_encoder,
+    find_embedding_model,
     weights_checksum,
 )
 from visavis.models.inference import (
@@ -104,7 +105,9 @@ DEFAULT_BATCH_SIZE = 64
 VIDEO_BATCH_SIZE = 4
 """Number of videos per batch. Each of them is many images."""
 PAGE_BATCH_SIZE = 4
-"""Number of images per batch of ColPali, which reads about a thousand tokens of each."""
+"""Number of images per batch of ColPali and of vision-language models, which read about a thousand
+tokens of each.
+"""
 
 
 class Retriever:
@@ -214,7 +217,7 @@ class Retriever:
 
         Args:
             folder: A run folder, a model folder, or the folder or hub name of an untrained CLIP,
-                SigLIP or ColPali model.
+                SigLIP or ColPali model, or of a model of sentence-transformers that reads images.
             device: Device of the model. None: CUDA or an Apple GPU if available, else the CPU.
             batch_size: Number of items per batch.
             memory: Memory of blocks of scores.
@@ -238,6 +241,10 @@ class Retriever:
 
             matcher, processor = open_colpali(name)
             batch_size = min(batch_size, PAGE_BATCH_SIZE)
+        elif (name := find_embedding_model(folder)) is not None:
+            from visavis.models.embedding_model import open_embedding_model
+
+            matcher, processor = open_embedding_model(name)
         else:
             matcher, processor = load_saved_model(folder)
         return cls(matcher.to(device), processor, batch_size=batch_size, memory=memory)
@@ -458,7 +465,7 @@ class Retriever:
             self.matcher,
             "visual",
             read_batch,
-            consecutive_batches(count, self.batch_size),
+            consecutive_batches(count, min(self.batch_size, PAGE_BATCH_SIZE)),
             on_batch=on_progress,
         )
 

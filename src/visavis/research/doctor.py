@@ -37,7 +37,7 @@ EXTRA_USES = {
     "hf": "visavis features, train: transformers encoders",
     "minilm": "visavis features, train, relevance: sentence model minilm",
     "lora": "visavis train: CLIP with low-rank adapters",
-    "sentence-transformers": "visavis features, train: any text encoder of sentence-transformers",
+    "sentence-transformers": "visavis features, train, index: models of sentence-transformers",
     "timm": "visavis features, train: image encoders of timm",
     "noise": "visavis train: NoisySupervision",
     "video": "visavis features, train, search: video files and .h5 features",

@@ -16,7 +16,12 @@ from visavis.models.encoders.preprocessing import (
     Preprocessing,
     read_preprocessing,
 )
-from visavis.models.encoders.pretrained_files import MINILM, local_model_folder, model_folder
+from visavis.models.encoders.pretrained_files import (
+    MINILM,
+    is_embedding_model,
+    local_model_folder,
+    model_folder,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -141,6 +146,24 @@ def open_preprocessing(
     return image_converter(preprocessing.for_crops if already_cropped else preprocessing, spec)
 
 
+def reads_with_own_processor(spec: EncoderSpec) -> bool:
+    """Report whether sentence-transformers converts the images of an encoder, which may have any
+    size.
+
+    Args:
+        spec: Specification.
+
+    Returns:
+        Whether it does.
+
+    Raises:
+        DataError: If no such model is found.
+    """
+    if spec.name in OWN_PREPROCESSING or published_backbone_name(spec.name):
+        return False
+    return is_embedding_model(model_folder(spec.name))
+
+
 def current_preprocessing_config(spec: EncoderSpec) -> dict[str, Any] | None:
     """Read the preprocessing that the folder of an image encoder currently defines.
 
@@ -151,6 +174,9 @@ def current_preprocessing_config(spec: EncoderSpec) -> dict[str, Any] | None:
         Settings as in ``preprocessing_config``. None without a local folder.
     """
     if spec.side == "text" or (folder := local_model_folder(spec.name)) is None:
+        return None
+    if is_embedding_model(folder):
+        # Its processor belongs to its files, see weights_fingerprint.
         return None
     return spec_preprocessing_config(spec_preprocessing(spec, folder), spec)
 

@@ -225,14 +225,12 @@ class _BatchEncoder:
         self, batches: Sequence[Sequence[Image | str]], workers: int | None
     ) -> Iterator[Encoded]:
         """Read and preprocess batches ahead."""
-        reads_images = self.spec.side == "visual" and self.spec.granularity != "frames"
         workers = choose_readers(workers, self.device, sum(map(len, batches)))
-        if not reads_images:
+        if not isinstance(self.encoder, VisualEncoder):
             # One thread, because a tokenizer is not thread-safe, and FFmpeg decodes a clip with
             # threads of its own.
             yield from map_in_order(self.read, batches, threads=1)
         elif workers:
-            assert isinstance(self.encoder, VisualEncoder)
             converter = image_converter(self.encoder.preprocessing, self.spec)
             for pixels in read_in_workers(_ImageReader(converter.to_bytes), batches, workers):
                 yield pixels.to(self.device).map(converter.normalize)

@@ -31,9 +31,15 @@ from visavis.core.errors import DataError
 from visavis.data.sequences import pad_items
 from visavis.data.synthetic.scene_encoder import SceneEncoder, SceneEncoderOutputAdapter
 from visavis.models.encoders.cnn_backbones import SMALL_CNN, SmallCNN, published_backbone_name
+from visavis.models.encoders.embedding_inputs import (
+    EmbeddingInputs,
+    check_inputs,
+    load_embedding_model,
+)
 from visavis.models.encoders.encoder_spec import (
     EncoderSpec,
     image_converter,
+    reads_with_own_processor,
     spec_preprocessing,
     spec_preprocessing_config,
 )
@@ -47,6 +53,7 @@ from visavis.models.encoders.pretrained_files import (
     VISUAL_BACKBONE_FOLDER,
     PretrainedPart,
     has_saved_weights,
+    is_embedding_model,
     model_folder,
     saved_part_folder,
 )
@@ -342,9 +349,12 @@ class SentenceTransformersEncoder(TextEncoder):
 
     Args:
         spec: Specification.
-        model: A ``SentenceTransformer``, which applies its default prompt.
+        model: A ``SentenceTransformer``.
         folder: Folder of the model.
     """
+
+    prompt: str | None = None
+    """Text in front of each text. None: the default prompt of the model."""
 
     def __init__(self, spec: EncoderSpec, model: nn.Module, folder: Path):
         FrozenEncoder.__init__(self)
@@ -374,6 +384,9 @@ class SentenceTransformersEncoder(TextEncoder):
             MissingExtra: If sentence-transformers is not installed.
         """
         encoder = cls(spec, load_sentence_transformers_model(folder), folder).eval()
+        if is_embedding_model(folder):
+            encoder.model = load_embedding_model(folder)
+            encoder.prompt = EmbeddingInputs(encoder.model, "text").instruction
         check_encoding(lambda: encoder.encode(["a dog"]).vectors, folder, "a text")
         return encoder
 
@@ -399,7 +412,11 @@ class SentenceTransformersEncoder(TextEncoder):
         model: Any = self.model
         return Encoded(
             model.encode(
-                texts, batch_size=len(texts), convert_to_tensor=True, show_progress_bar=False
+                texts,
+                prompt=self.prompt,
+                batch_size=len(texts),
+                convert_to_tensor=True,
+                show_progress_bar=False,
             ).float()
         )
 
@@ -408,7 +425,64 @@ class SentenceTransformersEncoder(TextEncoder):
         model: Any = self.model
         return {
             "sentence_transformers": [type(step).__name__ for step in model],
-            "prompt": model.prompts.get(model.default_prompt_name or ""),
+            "prompt": self.prompt or model.prompts.get(model.default_prompt_name or ""),
+        }
+
+
+class EmbeddingImageEncoder(FrozenEncoder):
+    """Encoder of images to one vector each by the package sentence-transformers.
+
+    Args:
+        spec: Specification.
+        inputs: Conversion of images, with the model.
+    """
+
+    def __init__(self, spec: EncoderSpec, inputs: EmbeddingInputs):
+        super().__init__()
+        self.spec, self.model, self.inputs = spec, inputs.model, inputs
+
+    @classmethod
+    def open(cls, spec: EncoderSpec, folder: Path) -> EmbeddingImageEncoder:
+        """Open the model of a folder.
+
+        Args:
+            spec: Specification.
+            folder: Folder of the model.
+
+        Returns:
+            The encoder.
+
+        Raises:
+            DataError: If the model cannot be read, or yields no such features.
+            MissingExtra: If sentence-transformers is not installed.
+        """
+        plain = EncoderSpec("visual", spec.name, full_decoding=spec.full_decoding)
+        if spec != plain:
+            raise DataError(
+                f"visual.encoder: expected granularity pooled without crops and image_size for "
+                f"{spec.name}, whose images sentence-transformers converts, got {spec}. Change "
+                "these settings."
+            )
+        inputs = EmbeddingInputs(load_embedding_model(folder), "visual")
+        check_inputs(inputs, folder)
+        return cls(spec, inputs).eval()
+
+    @property
+    def embedding_dim(self) -> int:
+        """Dimensions of a vector."""
+        return self.encode([blank_image()]).vectors.shape[-1]  # type: ignore[union-attr]
+
+    def preprocess(self, items: Sequence[Image]) -> Encoded:
+        return self.inputs.convert(items)
+
+    def forward(self, items: Encoded) -> Encoded:
+        return Encoded(self.inputs.encode(items).float())
+
+    @property
+    def preprocessing_config(self) -> dict[str, Any]:
+        return {
+            "sentence_transformers": [type(step).__name__ for step in self.model],
+            "prompt": self.inputs.instruction,
         }
 
 
@@ -454,6 +528,8 @@ def open_visual_encoder(name: str, granularity: Granularity = "pooled") -> Visua
 
 
 def _open_visual(spec: EncoderSpec) -> VisualEncoder:
+    if reads_with_own_processor(spec):
+        return EmbeddingImageEncoder.open(spec, model_folder(spec.name))  # type: ignore[return-value]
     saved = folder = None
     if spec.name == "scenes":
         model: nn.Module = SceneEncoderOutputAdapter(SceneEncoder.load())
@@ -504,7 +580,9 @@ def open_text_encoder(name: str, granularity: Granularity = "pooled") -> TextEnc
         MissingExtra: If its package is not installed.
     """
     spec, folder = EncoderSpec("text", name, granularity), model_folder(name)
-    if granularity == "pooled" and needs_sentence_transformers(folder):
+    if granularity == "pooled" and (
+        is_embedding_model(folder) or needs_sentence_transformers(folder)
+    ):
         return SentenceTransformersEncoder.open(spec, folder)
     tokenizer, max_length = load_pretrained_tokenizer(folder)
     encoder = TextEncoder(

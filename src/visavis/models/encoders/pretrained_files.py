@@ -31,16 +31,19 @@ from visavis.data.hub_files import (
 from visavis.models.encoders.cnn_backbones import published_backbone_name, published_weights_file
 from visavis.models.encoders.preprocessing import PREPROCESSOR_FILE, PROCESSOR_FILE
 
-CONFIG_FILE_PATTERNS = ("*.json", "*.txt", "*.model")
+CONFIG_FILE_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model")
 """Config, preprocessing and tokenizer files of a model folder."""
 HUB_FILE_PATTERNS = (
     *CONFIG_FILE_PATTERNS,
     "model*.safetensors",
-    "[0-9]*_*/model.safetensors",
+    "*_*/model.safetensors",
     "[0-9]*_*/pytorch_model.bin",
 )
-"""Files that are downloaded from the hub, with the numbered steps of a sentence-transformers model.
+"""Files that are downloaded from the hub, with the steps of a sentence-transformers model, such as
+``1_Dense`` or ``image_0_Transformer``.
 """
+SENTENCE_CONFIG = "sentence_bert_config.json"
+"""Settings of a transformer of sentence-transformers."""
 BIN_WEIGHTS_PATTERN = "pytorch_model*.bin"
 """Weights that are used only without safetensors, and read as tensors only. Nothing is unpickled.
 """
@@ -79,7 +82,7 @@ def cached_hub_folder(name: str) -> Path | None:
     except (OSError, ValueError, RuntimeError):
         return None
     # An incomplete download has its config, but no weights.
-    patterns = ("*.safetensors", BIN_WEIGHTS_PATTERN, "[0-9]*_*/model.safetensors")
+    patterns = ("*.safetensors", BIN_WEIGHTS_PATTERN, "*_*/model.safetensors")
     # The files of the cache are links, which remain if their target was removed.
     has_weights = any(os.path.exists(file) for pattern in patterns for file in folder.glob(pattern))
     return folder if is_model_folder(folder) and has_weights else None
@@ -225,6 +228,8 @@ DUAL_ENCODER_TYPES = tuple(DUAL_ENCODERS)
 
 COLPALI_TYPES = ("colpali", "colqwen2", "colmodernvbert")
 """Values of ``model_type`` of the late-interaction models that can be opened."""
+VISION_LANGUAGE_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+"""Values of ``model_type`` of the vision-language models that are opened as embedding models."""
 VISUAL_BACKBONE_FOLDER, TEXT_BACKBONE_FOLDER = "backbone", "text_backbone"
 """Folders of the configs of trained encoders in a model folder. The weights are among those of the
 matcher.
@@ -280,10 +285,11 @@ def weights_fingerprint(name: str) -> str:
     stats = []
     for folder in filter(os.path.isdir, (Path(name), storage.cache_folder() / "backbones" / name)):
         patterns = ["*.safetensors", BIN_WEIGHTS_PATTERN]
-        if os.path.exists(folder / "modules.json"):
+        if os.path.exists(folder / "modules.json") or is_embedding_model(folder):
             # The weights of the steps of sentence-transformers, and their settings: pooling,
-            # layers and prompts.
-            patterns += ["*.json", *(f"*/{pattern}" for pattern in (*patterns, "*.json"))]
+            # layers, prompts and chat template.
+            patterns += ["*.json", "*.jinja"]
+            patterns += [f"*/{pattern}" for pattern in patterns]
         files = sorted(file for pattern in patterns for file in folder.glob(pattern))
         stats.append(_file_stats(files, folder))
     return " ".join(filter(None, stats))
@@ -433,25 +439,86 @@ def find_dual_encoder(name: str | Path, kinds: Sequence[str] = DUAL_ENCODER_TYPE
         DataError: If the hub does not provide the model, or if the folder is an adapter.
     """
     if (folder := local_model_folder(str(name))) is not None:
-        if not os.path.exists(folder / "config.json"):
+        if os.path.exists(folder / "modules.json") and kinds is DUAL_ENCODER_TYPES:
             # A CLIP in a sentence-transformers model that only normalizes its vectors.
-            first, *others = storage.read_json(folder / "modules.json", list[dict[str, Any]])
-            steps = [str(step.get("type", "")).rpartition(".")[2] for step in (first, *others)]
-            if steps not in (["CLIPModel"], ["CLIPModel", "Normalize"]):
+            modules = storage.read_json(folder / "modules.json", list[dict[str, Any]])
+            steps = [str(step.get("type", "")).rpartition(".")[2] for step in modules]
+            if steps[:1] not in (["CLIPModel"], ["Transformer"]) or steps[1:] not in (
+                [],
+                ["Normalize"],
+            ):
                 return None
-            folder /= str(first.get("path", ""))
-            if not os.path.exists(folder / "config.json"):
-                return None
+            folder /= str(modules[0].get("path", ""))
+        if not os.path.exists(folder / "config.json"):
+            return None
         kind = storage.read_json(folder / "config.json", dict[str, Any]).get("model_type")
         return os.path.realpath(folder) if kind in kinds else None
     refuse_adapter(Path(name))
-    if (
+    if not _is_hub_model(name):
+        return None
+    return str(name) if find_dual_encoder(model_folder(str(name)), kinds) else None
+
+
+def _is_hub_model(name: str | Path) -> bool:
+    """Whether a name without a local folder is ``owner/model``, without a local folder ``owner``."""
+    return not (
         os.path.exists(name)
         or not HUB_NAME.fullmatch(str(name))
         or os.path.exists(Path(name).parent)
-    ):
-        return None
-    return str(name) if find_dual_encoder(model_folder(str(name)), kinds) else None
+    )
+
+
+def is_embedding_model(folder: Path) -> bool:
+    """Check whether sentence-transformers encodes images and texts with the model of a folder.
+
+    Args:
+        folder: Any path.
+
+    Returns:
+        True for a sentence-transformers model of both, and for a vision-language model of
+        transformers. False for a CLIP or SigLIP, which visavis runs without sentence-transformers.
+
+    Raises:
+        DataError: If a config is damaged.
+    """
+
+    def read(file: Path) -> dict[str, Any]:
+        return storage.read_json(file, dict[str, Any]) if os.path.isfile(file) else {}
+
+    if not os.path.isfile(folder / "modules.json"):
+        return read(folder / "config.json").get("model_type") in VISION_LANGUAGE_TYPES
+    kind = read(folder / "config_sentence_transformers.json").get("model_type")
+    if kind not in (None, "SentenceTransformer") or find_dual_encoder(folder) is not None:
+        return False
+    modules = storage.read_json(folder / "modules.json", list[dict[str, Any]])
+    modalities = {
+        modality
+        for pattern in (SENTENCE_CONFIG, f"*/{SENTENCE_CONFIG}")
+        for file in folder.glob(pattern)
+        for modality in read(file).get("modality_config", {})
+    }
+    # CLIP steps of earlier versions do not list what they read.
+    is_clip = str(modules[0].get("type", "")).endswith(".CLIPModel") if modules else False
+    return is_clip or {"image", "text"} <= modalities
+
+
+def find_embedding_model(name: str | Path) -> str | None:
+    """Find a model of ``is_embedding_model``, where ``find_dual_encoder`` searches.
+
+    Args:
+        name: Folder or name.
+
+    Returns:
+        Its folder or name. None if it does not exist.
+
+    Raises:
+        DataError: If the hub does not provide the model, or if a config is damaged.
+    """
+    if (folder := local_model_folder(str(name))) is not None:
+        return os.path.realpath(folder) if is_embedding_model(folder) else None
+    return (
+        str(name) if _is_hub_model(name) and is_embedding_model(model_folder(str(name))) else None
+    )
 
 
 def can_be_extended(name: str) -> bool:
@@ -536,7 +603,7 @@ def saved_part_folder(part: str, *, required: bool = True) -> Path | None:
         RunError: If the folder is required and does not exist.
     """
     folder = _MODEL_FOLDER.get()
-    if folder is None or os.path.isfile(folder / part / "config.json"):
+    if folder is None or is_model_folder(folder / part):
         return folder and folder / part
     if required:
         raise RunError(

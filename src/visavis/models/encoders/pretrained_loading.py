@@ -36,6 +36,7 @@ from visavis.models.encoders.cnn_backbones import (
 from visavis.models.encoders.preprocessing import patch_inputs
 from visavis.models.encoders.pretrained_files import (
     BIN_WEIGHTS_PATTERN,
+    SENTENCE_CONFIG,
     import_transformers,
     model_folder,
     quiet_transformers,
@@ -157,6 +158,22 @@ def load_pretrained_model(
             tensor.data = tensor.data.clone()
     check_finite_weights(model.named_parameters(), folder)
     return model.eval()
+
+
+def check_weight_files(folder: Path) -> None:
+    """Check that a folder has the weights of its config, without reading them.
+
+    Args:
+        folder: Folder of the model.
+
+    Raises:
+        DataError: If weights are missing.
+    """
+    with loading_from(folder, "a model that transformers can read") as transformers:
+        model, loading = transformers.AutoModel.from_pretrained(
+            folder, **_LOCAL, device_map="meta", output_loading_info=True
+        )
+    _check_loaded_names(folder, model, loading, False, _INCOMPLETE_ADVICE)
 
 
 def build_empty_model(folder: Path, *, with_pooler: bool = False) -> Any:
@@ -623,6 +640,9 @@ def _refuse_code(folder: Path) -> None:
         _check_timm(config, folder)
         return
     kind = storage.read_json(folder / "config.json", _ModelType).model_type
+    if os.path.exists(sentence := folder / SENTENCE_CONFIG):
+        # Its options go to transformers.
+        config["options"] = storage.read_json(sentence, dict[str, Any])
     file, settings = folder / "tokenizer_config.json", _TokenizerCode()
     if os.path.exists(file):
         settings = storage.read_json(file, _TokenizerCode)

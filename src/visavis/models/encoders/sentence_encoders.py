@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from visavis.core import storage
 from visavis.core.encoded import unit_rows
 from visavis.core.errors import DataError, requires_extra
-from visavis.models.encoders.pretrained_files import model_folder
+from visavis.models.encoders.pretrained_files import SENTENCE_CONFIG, model_folder
 from visavis.models.encoders.pretrained_loading import (
     check_encoding,
     load_pretrained_model,
@@ -36,6 +37,13 @@ class SentenceTransformersModule:
 
     type: str
     path: Annotated[str, Field(pattern=r"^(\w[\w.-]*)?$")]
+
+
+@dataclass(frozen=True)
+class _RouterConfig:
+    """Classes of the steps of a router, by the names of their folders."""
+
+    types: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,7 @@ class SentencePooling:
                 f"{', '.join(modules) or 'no modules'}. Use another sentence model, or granularity "
                 "pooled of a frozen encoder."
             )
-        file = folder / "sentence_bert_config.json"
+        file = folder / SENTENCE_CONFIG
         limit = None
         if os.path.exists(file):
             limit = storage.read_json(file, _SentenceBertConfig).max_seq_length
@@ -159,32 +167,88 @@ def needs_sentence_transformers(folder: Path) -> bool:
     return prompt is not None or not _read_pooling(folder)[2]
 
 
-def load_sentence_transformers_model(folder: Path) -> Any:
+def load_sentence_transformers_model(folder: Path, **options: Any) -> Any:
     """Load a model with the package sentence-transformers, without code of its folder.
+
+    A vision-language model without ``modules.json`` is pooled by its last token, after the prompt
+    that starts an answer, and normalized.
 
     Args:
         folder: Folder of the model.
+        **options: Options of the transformers in it, such as a dtype. Default: on the CPU.
 
     Returns:
-        The ``SentenceTransformer``, on the CPU.
+        The ``SentenceTransformer``.
 
     Raises:
         DataError: If it cannot be read, or needs code of its own.
         MissingExtra: If sentence-transformers is not installed.
     """
+    has_modules = os.path.exists(folder / "modules.json")
+    files = [folder / "modules.json"] if has_modules else []
+    types = [step.type for step in read_sentence_transformers_modules(folder)] if files else []
+    for file in folder.rglob("router_config.json"):
+        types += storage.read_json(file, _RouterConfig).types.values()
     # Any other class would be code of the folder.
-    for module in read_sentence_transformers_modules(folder):
-        if not module.type.startswith("sentence_transformers."):
+    for name in types:
+        if not name.startswith("sentence_transformers."):
             raise DataError(
                 f"{folder / 'modules.json'}: expected steps of sentence-transformers, got "
-                f"{module.type}. Such code is never run. Use another model."
+                f"{name}. Such code is never run. Use another model."
             )
-    with requires_extra("sentence-transformers", f"the text encoder {folder}"):
+    for part in sorted(file.parent for file in folder.glob(f"*/{SENTENCE_CONFIG}")):
+        with loading_from(part, "a part that transformers can read"):
+            pass
+    with requires_extra("sentence-transformers", f"the encoder {folder}"):
         from sentence_transformers import SentenceTransformer
-    with loading_from(folder, "a model that sentence-transformers can read"):
+    local: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+    with (
+        loading_from(folder, "a model that sentence-transformers can read"),
+        without_videos(),
+    ):
+        if has_modules:
+            # A device map replaces the device.
+            device = None if "device_map" in options else "cpu"
+            return SentenceTransformer(
+                str(folder), device=device, model_kwargs=options, **local
+            ).eval()
+        from sentence_transformers.base.modules import Transformer
+        from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+
+        transformer: Any = Transformer(
+            str(folder),
+            model_kwargs=options | local,
+            processor_kwargs=dict(local),
+            config_kwargs=dict(local),
+            processing_kwargs={"chat_template": {"add_generation_prompt": True}},
+        )
+        pooling = Pooling(transformer.get_embedding_dimension(), "lasttoken")
         return SentenceTransformer(
-            str(folder), device="cpu", trust_remote_code=False, local_files_only=True
+            modules=[transformer, pooling, Normalize()], device=options.get("device_map", "cpu")
         ).eval()
+
+
+@contextmanager
+def without_videos() -> Iterator[None]:
+    """Within this block, processors of transformers are loaded and saved without their video
+    processor, which needs torchvision.
+
+    Yields:
+        Nothing.
+    """
+    from transformers import ProcessorMixin
+
+    original = ProcessorMixin.__dict__["get_attributes"]
+
+    def get_attributes(cls: Any) -> list[str]:
+        return [name for name in original.__get__(None, cls)() if name != "video_processor"]
+
+    processor_class: Any = ProcessorMixin
+    processor_class.get_attributes = classmethod(get_attributes)
+    try:
+        yield
+    finally:
+        processor_class.get_attributes = original
 
 
 # End of error messages about models with another number of outputs.

@@ -17,6 +17,7 @@ from visavis.core.errors import RunError, VisavisError
 from visavis.core.notebook import NotebookTable
 from visavis.losses.objectives import Objective
 from visavis.models.clip.model import CLIP, write_transformers_files
+from visavis.models.embedding_model import EmbeddingModel, write_sentence_transformers_files
 from visavis.models.encoders.preprocessing import (
     IMAGE_PROCESSOR,
     MAX_RESIZED_PIXELS,
@@ -97,6 +98,18 @@ def export_model(
         RefusedOverwrite: If the folder is not empty.
     """
     check_exportable(model)
+    is_embedding_model = isinstance(model.matcher, EmbeddingModel)
+    if is_embedding_model and format != "sentence-transformers":
+        raise VisavisError(
+            f"format: expected sentence-transformers for {model.matcher.name}, whose processor "
+            f"belongs to it, got {format}. Pass --format sentence-transformers."
+        )
+    if not (is_embedding_model or model.processor.converts_single_images):
+        raise VisavisError(
+            f"run: expected an image encoder of transformers to export, got "
+            f"{model.processor.visual_spec.name}, which only sentence-transformers can run. Use "
+            "another image encoder."
+        )
     out = storage.prepare_empty_folder(out, will_be_replaced=True)
     embedding_dim = model.encode_texts(["a"]).shape[1]
     with storage.atomic_folder(out) as part:
@@ -105,6 +118,8 @@ def export_model(
             _write_preprocessor_config(model, part)
             if format == "sentence-transformers":
                 _write_clip_modules(model, part)
+        elif isinstance(model.matcher, EmbeddingModel):
+            write_sentence_transformers_files(model.matcher, part)
         else:
             _write_graphs(model, format, part, embedding_dim)
         write_model_card(model, run, format, part, embedding_dim, formula, license)

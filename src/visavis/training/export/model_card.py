@@ -21,6 +21,7 @@ from visavis.evaluation.statistics import t_interval
 from visavis.losses.objectives import CATALOG, Objective
 from visavis.models.base import Matcher
 from visavis.models.clip.model import CLIP
+from visavis.models.embedding_model import EmbeddingModel
 from visavis.models.retriever import Retriever
 from visavis.training.export.graph_code import template
 from visavis.training.runs.run_folder import RunFolder
@@ -90,7 +91,8 @@ def write_model_card(
         else "onnx",
         license=license,
         yaml_license=_yaml_text(license or "unknown"),
-        is_clip=is_clip,
+        needs_code=not isinstance(matcher, CLIP | EmbeddingModel),
+        has_instructions=isinstance(matcher, EmbeddingModel),
         matcher=matcher,
         tokenizer=processor.pretrained_tokenizer,
         embedding_dim=embedding_dim,

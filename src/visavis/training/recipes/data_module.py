@@ -48,7 +48,11 @@ from visavis.evaluation.protocols import Protocol, first_images, get_protocols, 
 from visavis.models import CATALOG, Matcher, find_model
 from visavis.models.base import evaluation_mode, get_vectors
 from visavis.models.device import choose_device
-from visavis.models.encoders.frozen_encoders import VisualEncoder, open_encoder
+from visavis.models.encoders.frozen_encoders import (
+    EmbeddingImageEncoder,
+    VisualEncoder,
+    open_encoder,
+)
 from visavis.models.encoders.text_backbone import EncoderTokens
 from visavis.models.inference import (
     batches_by_length,
@@ -266,6 +270,7 @@ class DataModule:
         batch_size = (
             CLIPS_PER_BATCH
             if self.recipe.visual.granularity in ("experts", "frames")
+            or (self.visual is None and not self.processor.converts_single_images)
             else IMAGES_PER_BATCH
         )
         images = equal_batches(np.arange(len(split.images)), batch_size)
@@ -648,7 +653,7 @@ def _architecture(
     granularity = build_object(
         kind.Config, architecture | {"visual_input_dim": 1}
     ).backbone_granularity
-    encoder: VisualEncoder = open_encoder(
+    encoder: VisualEncoder | EmbeddingImageEncoder = open_encoder(
         replace(data_module.processor.visual_spec, granularity=granularity)
     )  # type: ignore[assignment]
     return architecture | {"visual_input_dim": encoder.embedding_dim}

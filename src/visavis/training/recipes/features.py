@@ -34,6 +34,7 @@ from visavis.data.sequences import read_items
 from visavis.data.shard_stream import ShardStream
 from visavis.data.vocabulary import MULTILINGUAL_ADVICE, Vocabulary, has_unspaced_script
 from visavis.evaluation.feedback.training_pairs import FeedbackPairs
+from visavis.models import find_model
 from visavis.models.base import MatcherConfig, get_mask, get_vectors
 from visavis.models.encoders.encoder_spec import EncoderSpec, image_size_note
 from visavis.models.encoders.feature_extraction import cache_features
@@ -305,9 +306,12 @@ def text_features(
         )
     if text.granularity == "tokens":
         tokenizer_folder = trained_processor.tokenizer_folder if trained_processor else None
-        return None, Processor(
+        processor = Processor(
             visual_encoder, None, None, text.encoder, tokenizer_folder=tokenizer_folder
         )
+        kind = find_model(recipe.model["kind"])
+        assert kind is not None
+        return None, kind.adapt_processor(processor, recipe.model, trained_processor)
     encoder = EncoderSpec("text", text.encoder, text.granularity)
     features = cache_features(
         data, encoder, group=group, on_progress=partial(progress.update, "caption features")

@@ -21,7 +21,12 @@ from visavis.data.dataset_reader import find_source, path_exists
 from visavis.data.formats.published_lists import find_precomp_files
 from visavis.models.base import Matcher
 from visavis.models.clip.model import CLIP
-from visavis.models.encoders.pretrained_files import find_dual_encoder, model_folder
+from visavis.models.encoders.pretrained_files import (
+    find_dual_encoder,
+    find_embedding_model,
+    is_model_folder,
+    model_folder,
+)
 from visavis.models.inference import device_of
 from visavis.models.processor import SavedModelConfig, unsupported_content
 from visavis.models.retriever import Retriever
@@ -34,7 +39,7 @@ from visavis.training.runs.run_folder import RunFolder
 
 
 def _is_encoder_path(name: str) -> bool:
-    return name.endswith(".pth") or os.path.isfile(os.path.join(name, "config.json"))
+    return name.endswith(".pth") or is_model_folder(Path(name))
 
 
 # Keys of recipes that may hold a path, and the check that distinguishes a path from a name.
@@ -154,14 +159,16 @@ def pretrained_recipe(name: str | Path) -> Recipe | None:
             os.path.basename(os.path.realpath(name)),
             storage.read_json(file, SavedModelConfig, error=RunError),
         )
-    backbone = find_dual_encoder(name)
+    kind, backbone = CLIP.name, find_dual_encoder(name)
+    if backbone is None:
+        kind, backbone = "EmbeddingModel", find_embedding_model(name)
     if backbone is None:
         return None
     return Recipe(
         name=Path(backbone).name,
         visual=VisualSettings(encoder=backbone, granularity="pixels"),
         text=TextSettings(encoder=backbone, granularity="tokens"),
-        model={"kind": CLIP.name, "backbone": backbone},
+        model={"kind": kind, "backbone": backbone},
         phases=(),
     )
 
