@@ -59,9 +59,14 @@ PRETRAINING: dict[str, Any] = {
     "training.captions_per_image": 1,
     "training.autocast": True,
     "training.metric_batches": 1,
-    "phases.0.optimizer": {"name": "AdamW", "lr": 1e-3, "weight_decay": 0.05},
+    "phases.0.optimizer": {"name": "AdamW", "lr": 1e-3, "weight_decay": 0.05, "no_decay": []},
 }
-TUNING: dict[str, Any] = {"training.batch_size": 50, "training.metric_batches": 1, "epochs": 15}
+TUNING: dict[str, Any] = {
+    "training.batch_size": 50,
+    "training.metric_batches": 1,
+    "epochs": 15,
+    "phases.0.optimizer.no_decay": [],
+}
 RATES = {
     "linear": (1e-4, 5e-4, 2e-3),
     "full": (3e-4, 1e-3, 3e-3),

@@ -362,9 +362,9 @@ def make_optimizer(matcher: Matcher, phase: Phase) -> Optimizer:
             "Freeze less."
         )
     kind = Ranger if settings.name == "Ranger" else getattr(torch.optim, settings.name)
-    given = {
-        name: value for name in ("betas", "eps") if (value := getattr(settings, name)) is not None
-    } | ({} if kind is Ranger else {"fused": True})
+    given = {name: value for name in ("betas", "eps") if (value := getattr(settings, name))}
+    if kind is not Ranger:
+        given["fused"] = True
     optimizer: Optimizer = kind(groups, lr=settings.lr, weight_decay=settings.weight_decay, **given)
     return optimizer
 

@@ -256,9 +256,9 @@ class OptimizerSettings(RecipeSection):
     Attributes:
         name: Class of ``torch.optim``. "Ranger": RAdam with Lookahead.
         lr: Learning rate.
-        betas: Decay rates of the mean gradient and of its square. None: those of the class, such as
-            (0.9, 0.999) for AdamW.
-        eps: Added to the root of the mean square. None: that of the class, such as 1e-8 for AdamW.
+        betas: Decay rates of the mean gradient and of its square. Empty: those of the class, such
+            as (0.9, 0.999) for AdamW.
+        eps: Added to the root of the mean square. 0: that of the class, such as 1e-8 for AdamW.
         weight_decay: Weight decay of all parameters that ``no_decay`` does not name. The part
             "scale" has none.
         no_decay: Parameters without weight decay, each entry a rule or a pattern of names such as
@@ -273,8 +273,8 @@ class OptimizerSettings(RecipeSection):
 
     name: Literal["Adam", "AdamW", "Ranger", "SGD"] = "Adam"
     lr: float = Field(5e-4, gt=0)
-    betas: tuple[Share, Share] | None = Field(None, strict=False)
-    eps: PositiveFloat | None = None
+    betas: tuple[Share, ...] = Field((), strict=False)
+    eps: float = Field(0.0, ge=0)
     weight_decay: float = Field(0.0, ge=0)
     no_decay: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         ("biases_and_norms", "positions"), strict=False
@@ -284,7 +284,12 @@ class OptimizerSettings(RecipeSection):
 
     @model_validator(mode="after")
     def _check_moments(self) -> Self:
-        if self.name == "SGD" and (self.betas, self.eps) != (None, None):
+        if len(self.betas) not in (0, 2):
+            raise ValueError(
+                f"optimizer.betas: expected two numbers, got {list(self.betas)}. Set both, such as "
+                "[0.9, 0.95]."
+            )
+        if self.name == "SGD" and (self.betas or self.eps):
             raise ValueError(
                 "optimizer.betas, optimizer.eps: expected none with SGD, which keeps no moments of "
                 "the gradient. Remove them, or use AdamW."
