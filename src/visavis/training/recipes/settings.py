@@ -256,9 +256,10 @@ class OptimizerSettings(RecipeSection):
     Attributes:
         name: Class of ``torch.optim``. "Ranger": RAdam with Lookahead.
         lr: Learning rate.
-        betas: Decay rates of the mean gradient and of its square. Empty: those of the class, such
-            as (0.9, 0.999) for AdamW.
-        eps: Added to the root of the mean square. 0: that of the class, such as 1e-8 for AdamW.
+        betas: Decay rates of the mean gradient and of its square. Empty: defaults of the class,
+            such as (0.9, 0.999) for AdamW.
+        eps: Added to the root of the mean square. 0: default of the class, such as 1e-8 for
+            AdamW.
         weight_decay: Weight decay of all parameters that ``no_decay`` does not name. The part
             "scale" has none.
         no_decay: Parameters without weight decay, each entry a rule or a pattern of names such as
