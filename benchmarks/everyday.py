@@ -98,7 +98,7 @@ whiten_text = true
 [[phases]]
 epochs = 3
 objective = "Unified(margin=0.2, gamma=50)"
-optimizer = {{ name = "AdamW", lr = 1.5e-3, weight_decay = 1e-4 }}
+optimizer = {{ name = "AdamW", lr = 1.5e-3, weight_decay = 1e-4, no_decay = [] }}
 """
 
 

@@ -1,7 +1,7 @@
 """Training on several processes and with large batches: predictions from the formulas of the
 engine, and measurements.
 
-    python benchmarks/scaling.py [--rows formulas measured trainer chunks gpu] [--threads N]
+    python benchmarks/scaling.py [--rows formulas measured trainer chunks settings gpu] [--threads N]
 
 - ``formulas``: memory, bytes on the wire and time per step of the loss for 1 to 1,024 devices and
   up to 1,048,576 pairs.
@@ -11,6 +11,8 @@ engine, and measurements.
   the same run.
 - ``chunks``: peak memory of a step with 8,192 images in chunks of 256, relative to a step with 256
   images.
+- ``settings``: processor time of a training step of a small CLIP with frozen layers, and with an
+  average of the weights, relative to a step without them.
 - ``gpu``: throughput and peak memory of training a CLIP ViT-B/32 from pixels on one GPU, by
   precision and memory setting.
 """
@@ -28,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -283,6 +286,62 @@ GPU_TRAININGS: dict[str, dict[str, object]] = {
 }
 
 
+STEP_SETTINGS: dict[str, dict[str, Any]] = {
+    "nothing frozen": {},
+    "half of the layers frozen": {"phases.0.frozen_layers": {"visual": 2, "text": 2}},
+    "all layers frozen": {"phases.0.frozen_layers": {"visual": 4, "text": 4}},
+    "average of the weights": {"training.ema_decay": 0.999},
+}
+
+
+def print_settings(repetitions: int = 20) -> None:
+    """Take steps of all settings in turn, on the same batch."""
+    with tempfile.TemporaryDirectory() as folder:
+        scenes = write_synthetic_scenes(
+            Path(folder) / "scenes", num_train=64, num_val=4, num_test=4, captions_per_image=1
+        )
+        clip = Path(folder) / "clip"
+        words = sorted(set(re.findall(r"\w+", (scenes / "captions.jsonl").read_text().lower())))
+        encoder = {
+            "hidden_size": 128,
+            "num_attention_heads": 4,
+            "intermediate_size": 512,
+            "num_hidden_layers": 4,
+        }
+        write_clip_folder(
+            clip,
+            words,
+            encoder | {"max_position_embeddings": 48},
+            vision_config=encoder | {"image_size": 64, "patch_size": 8},
+            projection_dim=128,
+        )
+        values = {
+            "data.path": str(scenes),
+            "visual.encoder": str(clip),
+            "text.encoder": str(clip),
+            "training.batch_size": 8,
+        }
+        trainers = {}
+        for name, settings in STEP_SETTINGS.items():
+            recipe = read_recipe("clip/full", values | settings)
+            run = Path(folder) / name
+            run.mkdir()
+            trainers[name] = Trainer(*prepare_training(recipe), RunFolder(run))
+            trainers[name].start()
+        batch = next(iter(trainers["nothing frozen"].train_loader.epoch(1)))
+        seconds: dict[str, list[float]] = {name: [] for name in trainers}
+        for _ in range(repetitions):
+            for name, trainer in trainers.items():
+                started = time.process_time()
+                trainer.train_step.backward(batch, trainer.supervision.targets)
+                trainer.train_step.step(1.0)
+                seconds[name].append(time.process_time() - started)
+        reference = statistics.median(seconds["nothing frozen"])
+        for name, times in seconds.items():
+            median = statistics.median(times)
+            print(f"{name:28} {1000 * median:6.0f} ms, ratio {median / reference:.2f}", flush=True)
+
+
 def print_gpu(images: int = 4096, epochs: int = 6) -> None:
     """Train for some epochs with each setting. The first epoch, in which workers start and blocks
     are compiled, does not count.
@@ -349,6 +408,7 @@ def main() -> None:
         "measured": lambda: print_measured(arguments.threads),
         "trainer": print_trainer,
         "chunks": print_chunks,
+        "settings": print_settings,
         "gpu": print_gpu,
     }
     for row in arguments.rows:

@@ -59,9 +59,14 @@ PRETRAINING: dict[str, Any] = {
     "training.captions_per_image": 1,
     "training.autocast": True,
     "training.metric_batches": 1,
-    "phases.0.optimizer": {"name": "AdamW", "lr": 1e-3, "weight_decay": 0.05},
+    "phases.0.optimizer": {"name": "AdamW", "lr": 1e-3, "weight_decay": 0.05, "no_decay": []},
 }
-TUNING: dict[str, Any] = {"training.batch_size": 50, "training.metric_batches": 1, "epochs": 15}
+TUNING: dict[str, Any] = {
+    "training.batch_size": 50,
+    "training.metric_batches": 1,
+    "epochs": 15,
+    "phases.0.optimizer.no_decay": [],
+}
 RATES = {
     "linear": (1e-4, 5e-4, 2e-3),
     "full": (3e-4, 1e-3, 3e-3),
@@ -242,16 +247,17 @@ def write_initial_clip(folder: Path, words: list[str]) -> None:
 
 
 def write_clip_folder(
-    folder: Path, words: list[str], text_config: dict[str, Any], **config: Any
+    folder: Path, words: list[str], text_config: dict[str, Any], kind: str = "CLIP", **config: Any
 ) -> None:
-    """Write a CLIP with random weights, its preprocessing and a tokenizer of some words.
+    """Write a CLIP or SigLIP with random weights, its preprocessing and a tokenizer of some words.
 
     Args:
         folder: New folder in the format of transformers.
         words: Words of the tokenizer.
         text_config: Sizes of the text encoder. By default, the vocabulary has the size of the
             tokenizer's.
-        **config: Other arguments of ``CLIPConfig``.
+        kind: "CLIP" or "Siglip".
+        **config: Other arguments of ``CLIPConfig`` or ``SiglipConfig``.
     """
     import transformers
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -264,7 +270,8 @@ def write_clip_folder(
         "eos_token_id": 3,
     } | text_config
     torch.manual_seed(0)
-    model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, **config))
+    config_class = getattr(transformers, f"{kind}Config")
+    model = getattr(transformers, f"{kind}Model")(config_class(text_config=text, **config))
     size = model.vision_model.config.image_size
     tokenizer = Tokenizer(models.WordLevel(token_ids, unk_token=SPECIAL["unk_token"]))
     tokenizer.normalizer, tokenizer.pre_tokenizer = (

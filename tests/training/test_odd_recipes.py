@@ -141,7 +141,15 @@ def recipe_keys(section=Recipe, prefix=""):
             yield prefix + name
 
 
-NUMBERS = ("lr", "clip_norm", "checkpoint_s", "factor", "weight_decay", "loss_warmup_epochs")
+NUMBERS = (
+    "lr",
+    "eps",
+    "clip_norm",
+    "checkpoint_s",
+    "factor",
+    "weight_decay",
+    "loss_warmup_epochs",
+)
 """Keys that may be any finite number."""
 
 

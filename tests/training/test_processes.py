@@ -205,6 +205,31 @@ def test_sharded_parameters_resume_on_other_numbers_of_ranks(few_scenes, dual_en
     check_resumed(start, [(4, 1, 3), (2, 2, 0), (1, 4, 0), (4, 0, 0)], tmp_path)
 
 
+AVERAGED = {"training.ema_decay": 0.8, "phases.0.frozen_layers": {"visual": 1}}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_average_and_frozen_layers_on_two_processes(strategy, few_scenes, dual_encoders, tmp_path):
+    """Equal to one process, also if the run resumes with another number of them."""
+    recipe, overrides = fsdp_jobs(few_scenes, dual_encoders)["fsdp"]
+    overrides |= AVERAGED | {"training.strategy": strategy}
+    start = {"recipe": recipe, "overrides": overrides, "out": tmp_path / "run"}
+    check_resumed(start, [(2, 1, 1), (1, 2, 0), (2, 0, 0)], tmp_path)
+    check_weights(tmp_path / "run", tmp_path / "whole")
+    rows, expected = (read_log(tmp_path / name) for name in ("run", "whole"))
+    for row, other in zip(rows, expected, strict=True):
+        assert row["raw_weights"] == pytest.approx(other["raw_weights"])
+        norms = [each["health"].get("gradient_norm", 0.0) for each in (row, other)]
+        assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+    average, raw = (
+        load_file(max((tmp_path / "run/checkpoint").glob("step-*")) / f"{name}weights.safetensors")
+        for name in ("averaged_", "")
+    )
+    layer = "model.vision_model.encoder.layers.{}.mlp.fc1.weight"
+    assert torch.equal(average[layer.format(0)], raw[layer.format(0)])
+    assert not torch.equal(average[layer.format(1)], raw[layer.format(1)])
+
+
 def check_resumed(start: dict, stops: list[tuple[int, int, int]], folder: Path) -> None:
     """A run that stops at steps, each time with another number of processes, is equal to one that
     was never stopped.

@@ -24,6 +24,8 @@ from visavis.training.recipes.data_module import prepare_training
 from visavis.training.recipes.files import read_recipe
 from visavis.training.recipes.recipe import build_recipe
 from visavis.training.recipes.start_model import describe_scale_and_bias
+from visavis.training.runs.run_folder import RunFolder
+from visavis.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 
@@ -412,3 +414,43 @@ def test_diagnosis_uses_learned_scale_and_bias(siglip, pairs, tmp_path):
         pytest.approx(matcher.scale().item()),
         matcher.logit_bias.item(),
     )
+
+
+def train_from(objective, folder, pairs, tmp_path, steps=100):
+    """Mean loss of the last ten steps on one batch of 16 pairs, and the mean cosine."""
+    overrides = settings(folder, pairs, objective) | {
+        "phases.0.optimizer": {"name": "AdamW", "lr": 0.003, "layer_decay": 1.0}
+    }
+    trainer = Trainer(*prepare_training(read_recipe("clip/full", overrides)), RunFolder(tmp_path))
+    trainer._begin_phase({})
+    losses = []
+    for epoch in range(1, steps + 1):
+        (batch,) = trainer.train_loader.epoch(epoch)
+        losses.append(trainer.train_step.backward(batch, trainer.supervision.targets))
+        trainer.train_step.step(1.0)
+    matcher = trainer.matcher.eval()
+    with torch.no_grad():
+        cosines = matcher.score(
+            matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
+        )
+    return sum(losses[-10:]) / 10, cosines.mean().item()
+
+
+def test_sigmoid_learns_from_right_start_only(dual_encoders, pairs, tmp_path):
+    """A model whose scores only hold the share of positives has the loss 3.74. From the start of
+    SigLIP's pretraining the loss falls below it. From scale 100 without a bias it stays there, and
+    from scale 1 without a bias, as ``SiglipModel`` of transformers is initialized, images and texts
+    move to opposite points.
+    """
+    share = 1 / 16
+    uninformed = -math.log(share) - 15 * math.log(1 - share)
+    start = {
+        values: train_from(
+            "Sigmoid(scale={}, bias={})".format(*values), dual_encoders / "siglip", pairs, tmp_path
+        )
+        for values in ((10, -10), (100, 0), (1, 0))
+    }
+    assert start[10, -10][0] < uninformed - 0.5
+    assert start[100, 0][0] > uninformed - 0.4
+    loss, cosine = start[1, 0]
+    assert loss > uninformed and cosine < -0.9

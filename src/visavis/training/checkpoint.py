@@ -1,8 +1,8 @@
 """Checkpoints: everything that a run needs to resume exactly, in one folder that is written
 atomically.
 
-A checkpoint holds the position in the run, the weights, the best weights so far, the states of the
-optimizer and of the supervision, and the log, each with a hash. The last two are kept: if one is
+A checkpoint holds the position in the run, the weights, the best weights so far, the average of the
+weights, the states of the optimizer and of the supervision, and the log, each with a hash. The last two are kept: if one is
 corrupted, the run resumes from the one before. Random states are not stored, because every step
 draws from a seed of (run, step).
 """
@@ -26,7 +26,7 @@ from visavis.training.runs.run_folder import LogRow
 NUM_KEPT_CHECKPOINTS = 2
 STATE, LOG, HASHES = "state.json", "metrics.jsonl", "hashes.json"
 # Files of tensors hold their own hash. ``HASHES`` has those of the other files.
-TENSOR_FILES = ("weights", "best_weights", "optimizer", "supervision")
+TENSOR_FILES = ("weights", "best_weights", "averaged_weights", "optimizer", "supervision")
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -48,6 +48,11 @@ class TrainerState:
         pairs: Pairs trained on so far.
         loss_sum: Sum of the losses since the last validation.
         loss_steps: Number of these losses.
+        gradient_norm_sum: Sum of the gradient norms of the optimizer steps since the last
+            validation, before clipping.
+        gradient_norm_max: Largest of these norms.
+        gradient_norm_steps: Number of these norms.
+        average_updates: Updates of the average of the weights in this phase.
         scaler: State of the gradient scaler of float16. Empty without it.
         done: Whether the training is complete.
     """
@@ -64,6 +69,10 @@ class TrainerState:
     pairs: Count = 0
     loss_sum: float = 0.0
     loss_steps: Count = 0
+    gradient_norm_sum: float = 0.0
+    gradient_norm_max: float = 0.0
+    gradient_norm_steps: Count = 0
+    average_updates: Count = 0
     scaler: dict[str, float] = field(default_factory=dict)
     done: bool = False
 
@@ -79,6 +88,7 @@ class Checkpoint:
         optimizer: State of the optimizer, by name.
         supervision: State of the supervision, by name.
         log: Rows of the log so far.
+        averaged_weights: Average of the weights, by name. Empty without ``training.ema_decay``.
         folder: Folder that the checkpoint was read from.
     """
 
@@ -88,6 +98,7 @@ class Checkpoint:
     optimizer: dict[str, Tensor]
     supervision: dict[str, Tensor]
     log: list[dict[str, Any]]
+    averaged_weights: dict[str, Tensor] = field(default_factory=dict)
     folder: Path | None = None
 
     def write(self, folder: Path) -> None:

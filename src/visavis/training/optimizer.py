@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, groupby
+from fnmatch import fnmatchcase
+from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RAdam
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from visavis.core.errors import RunError
+from visavis.core.errors import RecipeError, RunError, suggest_name
 from visavis.models.base import SCALE_PART, Matcher
 from visavis.training.recipes.settings import Phase, ScheduleSettings
 
@@ -128,6 +131,24 @@ def full_tensor(tensor: Tensor) -> Tensor:
     return tensor if gather is None else gather()
 
 
+def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Shard a whole tensor as another one.
+
+    Args:
+        tensor: A whole tensor.
+        like: Tensor of the same shape, sharded or not.
+
+    Returns:
+        The shard of this process. The tensor itself if ``like`` is not sharded.
+    """
+    sharded: Any = like
+    if not hasattr(sharded, "full_tensor"):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor.to(like.device), sharded.device_mesh, sharded.placements)
+
+
 def restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
     """Load an optimizer state that ``optimizer_tensors`` returned.
 
@@ -146,13 +167,9 @@ def restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
         if parameter in indices and name in STATE_NAMES[type(optimizer)]:
             # A fused step reads parameter and state in memory order, so the state needs the memory
             # layout of the parameter.
-            like: Any = parameters[parameter]
-            if name != "step" and hasattr(like, "full_tensor"):
-                from torch.distributed.tensor import distribute_tensor
-
-                value = distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
+            like = parameters[parameter]
             state.setdefault(indices[parameter], {})[name] = (
-                value if name == "step" else torch.empty_like(like).copy_(value)
+                value if name == "step" else torch.empty_like(like).copy_(shard_like(value, like))
             )
     optimizer.load_state_dict(
         {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
@@ -253,11 +270,49 @@ def loss_warmup_factor(epochs: float, step: int, steps_per_epoch: int) -> float:
     return min(1.0, step / (epochs * steps_per_epoch)) if epochs else 1.0
 
 
+_POSITIONS = re.compile(
+    r"pos(ition(al)?)?_?embed|embed_?pos|relative_(position|attention)_bias"
+    r"|(^|[._])(cls|class|dist|distillation|mask|reg|register)_(token|embed)"
+)
+NO_DECAY_RULES: dict[str, Callable[[str, Tensor], bool]] = {
+    "biases_and_norms": lambda name, parameter: parameter.dim() < 2 or name.endswith("bias"),
+    "positions": lambda name, _: _POSITIONS.search(name) is not None,
+}
+"""Rules of ``OptimizerSettings.no_decay``: parameters without weight decay in open_clip and timm
+(fewer than two dimensions, and ``no_weight_decay`` of their models).
+"""
+
+
+def has_weight_decay(name: str, parameter: Tensor, no_decay: Sequence[str]) -> bool:
+    """Determine whether a parameter has weight decay.
+
+    Args:
+        name: Name of the parameter.
+        parameter: The parameter.
+        no_decay: Rules and patterns, see ``OptimizerSettings``.
+
+    Returns:
+        Whether no entry matches.
+
+    Example:
+        >>> [has_weight_decay(name, torch.zeros(2, 2), ["positions"]) for name in ("text.pos_embed", "text.fc.weight")]
+        [False, True]
+    """
+    return not any(
+        NO_DECAY_RULES[entry](name, parameter)
+        if entry in NO_DECAY_RULES
+        else fnmatchcase(name, entry)
+        for entry in no_decay
+    )
+
+
 def make_optimizer(matcher: Matcher, phase: Phase) -> Optimizer:
-    """Build the optimizer of a phase, and freeze the parts that the phase does not train.
+    """Build the optimizer of a phase, and freeze the parts and layers that the phase does not
+    train.
 
     There is one parameter group for each part of the model, or for each layer of a part if
-    ``layer_decay`` is below 1. Each group has its own learning rate, ``base_lr``.
+    ``layer_decay`` is below 1, with and without weight decay. Each group has its own learning rate,
+    ``base_lr``.
 
     Args:
         matcher: Model.
@@ -265,52 +320,82 @@ def make_optimizer(matcher: Matcher, phase: Phase) -> Optimizer:
 
     Returns:
         The optimizer.
+
+    Raises:
+        RecipeError: If a pattern of ``no_decay`` matches no parameter, or a part has fewer layers
+            than the phase freezes, or nothing is left to train.
     """
-    by_part, settings, groups = matcher.parameters_by_part(), phase.optimizer, []
+    settings, groups = phase.optimizer, list[dict[str, Any]]()
+    by_part = matcher.parameters_by_part()
+    _check_patterns(settings.no_decay, [name for each in by_part.values() for name, _ in each])
     for part, parameters in by_part.items():
-        trainable = not phase.trainable or part in phase.trainable
-        for _, parameter in parameters:
-            parameter.requires_grad_(trainable)
-        if not trainable:
-            continue
+        heights, num_layers = layer_heights([name for name, _ in parameters])
+        num_frozen = phase.frozen_layers.get(part, 0)
+        if num_frozen > num_layers:
+            raise RecipeError(
+                f"frozen_layers: expected at most {num_layers} layers of {part}, as many as "
+                f"{matcher.name} has, got {num_frozen}. "
+                + (
+                    "Lower it."
+                    if num_layers
+                    else "Remove it, or freeze the whole part with trainable."
+                )
+            )
+        is_trainable = not phase.trainable or part in phase.trainable
+        members: dict[tuple[int, float], list[tuple[str, nn.Parameter]]] = defaultdict(list)
+        for (name, parameter), height in zip(parameters, heights, strict=True):
+            parameter.requires_grad_(is_trainable and (height > num_frozen or not num_frozen))
+            if parameter.requires_grad:
+                depth = max(heights) - height if settings.layer_decay < 1 else 0
+                decays = part != SCALE_PART and has_weight_decay(name, parameter, settings.no_decay)
+                weight_decay = settings.weight_decay if decays else 0.0
+                members[depth, weight_decay].append((name, parameter))
         lr = settings.lr * settings.lr_multipliers.get(part, 1.0)
-        weight_decay = 0.0 if part == SCALE_PART else settings.weight_decay
-        depths = (
-            layers_below_top([name for name, _ in parameters])
-            if settings.layer_decay < 1
-            else [0] * len(parameters)
-        )
-        for depth, members in groupby(
-            zip(depths, parameters, strict=True), key=lambda member: member[0]
-        ):
-            params = [parameter for _, parameter in members]
+        for (depth, weight_decay), params in members.items():
             base_lr = lr * settings.layer_decay**depth
             groups.append(
                 {"params": params, "part": part, "base_lr": base_lr, "weight_decay": weight_decay}
             )
-    if settings.name == "Ranger":
-        return Ranger(groups, settings.lr, settings.weight_decay)
-    optimizer: Optimizer = getattr(torch.optim, settings.name)(
-        groups, lr=settings.lr, weight_decay=settings.weight_decay, fused=True
-    )
+    if not groups:
+        raise RecipeError(
+            f"trainable, frozen_layers: expected weights of {matcher.name} to train, got none. "
+            "Freeze less."
+        )
+    kind = Ranger if settings.name == "Ranger" else getattr(torch.optim, settings.name)
+    given = {name: value for name in ("betas", "eps") if (value := getattr(settings, name))}
+    if kind is not Ranger:
+        given["fused"] = True
+    optimizer: Optimizer = kind(groups, lr=settings.lr, weight_decay=settings.weight_decay, **given)
     return optimizer
 
 
-def layers_below_top(names: Sequence[str]) -> list[int]:
-    """Compute the depth of each parameter of a part below its top layer.
+def _check_patterns(no_decay: Sequence[str], names: Sequence[str]) -> None:
+    """Raise RecipeError for a pattern that matches none of the names."""
+    for entry in no_decay:
+        if entry not in NO_DECAY_RULES and not any(fnmatchcase(name, entry) for name in names):
+            similar = suggest_name(entry.strip("*"), (*NO_DECAY_RULES, *names))
+            raise RecipeError(
+                f"optimizer.no_decay: expected {' or '.join(map(repr, NO_DECAY_RULES))}, or a "
+                f"pattern of parameter names such as '*.bias', got {entry!r}, which matches none: "
+                f"{similar}"
+            )
 
-    A layer is an entry of a numbered list. Parameters before all lists, such as embeddings, form
-    the lowest layer. Parameters after the last list, such as a projection, belong to the top.
+
+def layer_heights(names: Sequence[str]) -> tuple[list[int], int]:
+    """Compute the layer of each parameter of a part, from the lowest one.
+
+    A layer is an entry of a numbered list. Parameters before all lists, such as embeddings, are
+    layer 0. Parameters after the last list, such as a projection, are above the top layer.
 
     Args:
         names: Parameter names in the order of the model.
 
     Returns:
-        The number of layers above each parameter.
+        The number of each parameter's layer, from 1, and the number of layers.
 
     Example:
-        >>> layers_below_top(["embeddings.weight", "layers.0.k.weight", "layers.0.k.bias", "layers.1.k.weight", "projection.weight"])
-        [3, 2, 2, 1, 0]
+        >>> layer_heights(["embeddings.weight", "layers.0.k.weight", "layers.0.k.bias", "layers.1.k.weight", "projection.weight"])
+        ([0, 1, 1, 2, 3], 2)
     """
     layers = [match[0] if (match := re.match(r".*?\.\d+\.", name)) else "" for name in names]
     order = {layer: number for number, layer in enumerate(dict.fromkeys(filter(None, layers)), 1)}
@@ -318,21 +403,87 @@ def layers_below_top(names: Sequence[str]) -> list[int]:
     heights = list(accumulate([order.get(layer, 0) for layer in layers[:end]], max)) + [
         len(order) + 1
     ] * (len(layers) - end)
-    return [max(heights, default=0) - height for height in heights]
+    return heights, len(order)
 
 
-def train_mode(matcher: Matcher) -> None:
-    """Set training mode. Frozen parts stay in evaluation mode, so that their batch statistics do
-    not change.
+def train_mode(module: nn.Module) -> None:
+    """Set training mode. Frozen parts and layers stay in evaluation mode, so that their batch
+    statistics do not change and their dropout is off.
 
     Args:
-        matcher: Model.
+        module: Model.
     """
-    matcher.train()
-    for child in matcher.children():
-        parameters = list(child.parameters())
-        if parameters and not any(parameter.requires_grad for parameter in parameters):
-            child.eval()
+    module.train()
+    _stop_frozen(module)
+
+
+def _stop_frozen(module: nn.Module) -> None:
+    """Set the modules without a trainable parameter to evaluation mode."""
+    trainable = {parameter.requires_grad for parameter in module.parameters()}
+    if trainable == {False}:
+        module.eval()
+    elif len(trainable) == 2:
+        for child in module.children():
+            _stop_frozen(child)
+
+
+class WeightAverage:
+    """Exponential moving average of the weights and buffers of a model. Integers, such as the
+    number of batches of a batch norm, are copied.
+
+    Args:
+        model: Model in training, whose weights may be sharded.
+        decay: Decay after the warmup. Update t uses ``min(decay, t / (t + 9))``.
+
+    Attributes:
+        tensors: The averaged weights by name, sharded as those of the model.
+        updates: Number of updates so far.
+
+    Source:
+        ``torch.optim.swa_utils.get_ema_multi_avg_fn``. The warmup is that of TensorFlow's
+        ExponentialMovingAverage with ``num_updates``. ``AveragedModel`` copies a module, which a
+        sharded one does not allow.
+    """
+
+    def __init__(self, model: nn.Module, decay: float):
+        self.model, self.decay, self.updates = model, decay, 0
+        self.tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    def update(self) -> None:
+        """Move the average towards the current weights."""
+        self.updates += 1
+        current = {name: _local(tensor) for name, tensor in self.model.state_dict().items()}
+        average = {name: _local(tensor) for name, tensor in self.tensors.items()}
+        floats = [name for name, tensor in average.items() if tensor.is_floating_point()]
+        step = get_ema_multi_avg_fn(min(self.decay, self.updates / (self.updates + 9)))
+        step([average[name] for name in floats], [current[name] for name in floats], None)
+        for name in average.keys() - set(floats):
+            average[name].copy_(current[name])
+
+    def full_tensors(self) -> dict[str, Tensor]:
+        """Gather the averaged weights. All processes must call it.
+
+        Returns:
+            Whole tensors by name.
+        """
+        return {name: full_tensor(tensor) for name, tensor in self.tensors.items()}
+
+    def restore(self, tensors: dict[str, Tensor], updates: int) -> None:
+        """Continue an earlier average.
+
+        Args:
+            tensors: Result of ``full_tensors``.
+            updates: Its number of updates.
+        """
+        self.updates = updates
+        for name, tensor in self.tensors.items():
+            tensor.copy_(shard_like(tensors[name], tensor))
+
+
+def _local(tensor: Any) -> Tensor:
+    """The part of a tensor on this process."""
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
 
 
 def set_lr(optimizer: Optimizer, factor: float) -> None:

@@ -4,8 +4,8 @@ and the second network.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from visavis.core.encoded import Encoded
@@ -32,6 +33,7 @@ from visavis.models.inference import device_of
 from visavis.models.layers import Whitening
 from visavis.training.encoder_blocks import encoder_blocks, prepare_encoders
 from visavis.training.optimizer import (
+    WeightAverage,
     full_tensor,
     make_optimizer,
     optimizer_tensors,
@@ -123,17 +125,18 @@ def check_phase(matcher: Matcher, phase: Phase) -> None:
         phase: A phase of its recipe.
 
     Raises:
-        RecipeError: If the phase names a part that the model does not have, its objective has a
-            fixed gamma or margin and the model learns a scale, or a learned value starts out of its
-            bounds.
+        RecipeError: If the phase names a part that the model does not have, ``make_optimizer``
+            cannot build its optimizer, its objective has a fixed gamma or margin and the model
+            learns a scale, or a learned value starts out of its bounds.
     """
     parts, objective = matcher.parameters_by_part(), phase.objective
-    for part in (*phase.trainable, *phase.optimizer.lr_multipliers):
+    for part in (*phase.trainable, *phase.optimizer.lr_multipliers, *phase.frozen_layers):
         if part not in parts:
             raise RecipeError(
-                f"trainable, lr_multipliers: {part} is not a part of {type(matcher).__name__}: "
+                f"trainable, lr_multipliers, frozen_layers: {part} is not a part of {type(matcher).__name__}: "
                 f"{suggest_name(part, parts)}"
             )
+    make_optimizer(matcher, phase)
     if matcher.scale is not None and objective.without_scale() is None:
         raise RecipeError(
             "phases.objective: expected an objective without a fixed gamma or margin, because "
@@ -211,6 +214,7 @@ class TrainStep:
         loss: Loss of the phase.
         optimizer: Optimizer of the phase.
         scaler: Scale of the gradients of float16. Without float16 it does nothing.
+        average: Average of the trained weights. None without ``training.ema_decay``.
     """
 
     def __init__(
@@ -254,6 +258,8 @@ class TrainStep:
             self.module = DistributedDataParallel(
                 self.module, static_graph=True, gradient_as_bucket_view=True
             )
+        decay = self.settings.ema_decay
+        self.average = WeightAverage(self.trained_matcher, decay) if decay else None
 
     def backward(
         self, batch: Batch, compute_targets: ComputeTargets, loss_scale: float = 1.0
@@ -274,22 +280,29 @@ class TrainStep:
         self.scaler.scale(loss * loss_scale).backward()
         return loss.item()
 
-    def step(self, lr_factor: float) -> None:
-        """Clip the gradient, step, and clear the gradient. float16 skips a step whose gradient
-        overflows, and scales the next ones less.
+    def step(self, lr_factor: float) -> float:
+        """Clip the gradient, step, clear the gradient, and move the average of the weights. float16
+        skips a step whose gradient overflows, and scales the next ones less.
 
         Args:
             lr_factor: Factor of all learning rates.
+
+        Returns:
+            The norm of the gradient over all parameters, before it was clipped.
         """
         set_lr(self.optimizer, lr_factor)
-        if self.settings.clip_norm:
-            self.scaler.unscale_(self.optimizer)
-            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-            with _mixed_tensors() if self.is_sharded else nullcontext():
-                torch.nn.utils.clip_grad_norm_(parameters, self.settings.clip_norm)
+        self.scaler.unscale_(self.optimizer)
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        with _mixed_tensors() if self.is_sharded else nullcontext():
+            norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
+            if self.settings.clip_norm:
+                clip_grads_with_norm_(parameters, self.settings.clip_norm, norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update()
+        return full_tensor(norm).item()
 
     def copy_weights(self) -> None:
         """Copy sharded weights into ``matcher``. All processes must call it. Without shards it does
@@ -302,6 +315,24 @@ class TrainStep:
                     for name, part in self.trained_matcher.state_dict().items()
                 }
             )
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Give ``matcher`` the averaged weights within a block. All processes must enter it.
+        Without an average it does nothing.
+
+        Yields:
+            Nothing.
+        """
+        if self.average is None:
+            yield
+            return
+        raw = {name: tensor.clone() for name, tensor in self.matcher.state_dict().items()}
+        self.matcher.load_state_dict(self.average.full_tensors())
+        try:
+            yield
+        finally:
+            self.matcher.load_state_dict(raw)
 
 
 def _mixed_tensors() -> AbstractContextManager[None]:

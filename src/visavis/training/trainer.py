@@ -25,6 +25,7 @@ from visavis.core.encoded import Encoded
 from visavis.core.errors import RunError
 from visavis.core.progress import TrainingStep
 from visavis.data.loader import Batch, derive_seed
+from visavis.evaluation import Evaluation
 from visavis.models import Matcher
 from visavis.models.device import choose_device, seed_device
 from visavis.training.checkpoint import Checkpoint, TrainerState
@@ -67,7 +68,8 @@ class Trainer:
         val_loader: Batches of the validation split.
         state: Position of the run.
         log: Rows of the log, one per validation.
-        best: Weights of the best validation so far, by name, on the CPU.
+        best: Weights of the best validation so far, by name, on the CPU. Averaged ones with
+            ``training.ema_decay``.
     """
 
     def __init__(self, data_module: DataModule, matcher: Matcher, folder: RunFolder):
@@ -127,6 +129,8 @@ class Trainer:
         self._begin_phase(checkpoint.supervision)
         restore_optimizer(self.train_step.optimizer, checkpoint.optimizer)
         restore_scaler(self.train_step.scaler, self.state.scaler)
+        if self.train_step.average is not None:
+            self.train_step.average.restore(checkpoint.averaged_weights, self.state.average_updates)
         return True
 
     def run(self) -> TrainerState:
@@ -228,7 +232,11 @@ class Trainer:
                 "features for NaN. The last checkpoint is intact."
             )
         if control.is_optimizer_step:
-            self.train_step.step(control.lr_factor)
+            norm = self.train_step.step(control.lr_factor)
+            if math.isfinite(norm):  # float16 skips a step whose gradient overflows
+                state.gradient_norm_sum += norm
+                state.gradient_norm_max = max(state.gradient_norm_max, norm)
+                state.gradient_norm_steps += 1
         self.supervision.observe(batch, value)
         state.step, state.phase_step, state.pairs = (
             state.step + 1,
@@ -238,11 +246,27 @@ class Trainer:
         state.loss_sum, state.loss_steps = state.loss_sum + value, state.loss_steps + 1
 
     def _validate(self) -> bool:
-        """Append a row to the log and save the best model. Returns whether patience ends the phase."""
+        """Append a row to the log and save the best model. Returns whether patience ends the phase.
+
+        With an average of the weights, the row is that of the averaged weights, which the run keeps.
+        """
         self.train_step.copy_weights()
-        started = time.perf_counter()
-        encoded = self.data_module.encode(self.matcher, self.val_loader.data, self.val_loader)
-        row = self._log_row(encoded, started)
+        started, raw = time.perf_counter(), {}
+        if self.train_step.average is not None:
+            raw = {"raw_weights": self._evaluate_validation()[1].metrics}
+        with self.train_step.averaged_weights():
+            return self._validate_weights(started, raw)
+
+    def _evaluate_validation(self) -> tuple[tuple[Encoded, Encoded], Evaluation]:
+        """Encode and evaluate the validation split."""
+        data = self.val_loader.data
+        encoded = self.data_module.encode(self.matcher, data, self.val_loader)
+        return encoded, self.data_module.evaluate(self.matcher, data, encoded=encoded)
+
+    def _validate_weights(self, started: float, raw: dict[str, Any]) -> bool:
+        """``_validate`` of the weights that the run keeps."""
+        encoded, result = self._evaluate_validation()
+        row = self._log_row(encoded, result, started) | raw
         if self.group.is_first:
             alerts = find_alerts(row, self.log)
             messages = new_alerts(alerts, self.log)
@@ -261,6 +285,8 @@ class Trainer:
         self.log.append(row)
         state = self.state
         state.loss_sum, state.loss_steps = 0.0, 0
+        state.gradient_norm_sum, state.gradient_norm_max = 0.0, 0.0
+        state.gradient_norm_steps = 0
         self.data_wait_s, self.validated_at_s = 0.0, state.seconds
         if row["rsum"] > state.best_rsum:
             state.best_rsum, state.best_step, state.validations_without_improvement = (
@@ -273,12 +299,13 @@ class Trainer:
             state.validations_without_improvement += 1
         return 0 < self.recipe.training.patience <= state.validations_without_improvement
 
-    def _log_row(self, encoded: tuple[Encoded, Encoded], started: float) -> dict[str, Any]:
+    def _log_row(
+        self, encoded: tuple[Encoded, Encoded], result: Evaluation, started: float
+    ) -> dict[str, Any]:
         """Measure the model on the encoded validation split and on a few batches of both splits."""
         state = self.state
         # A process that waits for data stops the others, which then wait for its gradients.
         data_wait_s = self.group.all_gather_stack(torch.tensor([self.data_wait_s])).max().item()
-        result = self.data_module.evaluate(self.matcher, self.val_loader.data, encoded=encoded)
         if not self.group.is_first:
             return {
                 "rsum": result.metrics["rsum"],
@@ -299,6 +326,14 @@ class Trainer:
             self.recipe,
             encoded,
         )
+        gradient_norms = (
+            {
+                "gradient_norm": state.gradient_norm_sum / state.gradient_norm_steps,
+                "gradient_norm_max": state.gradient_norm_max,
+            }
+            if state.gradient_norm_steps
+            else {}
+        )
         # The second stage of a two-stage model scores in another unit, so its similarities are not
         # logged.
         similarity = (
@@ -314,7 +349,7 @@ class Trainer:
             "val": val,
             **({"lr": self._learning_rates()} if state.step else {}),
             **similarity,
-            "health": health | hubness(result, self.val_loader.data),
+            "health": health | gradient_norms | hubness(result, self.val_loader.data),
             **result.to_json(),
             "time": {
                 "training_s": round(state.seconds, 3),
@@ -438,6 +473,15 @@ class Trainer:
                 f"the folder name, of epoch {state.epoch} "
                 f"and of batch {state.batch}."
             )
+        shapes, expected = (
+            {name: tensor.shape for name, tensor in tensors.items()}
+            for tensors in (checkpoint.averaged_weights, checkpoint.weights)
+        )
+        if shapes != (expected if self.recipe.training.ema_decay else {}):
+            raise RunError(
+                f"{folder}/averaged_weights.safetensors: expected the names and shapes of "
+                "weights.safetensors, or nothing without training.ema_decay."
+            )
         optimizer = make_optimizer(self.matcher, phase)
         check_optimizer_state(
             optimizer, checkpoint.optimizer, state.phase_step, f"{folder}/optimizer.safetensors"
@@ -480,8 +524,17 @@ class Trainer:
             optimizer_tensors(self.train_step.optimizer),
             self.supervision.state_dict(),
         )
+        average, averaged_weights = self.train_step.average, dict[str, Tensor]()
+        if average is not None:
+            averaged_weights, self.state.average_updates = average.full_tensors(), average.updates
         checkpoint = Checkpoint(
-            self.state, self._weights(), self.best, optimizer, supervision_state, self.log
+            self.state,
+            self._weights(),
+            self.best,
+            optimizer,
+            supervision_state,
+            self.log,
+            averaged_weights,
         )
         if self.group.is_first:
             checkpoint.write(self.folder.checkpoints)

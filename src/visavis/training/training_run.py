@@ -83,6 +83,8 @@ class TrainingResult(NotebookTable):
         test: Evaluation on the test split. None if the data set has no such split.
         seconds: Time of training steps and validations.
         cache_seconds: Time to open the data and to compute features.
+        raw_validation_rsum: Best validation RSUM of the raw weights, if the run keeps averaged ones
+            (``training.ema_decay``).
         interpolation: Chosen interpolation, if the recipe asks for one.
         forgetting: Result on another data set before and after the training, if the recipe asks for
             it.
@@ -100,6 +102,7 @@ class TrainingResult(NotebookTable):
     test: Evaluation | None
     seconds: float
     cache_seconds: float
+    raw_validation_rsum: float | None = None
     interpolation: Interpolation | None = None
     forgetting: Forgetting | None = None
     members: tuple[TrainingResult, ...] = ()
@@ -122,6 +125,8 @@ class TrainingResult(NotebookTable):
             "cache_seconds",
         )
         values = {key: getattr(self, key) for key in keys}
+        if self.raw_validation_rsum is not None:
+            values["raw_validation_rsum"] = self.raw_validation_rsum
         nested = {
             key: part.to_json()
             for key in ("interpolation", "forgetting")
@@ -364,6 +369,14 @@ def _train_and_evaluate(
         state = trainer.run()
         group.barrier()  # until the first process has written the best model
         matcher.load_state_dict(trainer.best)
+        raw_rsum = None
+        if decay := recipe.training.ema_decay:
+            raw_rsum = max(row["raw_weights"]["rsum"] for row in trainer.log)
+            progress.message(
+                f"Kept the averaged weights (ema_decay {decay:g}) of step {state.best_step}, the "
+                f"best of {len(trainer.log)} validations of the averaged weights: RSUM "
+                f"{state.best_rsum:.1f}. The raw weights reached {raw_rsum:.1f}."
+            )
         validation_rsum, interpolation = state.best_rsum, None
         if recipe.interpolation.alphas:
             interpolation = choose_interpolation(
@@ -393,6 +406,7 @@ def _train_and_evaluate(
                 state.seconds + sum(row["time"]["validation_s"] for row in trainer.log), 1
             ),
             cache_seconds=round(cache_seconds, 1),
+            raw_validation_rsum=raw_rsum,
             interpolation=interpolation,
             forgetting=forgetting,
         )

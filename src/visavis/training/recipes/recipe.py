@@ -137,6 +137,17 @@ class Recipe(RecipeSection):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_average_weights(self) -> Self:
+        if self.training.ema_decay and any(
+            isinstance(phase.supervision, NoisySupervision) for phase in self.phases
+        ):
+            raise ValueError(
+                "training.ema_decay: expected 0 with NoisySupervision, which trains two networks, "
+                f"got {self.training.ema_decay:g}. Remove it."
+            )
+        return self
+
     @field_validator("model")
     @classmethod
     def _allow_own_model(cls, model: dict[str, Any]) -> dict[str, Any]:

@@ -70,6 +70,10 @@ RelevanceKey = Annotated[
 ]
 
 
+Share = Annotated[float, Field(ge=0, lt=1)]
+"""Number from 0 to below 1."""
+
+
 class RecipeSection(BaseModel):
     """Base class of the sections: immutable, strict about types (only a list may become a tuple),
     without unknown keys.
@@ -255,7 +259,16 @@ class OptimizerSettings(RecipeSection):
     Attributes:
         name: Class of ``torch.optim``. "Ranger": RAdam with Lookahead.
         lr: Learning rate.
-        weight_decay: Weight decay of all parts except "scale".
+        betas: Decay rates of the mean gradient and of its square. Empty: defaults of the class,
+            such as (0.9, 0.999) for AdamW.
+        eps: Added to the root of the mean square. 0: default of the class, such as 1e-8 for
+            AdamW.
+        weight_decay: Weight decay of all parameters that ``no_decay`` does not name. The part
+            "scale" has none.
+        no_decay: Parameters without weight decay, each entry a rule or a pattern of names such as
+            "*.token_embedding.*". "biases_and_norms": biases, and all parameters with fewer than
+            two dimensions, such as the weights of norms. "positions": position embeddings, and
+            class, mask and register tokens. Empty: all parameters have weight decay.
         lr_multipliers: Factor of the learning rate by part of the model, such as "visual", "text"
             or "backbone". Default 1.
         layer_decay: Further factor for each layer below the top of its part, such as 0.8, so that
@@ -264,9 +277,28 @@ class OptimizerSettings(RecipeSection):
 
     name: Literal["Adam", "AdamW", "Ranger", "SGD"] = "Adam"
     lr: float = Field(5e-4, gt=0)
+    betas: tuple[Share, ...] = Field((), strict=False)
+    eps: float = Field(0.0, ge=0)
     weight_decay: float = Field(0.0, ge=0)
+    no_decay: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        ("biases_and_norms", "positions"), strict=False
+    )
     lr_multipliers: dict[str, PositiveFloat] = {}
     layer_decay: float = Field(1.0, gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _check_moments(self) -> Self:
+        if len(self.betas) not in (0, 2):
+            raise ValueError(
+                f"optimizer.betas: expected two numbers, got {list(self.betas)}. Set both, such as "
+                "[0.9, 0.95]."
+            )
+        if self.name == "SGD" and (self.betas or self.eps):
+            raise ValueError(
+                "optimizer.betas, optimizer.eps: expected none with SGD, which keeps no moments of "
+                "the gradient. Remove them, or use AdamW."
+            )
+        return self
 
 
 class ScheduleSettings(RecipeSection):
@@ -298,6 +330,8 @@ class Phase(RecipeSection):
             names, such as "Sigmoid(scale=20, bias=-5)" or, as 1 / tau, "InfoNCE(tau=0.05)".
         supervision: Source of the targets, such as "PairSupervision(by='ids')".
         trainable: Parts of the model that are trained. Empty: all.
+        frozen_layers: Number of lowest layers that are frozen by part of the model, such as
+            { visual = 6, text = 4 }, with the embeddings below them. They stay in evaluation mode.
         optimizer: Optimizer.
         schedule: Learning rate schedule.
         initial_weights: "last": continue with the current weights. "best": continue with the
@@ -312,6 +346,7 @@ class Phase(RecipeSection):
     learned_start: tuple[Literal["scale", "bias"], ...] = Field((), strict=False)
     supervision: SupervisionKey = PairSupervision()
     trainable: tuple[str, ...] = Field((), strict=False)
+    frozen_layers: dict[str, Annotated[int, Field(ge=0)]] = {}
     optimizer: OptimizerSettings = OptimizerSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     initial_weights: Literal["last", "best"] = "last"
@@ -328,6 +363,9 @@ class TrainingSettings(RecipeSection):
         length_buckets: Batches within which captions are sorted by length. 0: no sorting.
         clip_norm: Maximum norm of the gradient over all parameters. 0: no clipping.
         accumulation_steps: Batches whose gradients are averaged in one optimizer step.
+        ema_decay: Decay of an exponential moving average of the weights, such as 0.999. The run
+            keeps the averaged weights. Step t of a phase uses the smaller one of this decay and
+            t / (t + 9), so that the first weights are soon forgotten. 0: no average.
         strategy: How several processes share a training. "ddp": each holds the whole model. "fsdp":
             each holds a part of the weights, gradients and optimizer state, and one copy of the
             weights for validations.
@@ -359,6 +397,7 @@ class TrainingSettings(RecipeSection):
     length_buckets: int = Field(0, ge=0)
     clip_norm: float = Field(2.0, ge=0)
     accumulation_steps: int = Field(1, gt=0)
+    ema_decay: Share = 0.0
     strategy: Literal["ddp", "fsdp"] = "ddp"
     chunk_size: int = Field(0, ge=0)
     activation_checkpointing: bool = False
