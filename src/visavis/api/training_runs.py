@@ -24,6 +24,7 @@ from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
     from visavis.evaluation import Evaluation
+    from visavis.evaluation.classification import ZeroShotResult
     from visavis.evaluation.feedback.evaluate_feedback import FeedbackEvaluation
     from visavis.models.retriever import Retriever
     from visavis.research.experiments.comparison_result import Comparison
@@ -199,13 +200,16 @@ def evaluate(
     pretrained: bool = False,
     published: str | None = None,
     feedback: str | Path | None = None,
+    classes: str | Path | None = None,
+    templates: str | Path | None = None,
     model: str | Path | None = None,
     store: str | Path | None = None,
     trec: str | Path | None = None,
     memory: MemoryLimit = None,
     progress: Progress | None = None,
-) -> Evaluation | FeedbackEvaluation:
-    """Evaluate a run, a pretrained model, or an index with feedback: recall, RSUM, ranks and mAP.
+) -> Evaluation | FeedbackEvaluation | ZeroShotResult:
+    """Evaluate a run, a pretrained model, or an index with feedback: recall, RSUM, ranks and mAP,
+    or zero-shot accuracy.
 
     Several runs are evaluated as an ensemble: their scores are averaged.
 
@@ -223,6 +227,10 @@ def evaluate(
         published: Row of a paper's table to compare with, such as unified/2/clip-coco. Default: the
             run's own.
         feedback: Feedback file of visavis serve. Evaluates an index. Default: none.
+        classes: Folder with a subfolder of images for each class. Evaluates zero-shot accuracy.
+            Default: none.
+        templates: File with one prompt per line for --classes, with {} in place of the class.
+            Default: "a photo of a {}."
         model: New location of the model of an index. Default: the recorded one.
         store: Confirms the store of an index outside its folder. Default: only a store inside.
         trec: Also write ranked lists and ground truth as TREC files into this new folder. Default:
@@ -233,7 +241,8 @@ def evaluate(
 
     Returns:
         Metrics in percent. ``other_protocols`` has the results of further protocols. With
-        ``feedback``, recall of the judged queries.
+        ``feedback``, recall of the judged queries. With ``classes``, accuracies of all images and
+        of each class.
 
     Raises:
         DataError: If the data do not suit the protocol, or the feedback has no relevant item.
@@ -246,19 +255,34 @@ def evaluate(
         visavis evaluate runs/mine
         visavis evaluate runs/mine runs/other --split val
         visavis evaluate index --feedback votes.jsonl
+        visavis evaluate runs/mine --classes photos_by_species
         ```
     """
     relevance = as_text(relevance)
+    options = {
+        "protocol": protocol,
+        "split": split,
+        "data": data,
+        "relevance": relevance,
+        "published": published,
+        "trec": trec,
+    }
+    unused = [name for name, value in options.items() if value is not None]
+    if classes is not None:
+        options = {"feedback": feedback, "average": average, "model": model, "store": store}
+        unused += [name for name, value in options.items() if value is not None]
+        unused += ["pretrained"] * pretrained
+        if unused:
+            raise RunError(
+                f"--classes: expected a run or a model without {unused[0]}. Remove --{unused[0]}."
+            )
+        return _evaluate_classes(
+            to_paths(run), Path(classes), templates, memory, progress or NoProgress()
+        )
+    if templates is not None:
+        raise RunError("--templates: expected it with --classes, got no --classes. Pass both.")
     if feedback is not None:
-        options = {
-            "protocol": protocol,
-            "split": split,
-            "data": data,
-            "relevance": relevance,
-            "published": published,
-            "trec": trec,
-        }
-        if unused := [name for name, value in options.items() if value is not None]:
+        if unused:
             raise RunError(
                 f"--feedback: expected an index without {unused[0]}. Remove --{unused[0]}."
             )
@@ -295,6 +319,25 @@ def evaluate(
     )
     result = result if row is None else replace(result, published=row)
     return with_base_model(result, runs, split, data, progress, memory) if pretrained else result
+
+
+def _evaluate_classes(
+    runs: Sequence[Path],
+    classes: Path,
+    templates: str | Path | None,
+    memory: MemoryLimit,
+    progress: Progress,
+) -> ZeroShotResult:
+    """Evaluate the zero-shot accuracy of a model on a folder of classes."""
+    from visavis.models.retriever import Retriever
+    from visavis.retrieval.zero_shot import DEFAULT_TEMPLATE, evaluate_zero_shot, read_templates
+
+    if len(runs) != 1:
+        raise RunError(
+            f"--classes: expected one run or model, got {len(runs)}. Evaluate each alone."
+        )
+    prompts = [DEFAULT_TEMPLATE] if templates is None else read_templates(templates)
+    return evaluate_zero_shot(Retriever.load(runs[0], memory=memory), classes, prompts, progress)
 
 
 def _evaluate_index(
