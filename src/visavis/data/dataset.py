@@ -324,6 +324,8 @@ class Dataset:
         unreadable_files: Images that are listed, and whose files may exist but cannot be read now.
         other_files: Number and suffixes of the files of the folder that are neither images nor
             read. None: there are none.
+        unpaired: Images without captions, and texts without images (``image_of`` is -1): candidates of
+            evaluations, which are neither queries nor trained on. None: there are none.
     """
 
     name: str
@@ -336,6 +338,7 @@ class Dataset:
     unlisted_files: tuple[str, ...] = ()
     unreadable_files: tuple[str, ...] = ()
     other_files: str | None = None
+    unpaired: Dataset | None = None
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -422,7 +425,7 @@ class Dataset:
             name: Name of the split.
 
         Returns:
-            The part of the data set, in the same order.
+            The part of the data set, in the same order, with the unpaired images of the split.
 
         Raises:
             DataError: If the split is unknown.
@@ -434,7 +437,10 @@ class Dataset:
                 f"{self.name}: expected one of its splits ({splits}), got {name}. Use "
                 f"{close or 'one of them'}."
             )
-        return self.take(chosen)
+        unpaired = self.unpaired
+        if unpaired is not None:
+            unpaired = unpaired.split(name) if name in unpaired.splits else None
+        return replace(self.take(chosen), unpaired=unpaired)
 
     def take(self, images: np.ndarray) -> Dataset:
         """Select images with their captions.
@@ -560,6 +566,22 @@ class Dataset:
         for caption, image in zip(self.captions, self.image_of, strict=True):
             digest.update(f"{image}\x1f{caption}\x1e".encode())
         return digest.hexdigest()[:16]
+
+
+def unpaired_images(
+    name: str, images: Sequence[Image], image_origin: np.ndarray | None = None
+) -> Dataset:
+    """Make a data set of images without captions, for ``Dataset.unpaired``.
+
+    Args:
+        name: Name of the data set.
+        images: The images.
+        image_origin: Their indices in the whole data set. None: they are not a part of it.
+
+    Returns:
+        The data set.
+    """
+    return Dataset(name, images, (), np.zeros(0, np.int64), image_origin)
 
 
 def _take(items: Sequence[T], indices: np.ndarray) -> Sequence[T]:
