@@ -8,12 +8,16 @@ negative.
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from visavis.core import storage
 from visavis.core.encoded import Encoded
@@ -44,6 +48,12 @@ class Protocol:
         positives_file: Prefix of the files that list the positives. None: an image and its captions
             belong together.
         ties: Tie rule of the published results.
+        equal_texts: Whether images that have captions with the same text (see `text_keys`) are
+            "positives" of it, or "negatives", as in the papers.
+
+    Example:
+        >>> get_protocol("flickr8k+equal-texts").equal_texts
+        'positives'
     """
 
     name: str
@@ -53,9 +63,49 @@ class Protocol:
     folds: PositiveInt = 1
     positives_file: str | None = None
     ties: Ties = "pessimistic"
+    equal_texts: Literal["negatives", "positives"] = "negatives"
 
     def __post_init__(self) -> None:
         validate_fields(self)
+        if self.positives_file and self.equal_texts == "positives":
+            raise SpecError(
+                f"protocol {self.name}: expected equal texts as negatives, because it lists its "
+                f"positives. Remove {EQUAL_TEXTS} from its name."
+            )
+
+    @property
+    def takes_unpaired(self) -> bool:
+        """Whether images without captions and texts without images are candidates. Protocols of
+        papers fix their candidates.
+        """
+        return (self.num_images, self.captions_per_image, self.folds, self.positives_file) == (
+            None,
+            None,
+            1,
+            None,
+        )
+
+    def describe(self, unpaired_images: int = 0, unpaired_texts: int = 0) -> str:
+        """Name the protocol and the candidates that are not queries, so that results of different
+        galleries have different names. `get_protocol` reads it.
+
+        Args:
+            unpaired_images: Number of images without captions.
+            unpaired_texts: Number of texts without images.
+
+        Returns:
+            The text.
+
+        Example:
+            >>> get_protocol("plain").describe(unpaired_images=7000)
+            'plain + 7,000 images without captions'
+        """
+        unpaired = {
+            "images without captions": unpaired_images,
+            "texts without images": unpaired_texts,
+        }
+        added = [f"{number:,} {kind}" for kind, number in unpaired.items() if number]
+        return GALLERY_SEPARATOR.join([self.name, *added])
 
     def validate(self, image_ids: Ids, text_ids: Ids) -> None:
         """Check that data match the protocol.
@@ -69,6 +119,12 @@ class Protocol:
         """
         image_ids = to_id_tensor(image_ids, "image_ids")
         text_ids = to_id_tensor(text_ids, "text_ids")
+        num_unpaired = int((image_ids < 0).sum() + (text_ids < 0).sum())
+        if num_unpaired and not self.takes_unpaired:
+            raise SpecError(
+                f"protocol {self.name}: expected no images or texts without a partner, got "
+                f"{num_unpaired:,}. Leave them out, or use the protocol plain."
+            )
         expected, got = "", f"{len(image_ids)} images"
         if self.num_images is not None and len(image_ids) != self.num_images:
             expected, got = f"{self.num_images} images", str(len(image_ids))
@@ -105,6 +161,11 @@ class Protocol:
         images = torch.arange(len(image_ids)).chunk(self.folds)  # consecutive, as published
         return [(fold, torch.isin(text_ids, image_ids[fold]).nonzero()[:, 0]) for fold in images]
 
+
+EQUAL_TEXTS = "+equal-texts"
+"""End of the name of a protocol whose equal texts are positives."""
+GALLERY_SEPARATOR = " + "
+"""Separator of the name of a protocol and the candidates that are not queries."""
 
 CATALOG: tuple[Protocol, ...] = (
     Protocol(name="plain", description="all images of the split against all its captions"),
@@ -177,7 +238,8 @@ def get_protocol(protocol: str | Protocol) -> Protocol:
     """Look up a protocol of the CATALOG.
 
     Args:
-        protocol: A name, or a protocol, which is returned as it is.
+        protocol: A name, also with ``+equal-texts`` at its end or as a result states it (see
+            `Protocol.describe`), or a protocol, which is returned as it is.
 
     Returns:
         The protocol.
@@ -188,11 +250,15 @@ def get_protocol(protocol: str | Protocol) -> Protocol:
     if isinstance(protocol, Protocol):
         return protocol
     by_name = {entry.name: entry for entry in CATALOG}
-    if protocol not in by_name:
+    full_name = protocol.partition(GALLERY_SEPARATOR)[0]
+    name = full_name.removesuffix(EQUAL_TEXTS)
+    if name not in by_name:
         raise SpecError(
             f"protocol: expected a known name, got {protocol!r}: {suggest_name(protocol, by_name)}"
         )
-    return by_name[protocol]
+    if full_name == name:
+        return by_name[name]
+    return replace(by_name[name], name=full_name, equal_texts="positives")
 
 
 def get_protocols(protocols: str | Protocol | Sequence[str | Protocol]) -> list[Protocol]:
@@ -208,6 +274,59 @@ def get_protocols(protocols: str | Protocol | Sequence[str | Protocol]) -> list[
         get_protocol(protocol)
         for protocol in ([protocols] if isinstance(protocols, str | Protocol) else protocols)
     ]
+
+
+def text_keys(texts: Sequence[str]) -> Tensor:
+    """Number the different texts. Texts are equal if they differ only in Unicode normalization
+    (NFC), case, or white space.
+
+    Args:
+        texts: The texts.
+
+    Returns:
+        One number per text, shape ``[T]``.
+
+    Example:
+        >>> text_keys(["A dog.", "a  dog. ", "a dog"]).tolist()
+        [0, 0, 1]
+    """
+    numbers: dict[str, int] = {}
+    # Most tokenizers ignore case and white space, so that these texts have equal vectors.
+    normalized = (
+        re.sub(r"\s+", " ", unicodedata.normalize("NFC", text).casefold()).strip() for text in texts
+    )
+    return torch.tensor([numbers.setdefault(text, len(numbers)) for text in normalized])
+
+
+def pair_targets(image_ids: Tensor, text_ids: Tensor, keys: Tensor | None = None) -> Targets:
+    """Make the targets of images against texts.
+
+    Args:
+        image_ids: One id per image, shape ``[V]``. -1: an image without a text.
+        text_ids: One id per text, shape ``[T]``. -1: a text without an image.
+        keys: Number of each different text, see `text_keys`. An image is then a positive of all
+            texts that are equal to one of its own. None: of its own texts.
+
+    Returns:
+        The targets.
+    """
+    # Items without a partner get an id that no other item has.
+    ids = torch.cat([image_ids, text_ids])
+    ids = torch.where(ids < 0, ids.amax().clamp(min=0) + 1 + torch.arange(len(ids)), ids)
+    image_ids, text_ids = ids.split([len(image_ids), len(text_ids)])
+    targets = Targets(query_ids=image_ids, candidate_ids=text_ids)
+    if keys is None:
+        return targets
+    image, text = targets.positive_pairs([])
+    image, key = torch.stack([image, keys[text]]).unique(dim=1)  # the texts that an image has
+    order, counts = keys.argsort(stable=True), torch.bincount(keys)
+    repeats = counts[key]
+    # Position in ``order``: the start of the texts of a key, plus the number within them.
+    starts = counts.cumsum(0)[key] - repeats - (repeats.cumsum(0) - repeats)
+    texts = order[starts.repeat_interleave(repeats) + torch.arange(int(repeats.sum()))]
+    return Targets.from_pairs(
+        image.repeat_interleave(repeats), texts, len(image_ids), len(text_ids)
+    )
 
 
 def first_images(split: Dataset, max_images: int) -> Dataset:
@@ -241,6 +360,27 @@ def select_captions(data: Dataset, protocols: Sequence[Protocol]) -> Dataset:
         if protocol.captions_per_image is not None
     ]
     return data.first_captions(max(limits)) if len(limits) == len(protocols) else data
+
+
+def gallery_ids(data: Dataset, protocol: Protocol) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the ids of the candidates of a protocol: those of a data set, then its unpaired items
+    if the protocol takes them.
+
+    Args:
+        data: The data set.
+        protocol: The protocol.
+
+    Returns:
+        Ids of the images and of the texts, -1 for unpaired ones, and the keys of the texts if equal
+        texts are positives.
+    """
+    images, texts = torch.arange(len(data.images)), torch.from_numpy(data.image_of)
+    captions: Sequence[str] = data.captions
+    if data.unpaired is not None and protocol.takes_unpaired:
+        images = pad(images, (0, len(data.unpaired.images)), value=-1)
+        texts = pad(texts, (0, len(data.unpaired.captions)), value=-1)
+        captions = [*captions, *data.unpaired.captions]
+    return images, texts, text_keys(captions) if protocol.equal_texts == "positives" else None
 
 
 @dataclass(frozen=True)
