@@ -84,14 +84,14 @@ def test_image_without_caption_is_unpaired(tmp_path: Path, case: str) -> None:
     for _ in range(2):  # the second time from the cache
         data = open_dataset(folder, decode_images=True)
         assert data.skipped == ()
-        assert data.unpaired is not None
-        [image] = data.unpaired.images
+        assert len(data.unpaired) == 1
+        [image] = data.unpaired_images
         assert image.split == "train"
         assert image.open().size == (24, 16)
         assert image.name not in [other.name for other in data.images]
-        assert data.unpaired.image_rows.tolist() == [1]
+        assert data.unpaired[0].image_rows.tolist() == [1]
         assert 1 not in data.image_rows
-        assert data.split("train").unpaired is not None
+        assert len(data.split("train").unpaired_images) == 1
     report = check_dataset(folder)
     assert report.ok
     assert [each.location for each in report.findings if each.kind == "uncaptioned image"] == [
@@ -101,8 +101,8 @@ def test_image_without_caption_is_unpaired(tmp_path: Path, case: str) -> None:
 
 def test_split_without_its_own_unpaired_images_has_none(tmp_path: Path) -> None:
     data = open_dataset(write_world(tmp_path, "jsonl", []))
-    assert data.split("test").unpaired is None
-    assert [image.name for image in data.split("train").unpaired.images] == ["b.png"]
+    assert data.split("test").unpaired == ()
+    assert [image.name for image in data.split("train").unpaired_images] == ["b.png"]
 
 
 def test_training_batches_hold_no_unpaired_image(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_large_table_counts_only_its_own_problems(tmp_path: Path) -> None:
         open_dataset(tmp_path)
     data = open_dataset(tmp_path, skip_bad=True)
     assert data.skipped[0].startswith("0 of 100 images and 1 of 67 captions")
-    assert isinstance(data.unpaired, Dataset)
-    assert data.unpaired.image_rows.tolist() == list(range(0, count, 3))
-    assert [image.name for image in data.unpaired.split("test").images] == names[3::6]
-    assert np.union1d(data.image_rows, data.unpaired.image_rows).tolist() == list(range(count))
+    assert isinstance(data.unpaired[0], Dataset)
+    assert data.unpaired[0].image_rows.tolist() == list(range(0, count, 3))
+    assert [image.name for image in data.unpaired[0].split("test").images] == names[3::6]
+    assert np.union1d(data.image_rows, data.unpaired[0].image_rows).tolist() == list(range(count))

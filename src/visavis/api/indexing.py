@@ -9,7 +9,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from visavis.api.arguments import check_choice, optional_path, optional_text, to_list, to_paths
+from visavis.api.arguments import (
+    check_choice,
+    optional_path,
+    optional_text,
+    read_lines,
+    to_list,
+    to_paths,
+)
 from visavis.core.errors import DataError, VisavisError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import NoProgress, Progress
@@ -306,7 +313,6 @@ def classify(
         visavis classify runs/mine photo.jpg labels.txt
         ```
     """
-    from visavis.core import storage
     from visavis.core.spec import validate_int
     from visavis.models.retriever import Retriever
     from visavis.retrieval.index_folder import is_index, read_manifest
@@ -314,9 +320,7 @@ def classify(
 
     validate_int(top, "top", 1)
     if isinstance(labels, str | Path):
-        labels = [
-            label for line in storage.read_text(labels).splitlines() if (label := line.strip())
-        ]
+        labels = read_lines(labels)
     name = model or (read_manifest(Path(run)).model if is_index(run) else run)
     return rank_texts(Retriever.load(name, memory=memory), image, labels)[:top]
 

@@ -14,15 +14,17 @@ from visavis.api.arguments import (
     optional_path,
     optional_text,
     parse_overrides,
+    read_lines,
     resolve_recipe,
     to_list,
     to_paths,
 )
-from visavis.core.errors import RecipeError, RunError
+from visavis.core.errors import DataError, RecipeError, RunError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
+    from visavis.data import Dataset
     from visavis.evaluation import Evaluation
     from visavis.evaluation.classification import ZeroShotResult
     from visavis.evaluation.feedback.evaluate_feedback import FeedbackEvaluation
@@ -205,6 +207,7 @@ def evaluate(
     model: str | Path | None = None,
     store: str | Path | None = None,
     trec: str | Path | None = None,
+    distractors: str | Path | Sequence[str | Path] = (),
     memory: MemoryLimit = None,
     progress: Progress | None = None,
 ) -> Evaluation | FeedbackEvaluation | ZeroShotResult:
@@ -216,7 +219,8 @@ def evaluate(
     Args:
         run: Run folder, folder or hub name of a CLIP or SigLIP model, or index with --feedback.
         protocol: Evaluation protocol, see visavis catalog protocols. Default: the recipe's, or
-            plain on other data.
+            plain on other data. With +equal-texts at its end, images with the same caption are
+            positives of it.
         split: Split. Default: the test split of the recipe.
         data: Data set. Default: the run's.
         relevance: Relevance estimator for CS@K and nDCG@K, such as "CBoW()". Default: the recipe's.
@@ -235,6 +239,8 @@ def evaluate(
         store: Confirms the store of an index outside its folder. Default: only a store inside.
         trec: Also write ranked lists and ground truth as TREC files into this new folder. Default:
             none.
+        distractors: Folder or data set whose images are candidates and not queries, or .txt file
+            with one text per line. Images of the evaluated split are left out. Default: none.
         memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of
             the free memory.
         progress: Receives the progress.
@@ -255,6 +261,7 @@ def evaluate(
         visavis evaluate runs/mine
         visavis evaluate runs/mine runs/other --split val
         visavis evaluate index --feedback votes.jsonl
+        visavis evaluate runs/mine --distractors photos
         visavis evaluate runs/mine --classes photos_by_species
         ```
     """
@@ -266,6 +273,7 @@ def evaluate(
         "relevance": relevance,
         "published": published,
         "trec": trec,
+        "distractors": distractors or None,
     }
     unused = [name for name, value in options.items() if value is not None]
     if classes is not None:
@@ -291,6 +299,7 @@ def evaluate(
     from visavis.retrieval.index_folder import is_index
     from visavis.training.recipes.published_tables import measured_result
     from visavis.training.runs.evaluate_runs import evaluate_runs, with_base_model
+    from visavis.training.runs.open_run import read_run_recipe
 
     for name, value in (("model", model), ("store", store)):
         if value is not None:
@@ -305,6 +314,10 @@ def evaluate(
         )
     row = None if published is None else measured_result(published)
     runs, data, progress = to_paths(run), optional_text(data), progress or NoProgress()
+    added: list[Dataset] = []
+    if distractors:
+        frame_rate = max(read_run_recipe(each, data).visual.frames_per_second for each in runs)
+        added = [_read_distractors(path, frame_rate, progress) for path in to_paths(distractors)]
     result = evaluate_runs(
         runs,
         protocol,
@@ -316,9 +329,29 @@ def evaluate(
         memory,
         average_networks=average,
         trec=optional_path(trec),
+        distractors=added,
     )
     result = result if row is None else replace(result, published=row)
-    return with_base_model(result, runs, split, data, progress, memory) if pretrained else result
+    if not pretrained:
+        return result
+    return with_base_model(result, runs, split, data, progress, memory, distractors=added)
+
+
+def _read_distractors(path: Path, frames_per_second: float, progress: Progress) -> Dataset:
+    """The images of a folder or data set, or the texts of a file."""
+    from visavis.data.dataset import without_captions
+    from visavis.evaluation.protocols import without_images
+    from visavis.retrieval.run_images import open_image_collection
+
+    if path.suffix == ".txt":
+        if not (texts := read_lines(path)):
+            raise DataError(f"{path}: expected one text per line, got an empty file. Add texts.")
+        none = without_captions(str(path), ())
+        return replace(none, unpaired=(without_images(str(path), texts),))
+    data = open_image_collection(path, frames_per_second)
+    for skipped in data.skipped:
+        progress.message(f"Skipped: {skipped}")
+    return replace(data, name=str(path))
 
 
 def _evaluate_classes(

@@ -325,7 +325,8 @@ class Dataset:
         other_files: Number and suffixes of the files of the folder that are neither images nor
             read. None: there are none.
         unpaired: Images without captions, and texts without images (``image_of`` is -1): candidates of
-            evaluations, which are neither queries nor trained on. None: there are none.
+            evaluations, which are neither queries nor trained on. Parts of different origin are
+            separate.
     """
 
     name: str
@@ -338,7 +339,7 @@ class Dataset:
     unlisted_files: tuple[str, ...] = ()
     unreadable_files: tuple[str, ...] = ()
     other_files: str | None = None
-    unpaired: Dataset | None = None
+    unpaired: tuple[Dataset, ...] = ()
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -437,10 +438,18 @@ class Dataset:
                 f"{self.name}: expected one of its splits ({splits}), got {name}. Use "
                 f"{close or 'one of them'}."
             )
-        unpaired = self.unpaired
-        if unpaired is not None:
-            unpaired = unpaired.split(name) if name in unpaired.splits else None
+        unpaired = tuple(part.split(name) for part in self.unpaired if name in part.splits)
         return replace(self.take(chosen), unpaired=unpaired)
+
+    @property
+    def unpaired_images(self) -> list[Image]:
+        """Images without captions, in the order of the parts."""
+        return [image for part in self.unpaired for image in part.images]
+
+    @property
+    def unpaired_texts(self) -> list[str]:
+        """Texts without images."""
+        return [text for part in self.unpaired for text in part.captions]
 
     def take(self, images: np.ndarray) -> Dataset:
         """Select images with their captions.
@@ -568,7 +577,7 @@ class Dataset:
         return digest.hexdigest()[:16]
 
 
-def unpaired_images(
+def without_captions(
     name: str, images: Sequence[Image], image_origin: np.ndarray | None = None
 ) -> Dataset:
     """Make a data set of images without captions, for ``Dataset.unpaired``.

@@ -24,7 +24,7 @@ import numpy as np
 
 from visavis.core import storage
 from visavis.core.errors import StorageError
-from visavis.data.dataset import ByteRange, Dataset, Image, unpaired_images
+from visavis.data.dataset import ByteRange, Dataset, Image, without_captions
 from visavis.data.formats.image_files import scan_folder
 
 SAFE_AGE_S = 2.0
@@ -50,8 +50,7 @@ class _StoredDataset:
     image_of: list[int]
     image_origin: list[int] | None
     caption_origin: list[int] | None
-    num_unpaired: int
-    unpaired_origin: list[int] | None
+    unpaired_origin: list[int]
     skipped: list[str]
     unlisted_files: list[str]
     other_files: str | None
@@ -66,8 +65,7 @@ class _StoredDataset:
             file = str(location.path), None if location.root is None else str(location.root)
             return index_of.setdefault(file, len(index_of)), location.offset, location.size
 
-        unpaired = data.unpaired
-        images = [*data.images, *(unpaired.images if unpaired else ())]
+        images = [*data.images, *data.unpaired_images]
         locations = [stored(image.location) for image in images]
         return cls(
             folders,
@@ -81,8 +79,7 @@ class _StoredDataset:
             data.image_of.tolist(),
             None if data.image_origin is None else data.image_origin.tolist(),
             None if data.caption_origin is None else data.caption_origin.tolist(),
-            len(unpaired.images) if unpaired else 0,
-            unpaired.image_rows.tolist() if unpaired else None,
+            [row for part in data.unpaired for row in part.image_rows.tolist()],
             list(data.skipped),
             list(data.unlisted_files),
             data.other_files,
@@ -99,12 +96,11 @@ class _StoredDataset:
 
         columns = zip(self.image_names, self.image_splits, self.locations, strict=True)
         images = tuple(Image(name, split, location(stored)) for name, split, stored in columns)
-        num_paired = len(images) - self.num_unpaired
-        unpaired = None
-        if self.unpaired_origin is not None:
-            unpaired = unpaired_images(
-                self.name, images[num_paired:], np.array(self.unpaired_origin, np.int64)
-            )
+        num_paired = len(images) - len(self.unpaired_origin)
+        unpaired: tuple[Dataset, ...] = ()
+        if self.unpaired_origin:
+            rows = np.array(self.unpaired_origin, np.int64)
+            unpaired = (without_captions(self.name, images[num_paired:], rows),)
         return Dataset(
             self.name,
             images[:num_paired],
@@ -175,7 +171,7 @@ class DatasetCache:
         """
         names = [str(folder.absolute()) for folder in dict.fromkeys(folders)]
         signature, changed, files = _signature(names)
-        images = [*data.images, *(data.unpaired.images if data.unpaired else ())]
+        images = [*data.images, *data.unpaired_images]
         locations = (image.location for image in images)
         # Images behind links, as in the cache of the Hub, or in excluded folders are not covered.
         is_covered = all(

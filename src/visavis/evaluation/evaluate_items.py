@@ -24,6 +24,7 @@ from visavis.evaluation.graded.ranking_coherence import ranking_coherence
 from visavis.evaluation.metrics import ranking_metrics
 from visavis.evaluation.metrics.ranking import Ties, best_rank_column
 from visavis.evaluation.protocols import (
+    UNPAIRED,
     Protocol,
     gallery_ids,
     get_protocol,
@@ -203,13 +204,13 @@ def _check_ids(visual: Encoded, text: Encoded, image_ids: Tensor, text_ids: Tens
         ("text", "image", text_ids, image_ids),
     ):
         # numpy is ten times as fast on a few thousand ids.
-        is_alone = ~np.isin(ids.numpy(), other_ids.numpy()) & (ids.numpy() >= 0)
+        is_alone = ~np.isin(ids.numpy(), other_ids.numpy()) & (ids.numpy() != UNPAIRED)
         for item in np.flatnonzero(is_alone)[:1].tolist():
             raise ShapeError(
                 f"{kind} {item}: expected at least one {other} with its id, got none. Leave it "
                 "out, it cannot be ranked, or set its id to -1: a candidate that is not a query."
             )
-        if not (ids >= 0).any():
+        if (ids == UNPAIRED).all():
             raise ShapeError(
                 f"ids: expected at least one {kind} with a partner, got only -1. There is nothing "
                 "to rank."
@@ -369,7 +370,7 @@ def evaluate_dataset(
     """
     results = []
     own_visual, own_text = visual, text
-    if data.unpaired is not None:
+    if data.unpaired:
         own_visual = select_items(visual, torch.arange(len(data.images)))
         own_text = select_items(text, torch.arange(len(data.captions)))
     for protocol in protocols:

@@ -8,6 +8,7 @@ negative.
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from visavis.core import storage
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, SpecError, suggest_name
 from visavis.core.spec import PositiveInt, validate_fields
-from visavis.data.dataset import Dataset
+from visavis.data.dataset import ByteRange, Dataset, Image, without_captions
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.formats.published_lists import match_coco_ids
 from visavis.evaluation.metrics.ranking import Ties
@@ -119,7 +120,7 @@ class Protocol:
         """
         image_ids = to_id_tensor(image_ids, "image_ids")
         text_ids = to_id_tensor(text_ids, "text_ids")
-        num_unpaired = int((image_ids < 0).sum() + (text_ids < 0).sum())
+        num_unpaired = int((image_ids == UNPAIRED).sum() + (text_ids == UNPAIRED).sum())
         if num_unpaired and not self.takes_unpaired:
             raise SpecError(
                 f"protocol {self.name}: expected no images or texts without a partner, got "
@@ -162,6 +163,8 @@ class Protocol:
         return [(fold, torch.isin(text_ids, image_ids[fold]).nonzero()[:, 0]) for fold in images]
 
 
+UNPAIRED = -1
+"""Id of an image without a text, and of a text without an image."""
 EQUAL_TEXTS = "+equal-texts"
 """End of the name of a protocol whose equal texts are positives."""
 GALLERY_SEPARATOR = " + "
@@ -312,7 +315,7 @@ def pair_targets(image_ids: Tensor, text_ids: Tensor, keys: Tensor | None = None
     """
     # Items without a partner get an id that no other item has.
     ids = torch.cat([image_ids, text_ids])
-    ids = torch.where(ids < 0, ids.amax().clamp(min=0) + 1 + torch.arange(len(ids)), ids)
+    ids = torch.where(ids == UNPAIRED, ids.amax().clamp(min=0) + 1 + torch.arange(len(ids)), ids)
     image_ids, text_ids = ids.split([len(image_ids), len(text_ids)])
     targets = Targets(query_ids=image_ids, candidate_ids=text_ids)
     if keys is None:
@@ -376,11 +379,77 @@ def gallery_ids(data: Dataset, protocol: Protocol) -> tuple[Tensor, Tensor, Tens
     """
     images, texts = torch.arange(len(data.images)), torch.from_numpy(data.image_of)
     captions: Sequence[str] = data.captions
-    if data.unpaired is not None and protocol.takes_unpaired:
-        images = pad(images, (0, len(data.unpaired.images)), value=-1)
-        texts = pad(texts, (0, len(data.unpaired.captions)), value=-1)
-        captions = [*captions, *data.unpaired.captions]
+    if data.unpaired and protocol.takes_unpaired:
+        images = pad(images, (0, len(data.unpaired_images)), value=UNPAIRED)
+        texts = pad(texts, (0, len(data.unpaired_texts)), value=UNPAIRED)
+        captions = [*captions, *data.unpaired_texts]
     return images, texts, text_keys(captions) if protocol.equal_texts == "positives" else None
+
+
+def without_images(name: str, texts: Sequence[str]) -> Dataset:
+    """Make a data set of texts without images, for ``Dataset.unpaired``.
+
+    Args:
+        name: Name of the data set.
+        texts: The texts.
+
+    Returns:
+        The data set.
+    """
+    return Dataset(name, (), tuple(texts), np.full(len(texts), UNPAIRED))
+
+
+def with_distractors(split: Dataset, data: Dataset, added: Dataset) -> tuple[Dataset, int]:
+    """Add images and texts to the candidates of a split. Images that it has are left out: the same
+    file, the same part of an archive, or the same bytes.
+
+    Args:
+        split: The split.
+        data: The whole data set, whose images keep their stored features.
+        added: Images, whose captions are ignored, and unpaired texts.
+
+    Returns:
+        The split with more ``unpaired`` items, and the number of images that were left out.
+    """
+
+    def place(image: Image) -> tuple[str, int] | None:
+        where = image.location
+        return None if where is None else (os.path.realpath(where.path), where.offset)
+
+    own = [*split.images, *split.unpaired_images]
+    # Several images without a location are different ones.
+    seen = {where for image in own if (where := place(image)) is not None}
+    by_size: dict[int, list[ByteRange]] = {}
+    for image in own:
+        if image.location is not None:
+            by_size.setdefault(image.location.num_bytes, []).append(image.location)
+    listed = {where: row for row, image in enumerate(data.images) if (where := place(image))}
+    rows, others, left_out = list[int](), list[Image](), 0
+    for image in (*added.images, *added.unpaired_images):
+        where = place(image)
+        if image.location is None:
+            raise DataError(
+                f"{added.name}: expected images with files, got {image.name} without one. Put "
+                "the images next to their list."
+            )
+        same_size = by_size.get(image.location.num_bytes, ())
+        if where in seen or any(
+            other.content_hash == image.location.content_hash for other in same_size
+        ):
+            left_out += 1
+        elif where in listed:
+            rows.append(listed[where])
+        else:
+            others.append(image)
+    parts = list(split.unpaired)
+    if rows:
+        known = data.take(np.sort(rows))
+        parts.append(without_captions(added.name, known.images, known.image_origin))
+    if others:
+        parts.append(without_captions(added.name, tuple(others)))
+    if added.unpaired_texts:
+        parts.append(without_images(added.name, added.unpaired_texts))
+    return replace(split, unpaired=tuple(parts)), left_out
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from visavis.data.columns import (
     offsets_and_bytes,
     unique_texts,
 )
-from visavis.data.dataset import Dataset, require, unpaired_images
+from visavis.data.dataset import Dataset, require, without_captions
 from visavis.data.file_names import MISSING_TEXTS, normalize_split_name, split_by_hash
 from visavis.data.formats.caption_table import (
     ALL_FILE_NAMES,
@@ -155,12 +155,12 @@ def open_table(path: Path) -> Dataset:
             names, summary.splits, load(splits), folder_of_images if has_files else None
         )
 
-    name, unpaired = Path(os.path.realpath(path)).parent.name, None
+    name = Path(os.path.realpath(path)).parent.name
+    unpaired: tuple[Dataset, ...] = ()
     if summary.uncaptioned_images:
         uncaptioned = TextColumn(folder / "uncaptioned.arrow", f"{summary.sha256} uncaptioned")
-        unpaired = unpaired_images(
-            name, images(uncaptioned, "uncaptioned_splits.npy"), load("uncaptioned_rows.npy")
-        )
+        rows = load("uncaptioned_rows.npy")
+        unpaired = (without_captions(name, images(uncaptioned, "uncaptioned_splits.npy"), rows),)
     return Dataset(
         name=name,
         images=images(names, "splits.npy"),
@@ -217,7 +217,7 @@ def list_table(path: Path) -> Listing:
         listing.add_image(image.name, image.split).location = image.location
     for caption, image_index in zip(data.captions, data.image_of.tolist(), strict=True):
         listing.add_caption(caption, listing.images[image_index], path.name)
-    for image in data.unpaired.images if data.unpaired else ():
+    for image in data.unpaired_images:
         listing.add_image(image.name, image.split).location = image.location
     listing.findings += table_problems(path)
     return listing

@@ -21,7 +21,7 @@ import numpy as np
 
 from visavis.core import storage
 from visavis.core.errors import DataError
-from visavis.data.dataset import ByteRange, Dataset, Image, unpaired_images
+from visavis.data.dataset import ByteRange, Dataset, Image, without_captions
 from visavis.data.file_names import MISSING_TEXTS, SPLITS, split_by_hash
 from visavis.data.formats.table_columns import is_list_text
 from visavis.data.hub_files import hub_repository
@@ -366,9 +366,9 @@ class Listing:
             other_files=next(
                 (note.message for note in self.findings if note.kind == "other files"), None
             ),
-            unpaired=unpaired_images(self.name, images(unpaired_rows), np.array(unpaired_rows))
+            unpaired=(without_captions(self.name, images(unpaired_rows), np.array(unpaired_rows)),)
             if unpaired_rows
-            else None,
+            else (),
         )
 
     @property
