@@ -212,8 +212,8 @@ def _print_protocol(result: Evaluation) -> None:
         print_line(
             f"R-Precision {metrics['i2t_r_precision']:.3f} and {metrics['t2i_r_precision']:.3f}, "
             f"mAP@R {metrics['i2t_map_at_r']:.3f} and "
-            f"{metrics['t2i_map_at_r']:.3f}, over {queries[0]:,} images and {queries[1]:,} texts "
-            "with listed positives"
+            f"{metrics['t2i_map_at_r']:.3f}, over the {queries[0]:,} images and {queries[1]:,} "
+            "texts that are queries"
         )
     if result.coherence is not None:
         _print_coherence(result.coherence)

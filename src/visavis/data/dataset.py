@@ -21,9 +21,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 from PIL.Image import Image as PILImage
+from torch import Tensor
 
 from visavis.core import storage
 from visavis.core.errors import DataError, ShapeError, closest_name
+from visavis.data.equal_texts import text_keys
 from visavis.data.images import MAX_IMAGE_BYTES, decode_image
 from visavis.data.sequences import CaptionGroups, LazySequence, hash_parts
 from visavis.data.video import count_frames, first_frame, is_video, iter_frames, video_duration
@@ -362,6 +364,11 @@ class Dataset:
     def captions_of(self) -> CaptionGroups:
         """For each image, the indices of its captions, in order."""
         return CaptionGroups.from_images(self.image_of, len(self.images))
+
+    @cached_property
+    def text_keys(self) -> Tensor:
+        """Number of the text of each caption, equal for equal texts, shape ``[captions]``."""
+        return text_keys(self.captions)
 
     @cached_property
     def _split_codes(self) -> tuple[tuple[str, ...], np.ndarray]:

@@ -369,21 +369,17 @@ def evaluate_dataset(
         The result.
     """
     results = []
-    own_visual, own_text = visual, text
-    if data.unpaired:
-        own_visual = select_items(visual, torch.arange(len(data.images)))
-        own_text = select_items(text, torch.arange(len(data.captions)))
     for protocol in protocols:
-        selected, captions = select_for_protocol(data, own_text, protocol)
+        selected, images, captions = select_for_protocol(data, visual, text, protocol)
         if protocol.positives_file:
             result = evaluate_listed(
-                own_visual, captions, score, selected, protocol=protocol, memory=memory
+                images, captions, score, selected, protocol=protocol, memory=memory
             )
         else:
-            items = (visual, text) if protocol.takes_unpaired else (own_visual, captions)
             image_ids, text_ids, keys = gallery_ids(selected, protocol)
             result = evaluate(
-                *items,
+                images,
+                captions,
                 score,
                 image_ids,
                 text_ids,
@@ -393,10 +389,13 @@ def evaluate_dataset(
                 group=group,
             )
         if relevance:
+            if selected.unpaired:  # the relevance of items without a caption is not known
+                images = select_items(images, torch.arange(len(selected.images)))
+                captions = select_items(captions, torch.arange(len(selected.captions)))
             result = replace(
                 result,
                 coherence=ranking_coherence(
-                    own_visual,
+                    images,
                     captions,
                     score,
                     selected,

@@ -9,8 +9,6 @@ negative.
 from __future__ import annotations
 
 import os
-import re
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -26,6 +24,7 @@ from visavis.core.errors import DataError, SpecError, suggest_name
 from visavis.core.spec import PositiveInt, validate_fields
 from visavis.data.dataset import ByteRange, Dataset, Image, without_captions
 from visavis.data.dataset_reader import resolve_path
+from visavis.data.equal_texts import equal_text_pairs, text_keys
 from visavis.data.formats.published_lists import match_coco_ids
 from visavis.evaluation.metrics.ranking import Ties
 from visavis.losses.scoring import select_items
@@ -279,28 +278,6 @@ def get_protocols(protocols: str | Protocol | Sequence[str | Protocol]) -> list[
     ]
 
 
-def text_keys(texts: Sequence[str]) -> Tensor:
-    """Number the different texts. Texts are equal if they differ only in Unicode normalization
-    (NFC), case, or white space.
-
-    Args:
-        texts: The texts.
-
-    Returns:
-        One number per text, shape ``[T]``.
-
-    Example:
-        >>> text_keys(["A dog.", "a  dog. ", "a dog"]).tolist()
-        [0, 0, 1]
-    """
-    numbers: dict[str, int] = {}
-    # Most tokenizers ignore case and white space, so that these texts have equal vectors.
-    normalized = (
-        re.sub(r"\s+", " ", unicodedata.normalize("NFC", text).casefold()).strip() for text in texts
-    )
-    return torch.tensor([numbers.setdefault(text, len(numbers)) for text in normalized])
-
-
 def pair_targets(image_ids: Tensor, text_ids: Tensor, keys: Tensor | None = None) -> Targets:
     """Make the targets of images against texts.
 
@@ -321,15 +298,8 @@ def pair_targets(image_ids: Tensor, text_ids: Tensor, keys: Tensor | None = None
     if keys is None:
         return targets
     image, text = targets.positive_pairs([])
-    image, key = torch.stack([image, keys[text]]).unique(dim=1)  # the texts that an image has
-    order, counts = keys.argsort(stable=True), torch.bincount(keys)
-    repeats = counts[key]
-    # Position in ``order``: the start of the texts of a key, plus the number within them.
-    starts = counts.cumsum(0)[key] - repeats - (repeats.cumsum(0) - repeats)
-    texts = order[starts.repeat_interleave(repeats) + torch.arange(int(repeats.sum()))]
-    return Targets.from_pairs(
-        image.repeat_interleave(repeats), texts, len(image_ids), len(text_ids)
-    )
+    pairs = equal_text_pairs(image, keys[text], keys)
+    return Targets.from_pairs(*pairs, len(image_ids), len(text_ids))
 
 
 def first_images(split: Dataset, max_images: int) -> Dataset:
@@ -504,19 +474,23 @@ def _read(name: str, queries: dict[int, int], candidates: dict[int, int]) -> Lis
 
 
 def select_for_protocol(
-    data: Dataset, text: Encoded, protocol: Protocol
-) -> tuple[Dataset, Encoded]:
-    """Select the captions that a protocol ranks.
+    data: Dataset, visual: Encoded, text: Encoded, protocol: Protocol
+) -> tuple[Dataset, Encoded, Encoded]:
+    """Select the captions and the unpaired items that a protocol ranks.
 
     Args:
         data: The data set.
-        text: Encoded captions of the data set, in its order.
+        visual: Encoded images of the data set, in its order, then its unpaired images.
+        text: Encoded captions of the data set, in its order, then its unpaired texts.
         protocol: The protocol.
 
     Returns:
-        The data set and the encoded texts with these captions.
+        The data set, the encoded images and the encoded texts that the protocol ranks.
     """
-    selected = select_captions(data, [protocol])
-    return selected, select_items(
-        text, torch.from_numpy(np.flatnonzero(np.isin(data.caption_rows, selected.caption_rows)))
-    )
+    if protocol.takes_unpaired:
+        return data, visual, text
+    selected = replace(select_captions(data, [protocol]), unpaired=())
+    captions = np.flatnonzero(np.isin(data.caption_rows, selected.caption_rows))
+    if data.unpaired:
+        visual = select_items(visual, torch.arange(len(data.images)))
+    return selected, visual, select_items(text, torch.from_numpy(captions))

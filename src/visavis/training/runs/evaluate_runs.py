@@ -232,9 +232,9 @@ def evaluate_runs(
     with evaluation_mode(scorer):
         if trec is not None:
             for one in protocols:
-                selected, captions = select_for_protocol(ranked, text, one)
+                selected, images, captions = select_for_protocol(ranked, visual, text, one)
                 lists = trec_rankings(
-                    visual, captions, device_score(scorer), selected, one, memory=limit
+                    images, captions, device_score(scorer), selected, one, memory=limit
                 )
                 write_trec(
                     trec / one.name if len(protocols) > 1 else trec,
