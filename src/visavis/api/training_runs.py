@@ -5,6 +5,7 @@ published tables.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -339,7 +340,8 @@ def evaluate(
 
 def _read_distractors(path: Path, frames_per_second: float, progress: Progress) -> Dataset:
     """The images of a folder or data set, or the texts of a file."""
-    from visavis.data.dataset import without_captions
+    from visavis.data.dataset import Image, without_captions
+    from visavis.data.dataset_reader import list_dataset
     from visavis.evaluation.protocols import without_images
     from visavis.retrieval.run_images import open_image_collection
 
@@ -348,7 +350,16 @@ def _read_distractors(path: Path, frames_per_second: float, progress: Progress) 
             raise DataError(f"{path}: expected one text per line, got an empty file. Add texts.")
         none = without_captions(str(path), ())
         return replace(none, unpaired=(without_images(str(path), texts),))
-    data = open_image_collection(path, frames_per_second)
+    try:
+        data = open_image_collection(path, frames_per_second)
+    except DataError:
+        # A list or archive without any caption is not a data set, but has images.
+        with suppress(DataError):
+            listed = list_dataset(path).images
+            if files := [each for each in listed if each.location is not None]:
+                images = [Image(each.name, each.split or "", each.location) for each in files]
+                return without_captions(str(path), images)
+        raise
     for skipped in data.skipped:
         progress.message(f"Skipped: {skipped}")
     return replace(data, name=str(path))
