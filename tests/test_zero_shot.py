@@ -429,3 +429,81 @@ def test_class_vectors_classify_as_sentence_transformers():
     hits = top == labels[:, None]
     assert result.top1.value == pytest.approx(100 * hits[:, 0].float().mean().item())
     assert result.top5.value == pytest.approx(100 * hits.any(1).float().mean().item())
+
+
+def test_class_names_follow_folders_or_a_file(classes, dual_encoders, tmp_path):
+    folder = shutil.copytree(classes, tmp_path / "classes")
+    (folder / "star").rename(folder / "blue-star_big")
+    clip = dual_encoders / "clip"
+    result = visavis.evaluate(clip, classes=folder)
+    assert [each.name for each in result.classes] == ["blue star big", "circle", "red square"]
+    lines = "circle\ta round, flat shape\nblue-star_big star\nother\tunused\n\nred_square red box\n"
+    (tmp_path / "names.txt").write_text(lines)
+    named = visavis.evaluate(clip, classes=folder, class_names=tmp_path / "names.txt")
+    assert [each.name for each in named.classes] == ["star", "a round, flat shape", "red box"]
+    for content, words in (
+        ("circle a\nred_square b\n", ("blue-star_big",)),
+        ("circle\n", ("line 1", "FOLDER NAME")),
+        ("circle a\ncircle b\n", ("line 2",)),
+        ("circle a\nred_square a\nblue-star_big b\n", ("'a'", "circle", "red_square")),
+    ):
+        (tmp_path / "wrong.txt").write_text(content)
+        with pytest.raises(DataError, match=mentions(*words)):
+            visavis.evaluate(clip, classes=folder, class_names=tmp_path / "wrong.txt")
+    with pytest.raises(RunError, match=mentions("--class-names", "--classes")):
+        visavis.evaluate(clip, class_names=tmp_path / "names.txt")
+
+
+def test_class_without_images_is_rejected(classes, dual_encoders, tmp_path):
+    folder = shutil.copytree(classes, tmp_path / "classes")
+    (folder / "empty").mkdir()
+    (folder / ".hidden").mkdir()
+    with pytest.raises(DataError, match=mentions("got none in empty")):
+        visavis.evaluate(dual_encoders / "clip", classes=folder)
+
+
+def test_score_that_is_nan_is_rejected():
+    scores = torch.tensor([[0.1, 0.2], [torch.nan, torch.nan]])
+    with pytest.raises(DataError, match=mentions("image 1", "NaN")):
+        zero_shot_accuracy(scores, torch.tensor([0, 1]), ["a", "b"], "")
+
+
+@kinds
+def test_classify_with_templates_as_evaluate(kind, classes, dual_encoders, tmp_path):
+    (tmp_path / "t.txt").write_text("\n".join(TEMPLATES))
+    (tmp_path / "labels.txt").write_text("circle\nred square\nstar\n")
+    result = visavis.evaluate(dual_encoders / kind, classes=classes, templates=tmp_path / "t.txt")
+    folders = {"circle": "circle", "red square": "red_square", "star": "star"}
+    for each in result.classes:
+        best = [
+            visavis.classify(
+                dual_encoders / kind, file, tmp_path / "labels.txt", templates=tmp_path / "t.txt"
+            )[0][0]
+            for file in (classes / folders[each.name]).rglob("*.png")
+        ]
+        assert each.top1 == pytest.approx(100 * np.mean([name == each.name for name in best]))
+
+
+def test_zero_shot_equals_sentence_transformers_with_the_same_model(
+    classes, dual_encoders, tmp_path
+):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    folder = shutil.copytree(dual_encoders / "clip", tmp_path / "clip")
+    # By default, this class crops to 224 pixels, which this model cannot read.
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    settings |= {"do_center_crop": False, "resample": 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    model = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    names = ["circle", "red square", "star"]
+    prompts = [f"a photo of a {name}." for name in names]
+    files = sorted(classes.rglob("*.png"))
+    labels = [names.index(f.relative_to(classes).parts[0].replace("_", " ")) for f in files]
+    images = [Image.open(file).convert("RGB") for file in files]
+    scores = model.similarity(model.encode(images), model.encode(prompts)).numpy()
+    ours = visavis.load(folder)
+    assert (
+        np.abs(scores - (ours.encode_images(files) @ ours.encode_texts(prompts).T).numpy()).max()
+        < 1e-5
+    )
+    result = visavis.evaluate(folder, classes=classes)
+    assert result.top1.value == pytest.approx(100 * (scores.argmax(1) == labels).mean())

@@ -205,6 +205,7 @@ def evaluate(
     feedback: str | Path | None = None,
     classes: str | Path | None = None,
     templates: str | Path | None = None,
+    class_names: str | Path | None = None,
     model: str | Path | None = None,
     store: str | Path | None = None,
     trec: str | Path | None = None,
@@ -236,6 +237,8 @@ def evaluate(
             Default: none.
         templates: File with one prompt per line for --classes, with {} in place of the class.
             Default: "a photo of a {}."
+        class_names: File for --classes with a folder and the name of its class in each line.
+            Default: the names of the folders, with spaces for _ and -.
         model: New location of the model of an index. Default: the recorded one.
         store: Confirms the store of an index outside its folder. Default: only a store inside.
         trec: Also write ranked lists and ground truth as TREC files into this new folder. Default:
@@ -286,10 +289,11 @@ def evaluate(
                 f"--classes: expected a run or a model without {unused[0]}. Remove --{unused[0]}."
             )
         return _evaluate_classes(
-            to_paths(run), Path(classes), templates, memory, progress or NoProgress()
+            to_paths(run), Path(classes), templates, class_names, memory, progress or NoProgress()
         )
-    if templates is not None:
-        raise RunError("--templates: expected it with --classes, got no --classes. Pass both.")
+    for name, value in (("templates", templates), ("class-names", class_names)):
+        if value is not None:
+            raise RunError(f"--{name}: expected it with --classes, got no --classes. Pass both.")
     if feedback is not None:
         if unused:
             raise RunError(
@@ -369,19 +373,27 @@ def _evaluate_classes(
     runs: Sequence[Path],
     classes: Path,
     templates: str | Path | None,
+    class_names: str | Path | None,
     memory: MemoryLimit,
     progress: Progress,
 ) -> ZeroShotResult:
     """Evaluate the zero-shot accuracy of a model on a folder of classes."""
     from visavis.models.retriever import Retriever
-    from visavis.retrieval.zero_shot import DEFAULT_TEMPLATE, evaluate_zero_shot, read_templates
+    from visavis.retrieval.zero_shot import (
+        DEFAULT_TEMPLATE,
+        evaluate_zero_shot,
+        read_class_names,
+        read_templates,
+    )
 
     if len(runs) != 1:
         raise RunError(
             f"--classes: expected one run or model, got {len(runs)}. Evaluate each alone."
         )
     prompts = [DEFAULT_TEMPLATE] if templates is None else read_templates(templates)
-    return evaluate_zero_shot(Retriever.load(runs[0], memory=memory), classes, prompts, progress)
+    names = None if class_names is None else read_class_names(class_names)
+    model = Retriever.load(runs[0], memory=memory)
+    return evaluate_zero_shot(model, classes, prompts, progress, names)
 
 
 def _evaluate_index(

@@ -100,9 +100,12 @@ def print_evaluation(result: Evaluation | FeedbackEvaluation | ZeroShotResult) -
 
 
 def _print_zero_shot(result: ZeroShotResult) -> None:
+    from visavis.evaluation.classification import TOP_K
+
     estimates = (
         ("top-1 accuracy", result.top1),
-        ("top-5 accuracy", result.top5),
+        # Of five classes, all are among the five highest.
+        *((("top-5 accuracy", result.top5),) if len(result.classes) > TOP_K else ()),
         ("mean per class, top-1", result.mean_per_class),
     )
     print_table(

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from visavis.core.notebook import NotebookTable
-from visavis.evaluation.bootstrap import BootstrapEstimate
+from visavis.evaluation.bootstrap import NUM_SAMPLES, BootstrapEstimate
+from visavis.evaluation.metrics.ranking import raise_on_invalid_row
 
 TOP_K = 5
 NUM_CONFUSIONS = 10
 """Number of confused pairs of classes that a result names."""
-NUM_SAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,7 @@ class ZeroShotResult(NotebookTable):
         return {
             "protocol": self.protocol,
             **estimates,
+            "confusions": [each.name for each in self.confusions],
             "classes": [dict(vars(each)) for each in self.classes],
         }
 
@@ -121,7 +122,14 @@ def zero_shot_accuracy(
 
     Returns:
         The accuracies. Intervals resample the images of each class.
+
+    Raises:
+        DataError: If a score is NaN.
     """
+    # No comparison with NaN is true, so that its image would have rank 0.
+    raise_on_invalid_row(
+        scores.isnan(), "scores of image {}: expected numbers, got NaN. Check the model."
+    )
     own = scores.gather(1, labels[:, None])
     # Rank of the own class, from 1.
     ranks = (scores >= own).sum(1).numpy()
