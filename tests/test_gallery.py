@@ -160,7 +160,7 @@ def test_text_keys_ignore_case_space_and_composition():
     assert text_keys(texts).tolist() == [0, 0, 1, 1, 2, 3]
 
 
-def test_protocol_of_a_result_is_read_back():
+def test_name_of_a_gallery_gives_its_protocol():
     for name in ("plain", "plain+equal-texts", "flickr8k+equal-texts"):
         protocol = get_protocol(name)
         assert protocol.name == name
@@ -381,4 +381,4 @@ def test_evaluate_accepts_a_gallery_of_vectors():
         range(3),
     )
     assert result.metrics["rsum"] == 600
-    assert result.protocol == "plain + 1 images without captions"
+    assert result.protocol == "plain + 1 image without captions"

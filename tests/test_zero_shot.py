@@ -484,9 +484,7 @@ def test_classify_with_templates_as_evaluate(kind, classes, dual_encoders, tmp_p
         assert each.top1 == pytest.approx(100 * np.mean([name == each.name for name in best]))
 
 
-def test_zero_shot_equals_sentence_transformers_with_the_same_model(
-    classes, dual_encoders, tmp_path
-):
+def test_zero_shot_equals_sentence_transformers_of_a_model(classes, dual_encoders, tmp_path):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     folder = shutil.copytree(dual_encoders / "clip", tmp_path / "clip")
     # By default, this class crops to 224 pixels, which this model cannot read.

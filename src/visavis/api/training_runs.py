@@ -236,7 +236,7 @@ def evaluate(
         classes: Folder with a subfolder of images for each class. Evaluates zero-shot accuracy.
             Default: none.
         templates: File with one prompt per line for --classes, with {} in place of the class.
-            Default: "a photo of a {}."
+            Default: the prompt a photo of a {}.
         class_names: File for --classes with a folder and the name of its class in each line.
             Default: the names of the folders, with spaces for _ and -.
         model: New location of the model of an index. Default: the recorded one.

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from visavis.core.encoded import unit_rows
 from visavis.core.notebook import NotebookTable
 from visavis.evaluation.bootstrap import NUM_SAMPLES, BootstrapEstimate
 from visavis.evaluation.metrics.ranking import raise_on_invalid_row
@@ -104,8 +104,7 @@ def class_vectors(prompts: Tensor) -> Tensor:
     Source:
         Radford et al., CLIP (2021), section 3.1.4. CLIP_benchmark has the same rule.
     """
-    unit = torch.nn.functional.normalize(prompts, dim=-1)
-    return torch.nn.functional.normalize(unit.mean(1), dim=-1)
+    return unit_rows(unit_rows(prompts).mean(1))
 
 
 def zero_shot_accuracy(

@@ -100,11 +100,15 @@ class Protocol:
             >>> get_protocol("plain").describe(unpaired_images=7000)
             'plain + 7,000 images without captions'
         """
-        unpaired = {
-            "images without captions": unpaired_images,
-            "texts without images": unpaired_texts,
-        }
-        added = [f"{number:,} {kind}" for kind, number in unpaired.items() if number]
+        unpaired = (
+            ("image", "without captions", unpaired_images),
+            ("text", "without images", unpaired_texts),
+        )
+        added = [
+            f"{number:,} {kind}{'s' * (number > 1)} {lacking}"
+            for kind, lacking, number in unpaired
+            if number
+        ]
         return GALLERY_SEPARATOR.join([self.name, *added])
 
     def validate(self, image_ids: Ids, text_ids: Ids) -> None:
@@ -336,8 +340,8 @@ def select_captions(data: Dataset, protocols: Sequence[Protocol]) -> Dataset:
 
 
 def gallery_ids(data: Dataset, protocol: Protocol) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the ids of the candidates of a protocol: those of a data set, then its unpaired items
-    if the protocol takes them.
+    """Return the ids of the candidates of a protocol: all items of a data set, then its unpaired
+    items if the protocol takes them.
 
     Args:
         data: The data set.
@@ -380,6 +384,9 @@ def with_distractors(split: Dataset, data: Dataset, added: Dataset) -> tuple[Dat
 
     Returns:
         The split with more ``unpaired`` items, and the number of images that were left out.
+
+    Raises:
+        DataError: If an added image has no file.
     """
 
     def place(image: Image) -> tuple[str, int] | None:

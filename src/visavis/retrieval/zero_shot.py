@@ -79,7 +79,7 @@ def evaluate_zero_shot(
     if outside := next((part[0] for part in parts if len(part) == 1), None):
         raise DataError(
             f"{folder}: expected one folder of images for each class, got the image {outside} "
-            "beside them. Move it into the folder of its class."
+            "next to them. Move it into the folder of its class."
         )
     folders = sorted({part[0] for part in parts})
     if len(folders) < 2:

@@ -487,7 +487,7 @@ def open_data_module(
     if training and data.unpaired:
         progress.message(
             f"{data.name}: {len(data.unpaired_images):,} images without captions are not trained "
-            "on. Those of the test split are candidates of the test."
+            "on. The test split ranks its own as candidates."
         )
     data = training_subset(recipe, data)
     query_features = feedback_query_features(feedback, data, processor, context.group)
