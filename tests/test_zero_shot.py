@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from scipy.stats import spearmanr
 from typer.testing import CliRunner
 
@@ -20,11 +21,14 @@ from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, RecipeError, RunError
 from visavis.data import open_dataset
 from visavis.data.synthetic import write_synthetic_scenes
+from visavis.evaluation.classification import class_vectors, zero_shot_accuracy
 from visavis.evaluation.graded.human_agreement import FLICKR8K_FILES
 from visavis.losses.targets import Targets
 from visavis.objectives import Unified
 from visavis.research.diagnostics.contributing_samples import contributing_by_epsilon
 from visavis.training.recipes.files import read_recipe
+
+from .matching import mentions
 
 pytest.importorskip("transformers")
 kinds = pytest.mark.parametrize("kind", ["clip", "siglip"])
@@ -279,3 +283,225 @@ def test_text_encoder_is_trained_only_by_recipe(tmp_path):
     )
     with pytest.raises(RecipeError, match=r"text\.granularity: expected \"pooled\" or"):
         read_recipe(tmp_path / "x.toml")
+
+
+TEMPLATES = ["a {}", "a large {}", "a red {} and a blue star"]
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory):
+    """Images of three classes, 4, 3 and 5 of them, one in a nested folder."""
+    folder = tmp_path_factory.mktemp("classes")
+    random = np.random.default_rng(2)
+    for name, count in (("circle", 4), ("red_square", 3), ("star", 5)):
+        (folder / name / "more").mkdir(parents=True)
+        for number in range(count):
+            pixels = random.integers(0, 255, (40, 36, 3), np.uint8)
+            place = folder / name / ("more" if number == 0 else ".")
+            Image.fromarray(pixels).save(place / f"{number}.png")
+    return folder
+
+
+@pytest.mark.parametrize("prompts", [TEMPLATES, TEMPLATES[:1]])
+@kinds
+def test_zero_shot_accuracy_equals_published_rule(kind, prompts, classes, dual_encoders, tmp_path):
+    (tmp_path / "templates.txt").write_bytes("\r\n\r\n".join(prompts).encode())
+    result = visavis.evaluate(
+        dual_encoders / kind, classes=classes, templates=tmp_path / "templates.txt"
+    )
+    model, names = visavis.load(dual_encoders / kind), ["circle", "red square", "star"]
+    weights = []  # as CLIP's notebook builds its classifier, one class after the other
+    for name in names:
+        rows = np.asarray(model.encode_texts([prompt.format(name) for prompt in prompts]))
+        mean = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).mean(0)
+        weights.append(mean / np.linalg.norm(mean))
+    files = sorted(classes.rglob("*.png"))
+    labels = np.array(
+        [names.index(f.relative_to(classes).parts[0].replace("_", " ")) for f in files]
+    )
+    scores = np.asarray(model.encode_images(files)) @ np.stack(weights).T
+    right = scores.argmax(1) == labels
+    assert result.top1.value == pytest.approx(100 * right.mean())
+    assert result.top5.value == 100
+    recalls = [100 * right[labels == number].mean() for number in range(3)]
+    assert [each.top1 for each in result.classes] == pytest.approx(recalls)
+    assert result.mean_per_class.value == pytest.approx(np.mean(recalls))
+    assert [(each.name, each.images) for each in result.classes] == [
+        ("circle", 4),
+        ("red square", 3),
+        ("star", 5),
+    ]
+    for each, number in zip(result.classes, range(3), strict=True):
+        wrong = scores.argmax(1)[(labels == number) & ~right]
+        assert (each.confused_with is None) == (not len(wrong))
+        if len(wrong):
+            assert each.confused_images == np.bincount(wrong).max()
+
+
+def test_zero_shot_intervals_cover_binomial_accuracy():
+    random, covered = np.random.default_rng(0), 0
+    labels = torch.arange(2).repeat_interleave(100)
+    for trial in range(40):
+        right = torch.from_numpy(random.random(200) < 0.7)
+        scores = torch.nn.functional.one_hot(torch.where(right, labels, 1 - labels), 2).float()
+        result = zero_shot_accuracy(scores, labels, ["a", "b"], "", seed=trial)
+        assert result.top1.value == pytest.approx(100 * right.float().mean().item())
+        covered += 70 in result.top1.interval
+    assert covered >= 34
+
+
+def test_tie_of_classes_counts_against_the_model():
+    result = zero_shot_accuracy(torch.ones(4, 3), torch.tensor([0, 1, 2, 2]), ["a", "b", "c"], "")
+    assert (result.top1.value, result.top5.value) == (0, 100)
+
+
+def test_zero_shot_of_attention_model_averages_scores(classes, tmp_path, scenes):
+    recipe = "name = 'scan'\nvisual = { encoder = 'scenes', granularity = 'regions' }\n"
+    recipe += "text = { encoder = 'vocabulary', min_count = 1 }\nmodel = { kind = 'SCAN', embedding_dim = 8, word_dim = 8 }\n"
+    recipe += "[[phases]]\nepochs = 1\nobjective = 'Unified()'\n"
+    (tmp_path / "scan.toml").write_text(recipe)
+    run = visavis.train(tmp_path / "scan.toml", data=scenes, out=tmp_path / "run").run
+    (tmp_path / "templates.txt").write_text("\n".join(TEMPLATES))
+    result = visavis.evaluate(run, classes=classes, templates=tmp_path / "templates.txt")
+    files, names = sorted(classes.rglob("*.png")), ["circle", "red square", "star"]
+    scores = [
+        np.asarray(
+            visavis.load(run).score(files, [prompt.format(name) for prompt in TEMPLATES])
+        ).mean(1)
+        for name in names
+    ]
+    labels = [names.index(f.relative_to(classes).parts[0].replace("_", " ")) for f in files]
+    right = np.stack(scores, 1).argmax(1) == labels
+    assert result.top1.value == pytest.approx(100 * right.mean())
+    assert "mean of their scores" in result.protocol
+
+
+@pytest.mark.parametrize(
+    ("prompts", "words"),
+    [("a photo", ("line 1", "{}")), ("{} and {}", ("line 1",)), ("", ("one prompt",))],
+)
+def test_wrong_templates_name_the_line(prompts, words, classes, dual_encoders, tmp_path):
+    (tmp_path / "t.txt").write_text(prompts)
+    with pytest.raises(DataError, match=mentions("t.txt", *words)):
+        visavis.evaluate(dual_encoders / "clip", classes=classes, templates=tmp_path / "t.txt")
+
+
+def test_folder_without_classes_is_rejected(classes, dual_encoders, tmp_path):
+    with pytest.raises(DataError, match=mentions("at least two folders", "got 1")):
+        visavis.evaluate(
+            dual_encoders / "clip",
+            classes=shutil.copytree(classes / "star", tmp_path / "x" / "star").parent,
+        )
+    shutil.copy(next((classes / "star").glob("*.png")), tmp_path / "x" / "lost.png")
+    with pytest.raises(DataError, match=mentions("lost.png", "class")):
+        visavis.evaluate(dual_encoders / "clip", classes=tmp_path / "x")
+    with pytest.raises(RunError, match=mentions("--classes", "split")):
+        visavis.evaluate(dual_encoders / "clip", classes=classes, split="val")
+    with pytest.raises(RunError, match=mentions("--templates", "--classes")):
+        visavis.evaluate(dual_encoders / "clip", templates="t.txt")
+
+
+def test_command_prints_zero_shot_accuracy(classes, dual_encoders):
+    arguments = ["evaluate", str(dual_encoders / "clip"), "--classes", str(classes)]
+    printed = CliRunner().invoke(cli.app, arguments)
+    assert printed.exit_code == 0, printed.output
+    assert "top-1 accuracy" in printed.output and "3 classes, 12 images" in printed.output
+    parsed = json.loads(CliRunner().invoke(cli.app, [*arguments, "--json"]).output)
+    assert [row["images"] for row in parsed["classes"]] == [4, 3, 5]
+    assert parsed["top1"]["value"] == pytest.approx(
+        np.average([row["top1"] for row in parsed["classes"]], weights=[4, 3, 5])
+    )
+
+
+def test_class_vectors_classify_as_sentence_transformers():
+    util = pytest.importorskip("sentence_transformers.util")
+    images, prompts = torch.randn(200, 16), 3 * torch.randn(10, 7, 16)
+    labels = torch.randint(10, (200,))
+    labels[:10] = torch.arange(10)
+    vectors = class_vectors(prompts)
+    scores = torch.nn.functional.normalize(images, dim=1) @ vectors.T
+    result = zero_shot_accuracy(scores, labels, list("abcdefghij"), "")
+    means = util.normalize_embeddings(
+        util.normalize_embeddings(prompts.flatten(0, 1)).view(10, 7, 16).mean(1)
+    )
+    found = util.semantic_search(images, means, top_k=5)
+    top = torch.tensor([[hit["corpus_id"] for hit in hits] for hits in found])
+    hits = top == labels[:, None]
+    assert result.top1.value == pytest.approx(100 * hits[:, 0].float().mean().item())
+    assert result.top5.value == pytest.approx(100 * hits.any(1).float().mean().item())
+
+
+def test_class_names_follow_folders_or_a_file(classes, dual_encoders, tmp_path):
+    folder = shutil.copytree(classes, tmp_path / "classes")
+    (folder / "star").rename(folder / "blue-star_big")
+    clip = dual_encoders / "clip"
+    result = visavis.evaluate(clip, classes=folder)
+    assert [each.name for each in result.classes] == ["blue star big", "circle", "red square"]
+    lines = "circle\ta round, flat shape\nblue-star_big star\nother\tunused\n\nred_square red box\n"
+    (tmp_path / "names.txt").write_text(lines)
+    named = visavis.evaluate(clip, classes=folder, class_names=tmp_path / "names.txt")
+    assert [each.name for each in named.classes] == ["star", "a round, flat shape", "red box"]
+    for content, words in (
+        ("circle a\nred_square b\n", ("blue-star_big",)),
+        ("circle\n", ("line 1", "FOLDER NAME")),
+        ("circle a\ncircle b\n", ("line 2",)),
+        ("circle a\nred_square a\nblue-star_big b\n", ("'a'", "circle", "red_square")),
+    ):
+        (tmp_path / "wrong.txt").write_text(content)
+        with pytest.raises(DataError, match=mentions(*words)):
+            visavis.evaluate(clip, classes=folder, class_names=tmp_path / "wrong.txt")
+    with pytest.raises(RunError, match=mentions("--class-names", "--classes")):
+        visavis.evaluate(clip, class_names=tmp_path / "names.txt")
+
+
+def test_class_without_images_is_rejected(classes, dual_encoders, tmp_path):
+    folder = shutil.copytree(classes, tmp_path / "classes")
+    (folder / "empty").mkdir()
+    (folder / ".hidden").mkdir()
+    with pytest.raises(DataError, match=mentions("got none in empty")):
+        visavis.evaluate(dual_encoders / "clip", classes=folder)
+
+
+def test_score_that_is_nan_is_rejected():
+    scores = torch.tensor([[0.1, 0.2], [torch.nan, torch.nan]])
+    with pytest.raises(DataError, match=mentions("image 1", "NaN")):
+        zero_shot_accuracy(scores, torch.tensor([0, 1]), ["a", "b"], "")
+
+
+@kinds
+def test_classify_with_templates_as_evaluate(kind, classes, dual_encoders, tmp_path):
+    (tmp_path / "t.txt").write_text("\n".join(TEMPLATES))
+    (tmp_path / "labels.txt").write_text("circle\nred square\nstar\n")
+    result = visavis.evaluate(dual_encoders / kind, classes=classes, templates=tmp_path / "t.txt")
+    folders = {"circle": "circle", "red square": "red_square", "star": "star"}
+    for each in result.classes:
+        best = [
+            visavis.classify(
+                dual_encoders / kind, file, tmp_path / "labels.txt", templates=tmp_path / "t.txt"
+            )[0][0]
+            for file in (classes / folders[each.name]).rglob("*.png")
+        ]
+        assert each.top1 == pytest.approx(100 * np.mean([name == each.name for name in best]))
+
+
+def test_zero_shot_equals_sentence_transformers_of_a_model(classes, dual_encoders, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    folder = shutil.copytree(dual_encoders / "clip", tmp_path / "clip")
+    # By default, this class crops to 224 pixels, which this model cannot read.
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    settings |= {"do_center_crop": False, "resample": 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    model = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    names = ["circle", "red square", "star"]
+    prompts = [f"a photo of a {name}." for name in names]
+    files = sorted(classes.rglob("*.png"))
+    labels = [names.index(f.relative_to(classes).parts[0].replace("_", " ")) for f in files]
+    images = [Image.open(file).convert("RGB") for file in files]
+    scores = model.similarity(model.encode(images), model.encode(prompts)).numpy()
+    ours = visavis.load(folder)
+    assert (
+        np.abs(scores - (ours.encode_images(files) @ ours.encode_texts(prompts).T).numpy()).max()
+        < 1e-5
+    )
+    result = visavis.evaluate(folder, classes=classes)
+    assert result.top1.value == pytest.approx(100 * (scores.argmax(1) == labels).mean())

@@ -176,20 +176,20 @@ BEFORE = {
     "bomb": (content(lambda world: bomb()), ALL, "decompression bomb", "b.png", "acd", 6),
     "empty caption": (caption(""), ALL, "empty caption", "", "abcd", 7),
     "blank caption": (caption(" \t "), ALL, "empty caption", "", "abcd", 7),
-    "no caption": (
-        row(1, captions=[]),
+    "no caption in a split": (
+        row(2, captions=[]),
         ("karpathy", "tar", "jsonl"),
         "image without caption",
-        "b.png",
-        "acd",
+        "c.png",
+        "abd",
         6,
     ),
-    "only empty captions": (
-        row(1, captions=["", ""]),
+    "only empty captions in a split": (
+        row(2, captions=["", ""]),
         ALL,
         "image without caption",
-        "b.png",
-        "acd",
+        "c.png",
+        "abd",
         6,
     ),
     "copy in another split": (

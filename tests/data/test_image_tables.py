@@ -279,9 +279,6 @@ DAMAGED = {
         "missing image",
     ),
     "no image": ({"image": [b"not an image", png(1)]}, "not an image"),
-    "empty caption": ({"caption": ["", "b"]}, "empty caption"),
-    "no caption": ({"caption": [None, "b"]}, "image without caption"),
-    "no captions": ({"caption": [[], ["b"]]}, "image without caption"),
     "two splits": ({"filename": ["x", "x"], "split": ["val", "test"]}, "image in two splits"),
     "no split": ({"split": [None, "test"]}, "image without split"),
 }

@@ -161,8 +161,6 @@ def test_equal_keys_are_one_image_unless_shards_number_from_zero(tmp_path):
 
 BROKEN = {
     "no image": ({"__key__": "x", "txt": "a dog"}, "missing image"),
-    "no caption": ({"__key__": "x", "png": png(9)}, "image without caption"),
-    "empty caption": ({"__key__": "x", "png": png(9), "txt": " "}, "image without caption"),
     "broken caption": ({"__key__": "x", "png": png(9), "json": b"{"}, "image without caption"),
     "broken image": ({"__key__": "x", "png": b"nothing", "txt": "a dog"}, "not an image"),
 }

@@ -101,6 +101,23 @@ def optional_path(value: str | Path | None) -> Path | None:
     return None if value is None else Path(value)
 
 
+def read_lines(file: str | Path) -> list[str]:
+    """Read the lines of a text file, without empty ones and surrounding spaces.
+
+    Args:
+        file: The file.
+
+    Returns:
+        The lines.
+
+    Raises:
+        DataError: If the file cannot be read.
+    """
+    from visavis.core import storage
+
+    return [text for line in storage.read_text(file).splitlines() if (text := line.strip())]
+
+
 def parse_overrides(overrides: dict[str, Any] | Sequence[str]) -> dict[str, Any]:
     """Parse recipe overrides.
 

@@ -56,6 +56,7 @@ def metrics() -> list[CatalogEntry]:
             "name": metric.name,
             "summary": metric.definition,
             "formula": metric.formula,
+            "ir_measures": metric.ir_measures or "none",
             "unit": f"{metric.unit}, {'more' if metric.higher_is_better else 'less'} is better",
         }
         for metric in CATALOG

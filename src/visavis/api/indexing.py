@@ -9,7 +9,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from visavis.api.arguments import check_choice, optional_path, optional_text, to_list, to_paths
+from visavis.api.arguments import (
+    check_choice,
+    optional_path,
+    optional_text,
+    read_lines,
+    to_list,
+    to_paths,
+)
 from visavis.core.errors import DataError, VisavisError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import NoProgress, Progress
@@ -278,6 +285,7 @@ def classify(
     image: str | Path,
     labels: str | Path | Sequence[str],
     *,
+    templates: str | Path | None = None,
     model: str | Path | None = None,
     top: int = 5,
     memory: MemoryLimit = None,
@@ -288,6 +296,8 @@ def classify(
         run: Run folder, folder or hub name of a CLIP or SigLIP model, or index for its model.
         image: Image file.
         labels: File with one label or caption per line, or several labels.
+        templates: File with one prompt per line, with {} in place of the label. Default: the labels
+            as they are.
         model: New location of the model of an index. Default: the recorded one.
         top: Number of labels.
         memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of
@@ -297,7 +307,7 @@ def classify(
         Labels with their scores, best first.
 
     Raises:
-        DataError: If the image or the file of labels cannot be read.
+        DataError: If the image, the file of labels or that of templates cannot be read.
         RunError: If the folder is neither a run nor an index.
         SpecError: If ``top`` is below 1.
 
@@ -306,19 +316,18 @@ def classify(
         visavis classify runs/mine photo.jpg labels.txt
         ```
     """
-    from visavis.core import storage
     from visavis.core.spec import validate_int
     from visavis.models.retriever import Retriever
     from visavis.retrieval.index_folder import is_index, read_manifest
     from visavis.retrieval.search import rank_texts
+    from visavis.retrieval.zero_shot import read_templates
 
     validate_int(top, "top", 1)
     if isinstance(labels, str | Path):
-        labels = [
-            label for line in storage.read_text(labels).splitlines() if (label := line.strip())
-        ]
+        labels = read_lines(labels)
     name = model or (read_manifest(Path(run)).model if is_index(run) else run)
-    return rank_texts(Retriever.load(name, memory=memory), image, labels)[:top]
+    prompts = None if templates is None else read_templates(templates)
+    return rank_texts(Retriever.load(name, memory=memory), image, labels, prompts)[:top]
 
 
 def build_query(

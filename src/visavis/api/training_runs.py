@@ -5,6 +5,7 @@ published tables.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -14,16 +15,19 @@ from visavis.api.arguments import (
     optional_path,
     optional_text,
     parse_overrides,
+    read_lines,
     resolve_recipe,
     to_list,
     to_paths,
 )
-from visavis.core.errors import RecipeError, RunError
+from visavis.core.errors import DataError, RecipeError, RunError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
+    from visavis.data import Dataset
     from visavis.evaluation import Evaluation
+    from visavis.evaluation.classification import ZeroShotResult
     from visavis.evaluation.feedback.evaluate_feedback import FeedbackEvaluation
     from visavis.models.retriever import Retriever
     from visavis.research.experiments.comparison_result import Comparison
@@ -199,20 +203,26 @@ def evaluate(
     pretrained: bool = False,
     published: str | None = None,
     feedback: str | Path | None = None,
+    classes: str | Path | None = None,
+    templates: str | Path | None = None,
+    class_names: str | Path | None = None,
     model: str | Path | None = None,
     store: str | Path | None = None,
     trec: str | Path | None = None,
+    distractors: str | Path | Sequence[str | Path] = (),
     memory: MemoryLimit = None,
     progress: Progress | None = None,
-) -> Evaluation | FeedbackEvaluation:
-    """Evaluate a run, a pretrained model, or an index with feedback: recall, RSUM, ranks and mAP.
+) -> Evaluation | FeedbackEvaluation | ZeroShotResult:
+    """Evaluate a run, a pretrained model, or an index with feedback: recall, RSUM, ranks and mAP,
+    or zero-shot accuracy.
 
     Several runs are evaluated as an ensemble: their scores are averaged.
 
     Args:
         run: Run folder, folder or hub name of a CLIP or SigLIP model, or index with --feedback.
         protocol: Evaluation protocol, see visavis catalog protocols. Default: the recipe's, or
-            plain on other data.
+            plain on other data. With +equal-texts at its end, images with the same caption are
+            positives of it.
         split: Split. Default: the test split of the recipe.
         data: Data set. Default: the run's.
         relevance: Relevance estimator for CS@K and nDCG@K, such as "CBoW()". Default: the recipe's.
@@ -223,17 +233,26 @@ def evaluate(
         published: Row of a paper's table to compare with, such as unified/2/clip-coco. Default: the
             run's own.
         feedback: Feedback file of visavis serve. Evaluates an index. Default: none.
+        classes: Folder with a subfolder of images for each class. Evaluates zero-shot accuracy.
+            Default: none.
+        templates: File with one prompt per line for --classes, with {} in place of the class.
+            Default: the prompt a photo of a {}.
+        class_names: File for --classes with a folder and the name of its class in each line.
+            Default: the names of the folders, with spaces for _ and -.
         model: New location of the model of an index. Default: the recorded one.
         store: Confirms the store of an index outside its folder. Default: only a store inside.
         trec: Also write ranked lists and ground truth as TREC files into this new folder. Default:
             none.
+        distractors: Folder or data set whose images are candidates and not queries, or .txt file
+            with one text per line. Images of the evaluated split are left out. Default: none.
         memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of
             the free memory.
         progress: Receives the progress.
 
     Returns:
         Metrics in percent. ``other_protocols`` has the results of further protocols. With
-        ``feedback``, recall of the judged queries.
+        ``feedback``, recall of the judged queries. With ``classes``, accuracies of all images and
+        of each class.
 
     Raises:
         DataError: If the data do not suit the protocol, or the feedback has no relevant item.
@@ -246,19 +265,37 @@ def evaluate(
         visavis evaluate runs/mine
         visavis evaluate runs/mine runs/other --split val
         visavis evaluate index --feedback votes.jsonl
+        visavis evaluate runs/mine --distractors photos
+        visavis evaluate runs/mine --classes photos_by_species
         ```
     """
     relevance = as_text(relevance)
+    options = {
+        "protocol": protocol,
+        "split": split,
+        "data": data,
+        "relevance": relevance,
+        "published": published,
+        "trec": trec,
+        "distractors": distractors or None,
+    }
+    unused = [name for name, value in options.items() if value is not None]
+    if classes is not None:
+        options = {"feedback": feedback, "average": average, "model": model, "store": store}
+        unused += [name for name, value in options.items() if value is not None]
+        unused += ["pretrained"] * pretrained
+        if unused:
+            raise RunError(
+                f"--classes: expected a run or a model without {unused[0]}. Remove --{unused[0]}."
+            )
+        return _evaluate_classes(
+            to_paths(run), Path(classes), templates, class_names, memory, progress or NoProgress()
+        )
+    for name, value in (("templates", templates), ("class-names", class_names)):
+        if value is not None:
+            raise RunError(f"--{name}: expected it with --classes, got no --classes. Pass both.")
     if feedback is not None:
-        options = {
-            "protocol": protocol,
-            "split": split,
-            "data": data,
-            "relevance": relevance,
-            "published": published,
-            "trec": trec,
-        }
-        if unused := [name for name, value in options.items() if value is not None]:
+        if unused:
             raise RunError(
                 f"--feedback: expected an index without {unused[0]}. Remove --{unused[0]}."
             )
@@ -267,6 +304,7 @@ def evaluate(
     from visavis.retrieval.index_folder import is_index
     from visavis.training.recipes.published_tables import measured_result
     from visavis.training.runs.evaluate_runs import evaluate_runs, with_base_model
+    from visavis.training.runs.open_run import read_run_recipe
 
     for name, value in (("model", model), ("store", store)):
         if value is not None:
@@ -281,6 +319,10 @@ def evaluate(
         )
     row = None if published is None else measured_result(published)
     runs, data, progress = to_paths(run), optional_text(data), progress or NoProgress()
+    added: list[Dataset] = []
+    if distractors:
+        frame_rate = max(read_run_recipe(each, data).visual.frames_per_second for each in runs)
+        added = [_read_distractors(path, frame_rate, progress) for path in to_paths(distractors)]
     result = evaluate_runs(
         runs,
         protocol,
@@ -292,9 +334,66 @@ def evaluate(
         memory,
         average_networks=average,
         trec=optional_path(trec),
+        distractors=added,
     )
     result = result if row is None else replace(result, published=row)
-    return with_base_model(result, runs, split, data, progress, memory) if pretrained else result
+    if not pretrained:
+        return result
+    return with_base_model(result, runs, split, data, progress, memory, distractors=added)
+
+
+def _read_distractors(path: Path, frames_per_second: float, progress: Progress) -> Dataset:
+    """The images of a folder or data set, or the texts of a file."""
+    from visavis.data.dataset import Image, without_captions
+    from visavis.data.dataset_reader import list_dataset
+    from visavis.evaluation.protocols import without_images
+    from visavis.retrieval.run_images import open_image_collection
+
+    if path.suffix == ".txt":
+        if not (texts := read_lines(path)):
+            raise DataError(f"{path}: expected one text per line, got an empty file. Add texts.")
+        none = without_captions(str(path), ())
+        return replace(none, unpaired=(without_images(str(path), texts),))
+    try:
+        data = open_image_collection(path, frames_per_second)
+    except DataError:
+        # A list or archive without any caption is not a data set, but has images.
+        with suppress(DataError):
+            listed = list_dataset(path).images
+            if files := [each for each in listed if each.location is not None]:
+                images = [Image(each.name, each.split or "", each.location) for each in files]
+                return without_captions(str(path), images)
+        raise
+    for skipped in data.skipped:
+        progress.message(f"Skipped: {skipped}")
+    return replace(data, name=str(path))
+
+
+def _evaluate_classes(
+    runs: Sequence[Path],
+    classes: Path,
+    templates: str | Path | None,
+    class_names: str | Path | None,
+    memory: MemoryLimit,
+    progress: Progress,
+) -> ZeroShotResult:
+    """Evaluate the zero-shot accuracy of a model on a folder of classes."""
+    from visavis.models.retriever import Retriever
+    from visavis.retrieval.zero_shot import (
+        DEFAULT_TEMPLATE,
+        evaluate_zero_shot,
+        read_class_names,
+        read_templates,
+    )
+
+    if len(runs) != 1:
+        raise RunError(
+            f"--classes: expected one run or model, got {len(runs)}. Evaluate each alone."
+        )
+    prompts = [DEFAULT_TEMPLATE] if templates is None else read_templates(templates)
+    names = None if class_names is None else read_class_names(class_names)
+    model = Retriever.load(runs[0], memory=memory)
+    return evaluate_zero_shot(model, classes, prompts, progress, names)
 
 
 def _evaluate_index(

@@ -20,6 +20,7 @@ from visavis.evaluation.published_row import (
 
 if TYPE_CHECKING:
     from visavis.evaluation import Evaluation
+    from visavis.evaluation.classification import ZeroShotResult
     from visavis.evaluation.feedback.evaluate_feedback import FeedbackEvaluation
     from visavis.evaluation.graded.ranking_coherence import RankingCoherence
     from visavis.integrations.mteb import MtebReport
@@ -74,16 +75,20 @@ def print_trained(trained: TrainingResult | TrainingPlan) -> None:
     print_line(f"Run folder: {trained.run}")
 
 
-def print_evaluation(result: Evaluation | FeedbackEvaluation) -> None:
+def print_evaluation(result: Evaluation | FeedbackEvaluation | ZeroShotResult) -> None:
     """Print the metrics of an evaluation for each protocol, next to published results.
 
     Args:
-        result: Evaluation of a run, or of an index with feedback.
+        result: Evaluation of a run, of an index with feedback, or on a folder of classes.
     """
+    from visavis.evaluation.classification import ZeroShotResult
     from visavis.evaluation.feedback.evaluate_feedback import FeedbackEvaluation
 
     if isinstance(result, FeedbackEvaluation):
         print_feedback_evaluation(result)
+        return
+    if isinstance(result, ZeroShotResult):
+        _print_zero_shot(result)
         return
     for evaluation in (result, *result.other_protocols):
         _print_protocol(replace(evaluation, extra_metrics=result.extra_metrics))
@@ -92,6 +97,43 @@ def print_evaluation(result: Evaluation | FeedbackEvaluation) -> None:
     if result.pretrained is not None:
         print_line("Pretrained model:")
         print_evaluation(result.pretrained)
+
+
+def _print_zero_shot(result: ZeroShotResult) -> None:
+    from visavis.evaluation.classification import TOP_K
+
+    estimates = (
+        ("top-1 accuracy", result.top1),
+        # Of five classes, all are among the five highest.
+        *((("top-5 accuracy", result.top5),) if len(result.classes) > TOP_K else ()),
+        ("mean per class, top-1", result.mean_per_class),
+    )
+    print_table(
+        ("", "%", "95 % interval over images"),
+        [
+            [
+                name,
+                f"{estimate.value:.1f}",
+                "" if estimate.interval is None else f"{estimate.interval}",
+            ]
+            for name, estimate in estimates
+        ],
+    )
+    if confusions := result.confusions:
+        print_table(
+            ("class", "images", "top-1", "most often taken for", "images"),
+            [
+                [
+                    each.name,
+                    f"{each.images:,}",
+                    f"{each.top1:.1f}",
+                    each.confused_with or "",
+                    f"{each.confused_images:,}",
+                ]
+                for each in confusions
+            ],
+        )
+    print_line(f"Protocol: {result.protocol}")
 
 
 def print_mteb_report(report: MtebReport) -> None:
@@ -173,8 +215,8 @@ def _print_protocol(result: Evaluation) -> None:
         print_line(
             f"R-Precision {metrics['i2t_r_precision']:.3f} and {metrics['t2i_r_precision']:.3f}, "
             f"mAP@R {metrics['i2t_map_at_r']:.3f} and "
-            f"{metrics['t2i_map_at_r']:.3f}, over {queries[0]:,} images and {queries[1]:,} texts "
-            "with listed positives"
+            f"{metrics['t2i_map_at_r']:.3f}, over the {queries[0]:,} images and {queries[1]:,} "
+            "texts that are queries"
         )
     if result.coherence is not None:
         _print_coherence(result.coherence)

@@ -275,6 +275,29 @@ def collect_batches(blocks: Sequence[Encoded]) -> Encoded:
     return concatenate(blocks) if len(shapes) == 1 else EncodedBatches.from_blocks(blocks)
 
 
+def append_items(first: Encoded, second: Encoded) -> Encoded:
+    """Append encoded items, without padding them to the longest.
+
+    Args:
+        first: Encoded items.
+        second: Encoded items with the same parts.
+
+    Returns:
+        All items, as one block if all have the same shape.
+    """
+    if not isinstance(first, EncodedBatches) and not isinstance(second, EncodedBatches):
+        return collect_batches([first, second])
+    first, second = (
+        items if isinstance(items, EncodedBatches) else EncodedBatches.from_blocks([items])
+        for items in (first, second)
+    )
+    return EncodedBatches(
+        [*first.blocks, *second.blocks],
+        torch.cat([first.block_index, second.block_index + len(first.blocks)]),
+        torch.cat([first.row_index, second.row_index]),
+    )
+
+
 class EncodedBatches(Encoded):
     """Items in several blocks, each padded to its own longest item. Only selected items are joined.
 

@@ -21,9 +21,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 from PIL.Image import Image as PILImage
+from torch import Tensor
 
 from visavis.core import storage
 from visavis.core.errors import DataError, ShapeError, closest_name
+from visavis.data.equal_texts import text_keys
 from visavis.data.images import MAX_IMAGE_BYTES, decode_image
 from visavis.data.sequences import CaptionGroups, LazySequence, hash_parts
 from visavis.data.video import count_frames, first_frame, is_video, iter_frames, video_duration
@@ -324,6 +326,9 @@ class Dataset:
         unreadable_files: Images that are listed, and whose files may exist but cannot be read now.
         other_files: Number and suffixes of the files of the folder that are neither images nor
             read. None: there are none.
+        unpaired: Images without captions, and texts without images (``image_of`` is -1): candidates of
+            evaluations, which are neither queries nor trained on. Parts of different origin are
+            separate.
     """
 
     name: str
@@ -336,6 +341,7 @@ class Dataset:
     unlisted_files: tuple[str, ...] = ()
     unreadable_files: tuple[str, ...] = ()
     other_files: str | None = None
+    unpaired: tuple[Dataset, ...] = ()
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -358,6 +364,11 @@ class Dataset:
     def captions_of(self) -> CaptionGroups:
         """For each image, the indices of its captions, in order."""
         return CaptionGroups.from_images(self.image_of, len(self.images))
+
+    @cached_property
+    def text_keys(self) -> Tensor:
+        """Number of the text of each caption, equal for equal texts, shape ``[captions]``."""
+        return text_keys(self.captions)
 
     @cached_property
     def _split_codes(self) -> tuple[tuple[str, ...], np.ndarray]:
@@ -422,7 +433,7 @@ class Dataset:
             name: Name of the split.
 
         Returns:
-            The part of the data set, in the same order.
+            The part of the data set, in the same order, with the unpaired images of the split.
 
         Raises:
             DataError: If the split is unknown.
@@ -434,7 +445,18 @@ class Dataset:
                 f"{self.name}: expected one of its splits ({splits}), got {name}. Use "
                 f"{close or 'one of them'}."
             )
-        return self.take(chosen)
+        unpaired = tuple(part.split(name) for part in self.unpaired if name in part.splits)
+        return replace(self.take(chosen), unpaired=unpaired)
+
+    @property
+    def unpaired_images(self) -> list[Image]:
+        """Images without captions, in the order of the parts."""
+        return [image for part in self.unpaired for image in part.images]
+
+    @property
+    def unpaired_texts(self) -> list[str]:
+        """Texts without images."""
+        return [text for part in self.unpaired for text in part.captions]
 
     def take(self, images: np.ndarray) -> Dataset:
         """Select images with their captions.
@@ -560,6 +582,22 @@ class Dataset:
         for caption, image in zip(self.captions, self.image_of, strict=True):
             digest.update(f"{image}\x1f{caption}\x1e".encode())
         return digest.hexdigest()[:16]
+
+
+def without_captions(
+    name: str, images: Sequence[Image], image_origin: np.ndarray | None = None
+) -> Dataset:
+    """Make a data set of images without captions, for ``Dataset.unpaired``.
+
+    Args:
+        name: Name of the data set.
+        images: The images.
+        image_origin: Their indices in the whole data set. None: they are not a part of it.
+
+    Returns:
+        The data set.
+    """
+    return Dataset(name, images, (), np.zeros(0, np.int64), image_origin)
 
 
 def _take(items: Sequence[T], indices: np.ndarray) -> Sequence[T]:

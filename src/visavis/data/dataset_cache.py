@@ -24,7 +24,7 @@ import numpy as np
 
 from visavis.core import storage
 from visavis.core.errors import StorageError
-from visavis.data.dataset import ByteRange, Dataset, Image
+from visavis.data.dataset import ByteRange, Dataset, Image, without_captions
 from visavis.data.formats.image_files import scan_folder
 
 SAFE_AGE_S = 2.0
@@ -36,7 +36,7 @@ time, whose resolution is two seconds on some file systems.
 @dataclass(frozen=True)
 class _StoredDataset:
     """A data set as columns. Files are unique pairs of path and root, and a location is the index
-    of its file, its first byte and its size.
+    of its file, its first byte and its size. Unpaired images follow the others.
     """
 
     folders: list[str]
@@ -50,6 +50,7 @@ class _StoredDataset:
     image_of: list[int]
     image_origin: list[int] | None
     caption_origin: list[int] | None
+    unpaired_origin: list[int]
     skipped: list[str]
     unlisted_files: list[str]
     other_files: str | None
@@ -64,19 +65,21 @@ class _StoredDataset:
             file = str(location.path), None if location.root is None else str(location.root)
             return index_of.setdefault(file, len(index_of)), location.offset, location.size
 
-        locations = [stored(image.location) for image in data.images]
+        images = [*data.images, *data.unpaired_images]
+        locations = [stored(image.location) for image in images]
         return cls(
             folders,
             signature,
             data.name,
-            [image.name for image in data.images],
-            [image.split for image in data.images],
+            [image.name for image in images],
+            [image.split for image in images],
             list(index_of),
             locations,
             list(data.captions),
             data.image_of.tolist(),
             None if data.image_origin is None else data.image_origin.tolist(),
             None if data.caption_origin is None else data.caption_origin.tolist(),
+            [row for part in data.unpaired for row in part.image_rows.tolist()],
             list(data.skipped),
             list(data.unlisted_files),
             data.other_files,
@@ -91,10 +94,16 @@ class _StoredDataset:
             path, root = files[stored[0]]
             return ByteRange(path, stored[1], stored[2], root)
 
-        images = zip(self.image_names, self.image_splits, self.locations, strict=True)
+        columns = zip(self.image_names, self.image_splits, self.locations, strict=True)
+        images = tuple(Image(name, split, location(stored)) for name, split, stored in columns)
+        num_paired = len(images) - len(self.unpaired_origin)
+        unpaired: tuple[Dataset, ...] = ()
+        if self.unpaired_origin:
+            rows = np.array(self.unpaired_origin, np.int64)
+            unpaired = (without_captions(self.name, images[num_paired:], rows),)
         return Dataset(
             self.name,
-            tuple(Image(name, split, location(stored)) for name, split, stored in images),
+            images[:num_paired],
             tuple(self.captions),
             np.array(self.image_of, np.int64),
             None if self.image_origin is None else np.array(self.image_origin, np.int64),
@@ -102,6 +111,7 @@ class _StoredDataset:
             tuple(self.skipped),
             tuple(self.unlisted_files),
             other_files=self.other_files,
+            unpaired=unpaired,
         )
 
 
@@ -161,7 +171,8 @@ class DatasetCache:
         """
         names = [str(folder.absolute()) for folder in dict.fromkeys(folders)]
         signature, changed, files = _signature(names)
-        locations = (image.location for image in data.images)
+        images = [*data.images, *data.unpaired_images]
+        locations = (image.location for image in images)
         # Images behind links, as in the cache of the Hub, or in excluded folders are not covered.
         is_covered = all(
             where is None or str(where.path.absolute()) in files for where in locations

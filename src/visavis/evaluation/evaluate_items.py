@@ -24,8 +24,11 @@ from visavis.evaluation.graded.ranking_coherence import ranking_coherence
 from visavis.evaluation.metrics import ranking_metrics
 from visavis.evaluation.metrics.ranking import Ties, best_rank_column
 from visavis.evaluation.protocols import (
+    UNPAIRED,
     Protocol,
+    gallery_ids,
     get_protocol,
+    pair_targets,
     read_listed_positives,
     select_for_protocol,
 )
@@ -42,6 +45,7 @@ def evaluate(
     image_ids: Ids,
     text_ids: Ids,
     *,
+    keys: Ids | None = None,
     protocol: str | Protocol = "plain",
     ties: Ties | None = None,
     memory: MemoryLimit = None,
@@ -54,8 +58,11 @@ def evaluate(
         text: Encoded texts.
         score: ``score(visual[rows], text[columns]) -> [rows, columns]``, such as the method
             ``score`` of a model.
-        image_ids: One id per image, shape ``[V]``. Equal ids belong together.
-        text_ids: One id per text, shape ``[T]``.
+        image_ids: One id per image, shape ``[V]``. Equal ids belong together. -1: an image without
+            a text, which is a candidate and not a query.
+        text_ids: One id per text, shape ``[T]``. -1: a text without an image.
+        keys: Number of each different text, see `visavis.evaluation.protocols.text_keys`, for a
+            protocol whose equal texts are positives.
         protocol: Name of a protocol, or a protocol.
         ties: Tie rule. None: the protocol's.
         memory: Memory of a tile, bytes or "2GiB". None: a share of the free memory. The result does
@@ -67,7 +74,7 @@ def evaluate(
 
     Raises:
         SpecError: If the data do not match the protocol.
-        ShapeError: If lengths differ, or an image or text belongs to nothing.
+        ShapeError: If lengths differ, or an image or text with an id belongs to nothing.
         DataError: If a score is NaN.
     """
     protocol = get_protocol(protocol)
@@ -81,6 +88,7 @@ def evaluate(
         )
     protocol.validate(image_ids, text_ids)
     _check_ids(visual, text, image_ids, text_ids)
+    keys = _keys_of(protocol, keys, len(text_ids))
     folds = protocol.split_folds(image_ids, text_ids)
     rankings = [
         rank_by_tiles(
@@ -89,6 +97,9 @@ def evaluate(
             score,
             image_ids[images],
             text_ids[texts],
+            targets=pair_targets(
+                image_ids[images], text_ids[texts], None if keys is None else keys[texts]
+            ),
             ties=ties,
             memory=memory,
             group=group,
@@ -102,19 +113,21 @@ def evaluate(
     # The rankings of the image queries of all folds, and of the text queries.
     by_images, by_texts = zip(*rankings, strict=True)
     image_folds, text_folds = zip(*folds, strict=True)
-    image_ranks, top_texts = _merge_folds(len(image_ids), image_folds, text_folds, by_images, ties)
-    text_ranks, top_images = _merge_folds(len(text_ids), text_folds, image_folds, by_texts, ties)
+    image_queries, image_ranks, top_texts = _merge_folds(image_folds, text_folds, by_images, ties)
+    text_queries, text_ranks, top_images = _merge_folds(text_folds, image_folds, by_texts, ties)
     scores = {
         "positive": [ranked.positive_scores.flatten() for ranked in by_images],
         "hardest_i2t": [ranked.hardest_negative_scores for ranked in by_images],
         "hardest_t2i": [ranked.hardest_negative_scores for ranked in by_texts],
     }
     return Evaluation(
-        protocol=protocol.name,
+        protocol=protocol.describe(
+            len(image_ids) - len(image_queries), len(text_ids) - len(text_queries)
+        ),
         # All folds have the same size.
         num_images=len(image_folds[-1]),
         num_texts=len(text_folds[-1]),
-        captions_per_image=len(text_ids) / len(image_ids),
+        captions_per_image=len(text_queries) / len(image_queries),
         ties=ties,
         metrics={
             name: float(np.mean([metrics[name] for metrics in fold_metrics]))
@@ -122,8 +135,8 @@ def evaluate(
         },
         image_ranks=image_ranks.numpy(),
         text_ranks=text_ranks.numpy(),
-        image_ids=image_ids.numpy(),
-        text_ids=text_ids.numpy(),
+        image_ids=image_ids[image_queries].numpy(),
+        text_ids=text_ids[text_queries].numpy(),
         top_texts=top_texts.numpy(),
         top_images=top_images.numpy(),
         # Rows without a negative, and the padding of shorter rows, hold -inf.
@@ -135,23 +148,39 @@ def evaluate(
 
 
 def _merge_folds(
-    num_queries: int,
-    queries: Sequence[Tensor],
+    items: Sequence[Tensor],
     candidates: Sequence[Tensor],
     rankings: Sequence[RankedQueries],
     ties: Ties,
-) -> tuple[Tensor, Tensor]:
-    """Rank of the best positive, and the best-scored candidate, of each query: ``[Q]`` each.
-    Queries and candidates are given by fold.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The queries in ascending order, the rank of the best positive of each, and its best-scored
+    candidate: ``[Q]`` each. Items and candidates are given by fold.
     """
-    # half ranks for mean ties
-    ranks = torch.empty(num_queries, dtype=torch.double if ties == "mean" else torch.long)
-    top_candidates = torch.empty(num_queries, dtype=torch.long)
-    for fold_queries, fold_candidates, ranked in zip(queries, candidates, rankings, strict=True):
-        ranks[fold_queries] = best_rank_column(ranked.positive_ranks, ties)
-        # From positions in the fold to positions among all candidates.
-        top_candidates[fold_queries] = fold_candidates[ranked.top_candidates]
-    return ranks, top_candidates
+    # From positions in the fold to positions among all items.
+    parts = [
+        (
+            fold_items[ranked.queries],
+            best_rank_column(ranked.positive_ranks, ties),
+            fold_candidates[ranked.top_candidates],
+        )
+        for fold_items, fold_candidates, ranked in zip(items, candidates, rankings, strict=True)
+    ]
+    queries, ranks, top_candidates = (torch.cat(part) for part in zip(*parts, strict=True))
+    order = queries.argsort()
+    return queries[order], ranks[order], top_candidates[order]
+
+
+def _keys_of(protocol: Protocol, keys: Ids | None, num_texts: int) -> Tensor | None:
+    """The keys of the texts. None: the equal texts of the protocol are negatives."""
+    if protocol.equal_texts == "negatives":
+        return None
+    if keys is None or len(keys) != num_texts:
+        raise ShapeError(
+            f"keys: expected one number per text, because equal texts of protocol {protocol.name} "
+            f"are positives, got {'none' if keys is None else len(keys)} for {num_texts}. Pass "
+            "keys=text_keys(texts)."
+        )
+    return to_id_tensor(keys, "keys").cpu()
 
 
 def _check_ids(visual: Encoded, text: Encoded, image_ids: Tensor, text_ids: Tensor) -> None:
@@ -175,10 +204,16 @@ def _check_ids(visual: Encoded, text: Encoded, image_ids: Tensor, text_ids: Tens
         ("text", "image", text_ids, image_ids),
     ):
         # numpy is ten times as fast on a few thousand ids.
-        for item in np.flatnonzero(~np.isin(ids.numpy(), other_ids.numpy()))[:1].tolist():
+        is_alone = ~np.isin(ids.numpy(), other_ids.numpy()) & (ids.numpy() != UNPAIRED)
+        for item in np.flatnonzero(is_alone)[:1].tolist():
             raise ShapeError(
                 f"{kind} {item}: expected at least one {other} with its id, got none. Leave it "
-                "out, it cannot be ranked."
+                "out, it cannot be ranked, or set its id to -1: a candidate that is not a query."
+            )
+        if (ids == UNPAIRED).all():
+            raise ShapeError(
+                f"ids: expected at least one {kind} with a partner, got only -1. There is nothing "
+                "to rank."
             )
 
 
@@ -265,6 +300,7 @@ def rank_scores(
     image_ids: Ids,
     text_ids: Ids,
     *,
+    keys: Ids | None = None,
     protocol: str | Protocol = "plain",
     ties: Ties | None = None,
 ) -> Evaluation:
@@ -272,8 +308,9 @@ def rank_scores(
 
     Args:
         scores: Scores of shape ``[V, T]``.
-        image_ids: One id per image.
-        text_ids: One id per text.
+        image_ids: One id per image. -1: an image without a text.
+        text_ids: One id per text. -1: a text without an image.
+        keys: Number of each different text, see `visavis.evaluation.protocols.text_keys`.
         protocol: Name of a protocol, or a protocol.
         ties: Tie rule. None: the protocol's.
 
@@ -296,7 +333,9 @@ def rank_scores(
 
     # Items are positions in the matrix, so tiles are cut out of it.
     visual, text = (Encoded(torch.arange(length)) for length in scores.shape)
-    return evaluate(visual, text, score, image_ids, text_ids, protocol=protocol, ties=ties)
+    return evaluate(
+        visual, text, score, image_ids, text_ids, keys=keys, protocol=protocol, ties=ties
+    )
 
 
 def evaluate_dataset(
@@ -315,10 +354,10 @@ def evaluate_dataset(
     requires.
 
     Args:
-        visual: Encoded images of the data set, in its order.
-        text: Encoded captions of the data set, in its order.
+        visual: Encoded images of the data set, in its order, then its unpaired images.
+        text: Encoded captions of the data set, in its order, then its unpaired texts.
         score: Score function.
-        data: The data set.
+        data: The data set. Its unpaired items are candidates under protocols that take them.
         protocols: The first is the result, the others are its ``other_protocols``.
         relevance: Relevance estimator, for the coherence of the ranking with graded relevance.
             Empty: none.
@@ -331,21 +370,32 @@ def evaluate_dataset(
     """
     results = []
     for protocol in protocols:
-        selected, captions = select_for_protocol(data, text, protocol)
+        selected, images, captions = select_for_protocol(data, visual, text, protocol)
         if protocol.positives_file:
             result = evaluate_listed(
-                visual, captions, score, selected, protocol=protocol, memory=memory
+                images, captions, score, selected, protocol=protocol, memory=memory
             )
         else:
-            ids = torch.arange(len(selected.images)), torch.from_numpy(selected.image_of)
+            image_ids, text_ids, keys = gallery_ids(selected, protocol)
             result = evaluate(
-                visual, captions, score, *ids, protocol=protocol, memory=memory, group=group
+                images,
+                captions,
+                score,
+                image_ids,
+                text_ids,
+                keys=keys,
+                protocol=protocol,
+                memory=memory,
+                group=group,
             )
         if relevance:
+            if selected.unpaired:  # the relevance of items without a caption is not known
+                images = select_items(images, torch.arange(len(selected.images)))
+                captions = select_items(captions, torch.arange(len(selected.captions)))
             result = replace(
                 result,
                 coherence=ranking_coherence(
-                    visual,
+                    images,
                     captions,
                     score,
                     selected,

@@ -8,19 +8,23 @@ negative.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from visavis.core import storage
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, SpecError, suggest_name
 from visavis.core.spec import PositiveInt, validate_fields
-from visavis.data.dataset import Dataset
+from visavis.data.dataset import ByteRange, Dataset, Image, without_captions
 from visavis.data.dataset_reader import resolve_path
+from visavis.data.equal_texts import equal_text_pairs, text_keys
 from visavis.data.formats.published_lists import match_coco_ids
 from visavis.evaluation.metrics.ranking import Ties
 from visavis.losses.scoring import select_items
@@ -44,6 +48,12 @@ class Protocol:
         positives_file: Prefix of the files that list the positives. None: an image and its captions
             belong together.
         ties: Tie rule of the published results.
+        equal_texts: Whether images that have captions with the same text (see `text_keys`) are
+            "positives" of it, or "negatives", as in the papers.
+
+    Example:
+        >>> get_protocol("flickr8k+equal-texts").equal_texts
+        'positives'
     """
 
     name: str
@@ -53,9 +63,53 @@ class Protocol:
     folds: PositiveInt = 1
     positives_file: str | None = None
     ties: Ties = "pessimistic"
+    equal_texts: Literal["negatives", "positives"] = "negatives"
 
     def __post_init__(self) -> None:
         validate_fields(self)
+        if self.positives_file and self.equal_texts == "positives":
+            raise SpecError(
+                f"protocol {self.name}: expected equal texts as negatives, because it lists its "
+                f"positives. Remove {EQUAL_TEXTS} from its name."
+            )
+
+    @property
+    def takes_unpaired(self) -> bool:
+        """Whether images without captions and texts without images are candidates. Protocols of
+        papers fix their candidates.
+        """
+        return (self.num_images, self.captions_per_image, self.folds, self.positives_file) == (
+            None,
+            None,
+            1,
+            None,
+        )
+
+    def describe(self, unpaired_images: int = 0, unpaired_texts: int = 0) -> str:
+        """Name the protocol and the candidates that are not queries, so that results of different
+        galleries have different names. `get_protocol` reads it.
+
+        Args:
+            unpaired_images: Number of images without captions.
+            unpaired_texts: Number of texts without images.
+
+        Returns:
+            The text.
+
+        Example:
+            >>> get_protocol("plain").describe(unpaired_images=7000)
+            'plain + 7,000 images without captions'
+        """
+        unpaired = (
+            ("image", "without captions", unpaired_images),
+            ("text", "without images", unpaired_texts),
+        )
+        added = [
+            f"{number:,} {kind}{'s' * (number > 1)} {lacking}"
+            for kind, lacking, number in unpaired
+            if number
+        ]
+        return GALLERY_SEPARATOR.join([self.name, *added])
 
     def validate(self, image_ids: Ids, text_ids: Ids) -> None:
         """Check that data match the protocol.
@@ -69,6 +123,12 @@ class Protocol:
         """
         image_ids = to_id_tensor(image_ids, "image_ids")
         text_ids = to_id_tensor(text_ids, "text_ids")
+        num_unpaired = int((image_ids == UNPAIRED).sum() + (text_ids == UNPAIRED).sum())
+        if num_unpaired and not self.takes_unpaired:
+            raise SpecError(
+                f"protocol {self.name}: expected no images or texts without a partner, got "
+                f"{num_unpaired:,}. Leave them out, or use the protocol plain."
+            )
         expected, got = "", f"{len(image_ids)} images"
         if self.num_images is not None and len(image_ids) != self.num_images:
             expected, got = f"{self.num_images} images", str(len(image_ids))
@@ -105,6 +165,13 @@ class Protocol:
         images = torch.arange(len(image_ids)).chunk(self.folds)  # consecutive, as published
         return [(fold, torch.isin(text_ids, image_ids[fold]).nonzero()[:, 0]) for fold in images]
 
+
+UNPAIRED = -1
+"""Id of an image without a text, and of a text without an image."""
+EQUAL_TEXTS = "+equal-texts"
+"""End of the name of a protocol whose equal texts are positives."""
+GALLERY_SEPARATOR = " + "
+"""Separator of the name of a protocol and the candidates that are not queries."""
 
 CATALOG: tuple[Protocol, ...] = (
     Protocol(name="plain", description="all images of the split against all its captions"),
@@ -177,7 +244,8 @@ def get_protocol(protocol: str | Protocol) -> Protocol:
     """Look up a protocol of the CATALOG.
 
     Args:
-        protocol: A name, or a protocol, which is returned as it is.
+        protocol: A name, also with ``+equal-texts`` at its end or as a result states it (see
+            `Protocol.describe`), or a protocol, which is returned as it is.
 
     Returns:
         The protocol.
@@ -188,11 +256,15 @@ def get_protocol(protocol: str | Protocol) -> Protocol:
     if isinstance(protocol, Protocol):
         return protocol
     by_name = {entry.name: entry for entry in CATALOG}
-    if protocol not in by_name:
+    full_name = protocol.partition(GALLERY_SEPARATOR)[0]
+    name = full_name.removesuffix(EQUAL_TEXTS)
+    if name not in by_name:
         raise SpecError(
             f"protocol: expected a known name, got {protocol!r}: {suggest_name(protocol, by_name)}"
         )
-    return by_name[protocol]
+    if full_name == name:
+        return by_name[name]
+    return replace(by_name[name], name=full_name, equal_texts="positives")
 
 
 def get_protocols(protocols: str | Protocol | Sequence[str | Protocol]) -> list[Protocol]:
@@ -208,6 +280,30 @@ def get_protocols(protocols: str | Protocol | Sequence[str | Protocol]) -> list[
         get_protocol(protocol)
         for protocol in ([protocols] if isinstance(protocols, str | Protocol) else protocols)
     ]
+
+
+def pair_targets(image_ids: Tensor, text_ids: Tensor, keys: Tensor | None = None) -> Targets:
+    """Make the targets of images against texts.
+
+    Args:
+        image_ids: One id per image, shape ``[V]``. -1: an image without a text.
+        text_ids: One id per text, shape ``[T]``. -1: a text without an image.
+        keys: Number of each different text, see `text_keys`. An image is then a positive of all
+            texts that are equal to one of its own. None: of its own texts.
+
+    Returns:
+        The targets.
+    """
+    # Items without a partner get an id that no other item has.
+    ids = torch.cat([image_ids, text_ids])
+    ids = torch.where(ids == UNPAIRED, ids.amax().clamp(min=0) + 1 + torch.arange(len(ids)), ids)
+    image_ids, text_ids = ids.split([len(image_ids), len(text_ids)])
+    targets = Targets(query_ids=image_ids, candidate_ids=text_ids)
+    if keys is None:
+        return targets
+    image, text = targets.positive_pairs([])
+    pairs = equal_text_pairs(image, keys[text], keys)
+    return Targets.from_pairs(*pairs, len(image_ids), len(text_ids))
 
 
 def first_images(split: Dataset, max_images: int) -> Dataset:
@@ -241,6 +337,96 @@ def select_captions(data: Dataset, protocols: Sequence[Protocol]) -> Dataset:
         if protocol.captions_per_image is not None
     ]
     return data.first_captions(max(limits)) if len(limits) == len(protocols) else data
+
+
+def gallery_ids(data: Dataset, protocol: Protocol) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the ids of the candidates of a protocol: all items of a data set, then its unpaired
+    items if the protocol takes them.
+
+    Args:
+        data: The data set.
+        protocol: The protocol.
+
+    Returns:
+        Ids of the images and of the texts, -1 for unpaired ones, and the keys of the texts if equal
+        texts are positives.
+    """
+    images, texts = torch.arange(len(data.images)), torch.from_numpy(data.image_of)
+    captions: Sequence[str] = data.captions
+    if data.unpaired and protocol.takes_unpaired:
+        images = pad(images, (0, len(data.unpaired_images)), value=UNPAIRED)
+        texts = pad(texts, (0, len(data.unpaired_texts)), value=UNPAIRED)
+        captions = [*captions, *data.unpaired_texts]
+    return images, texts, text_keys(captions) if protocol.equal_texts == "positives" else None
+
+
+def without_images(name: str, texts: Sequence[str]) -> Dataset:
+    """Make a data set of texts without images, for ``Dataset.unpaired``.
+
+    Args:
+        name: Name of the data set.
+        texts: The texts.
+
+    Returns:
+        The data set.
+    """
+    return Dataset(name, (), tuple(texts), np.full(len(texts), UNPAIRED))
+
+
+def with_distractors(split: Dataset, data: Dataset, added: Dataset) -> tuple[Dataset, int]:
+    """Add images and texts to the candidates of a split. Images that it has are left out: the same
+    file, the same part of an archive, or the same bytes.
+
+    Args:
+        split: The split.
+        data: The whole data set, whose images keep their stored features.
+        added: Images, whose captions are ignored, and unpaired texts.
+
+    Returns:
+        The split with more ``unpaired`` items, and the number of images that were left out.
+
+    Raises:
+        DataError: If an added image has no file.
+    """
+
+    def place(image: Image) -> tuple[str, int] | None:
+        where = image.location
+        return None if where is None else (os.path.realpath(where.path), where.offset)
+
+    own = [*split.images, *split.unpaired_images]
+    # Several images without a location are different ones.
+    seen = {where for image in own if (where := place(image)) is not None}
+    by_size: dict[int, list[ByteRange]] = {}
+    for image in own:
+        if image.location is not None:
+            by_size.setdefault(image.location.num_bytes, []).append(image.location)
+    listed = {where: row for row, image in enumerate(data.images) if (where := place(image))}
+    rows, others, left_out = list[int](), list[Image](), 0
+    for image in (*added.images, *added.unpaired_images):
+        where = place(image)
+        if image.location is None:
+            raise DataError(
+                f"{added.name}: expected images with files, got {image.name} without one. Put "
+                "the images next to their list."
+            )
+        same_size = by_size.get(image.location.num_bytes, ())
+        if where in seen or any(
+            other.content_hash == image.location.content_hash for other in same_size
+        ):
+            left_out += 1
+        elif where in listed:
+            rows.append(listed[where])
+        else:
+            others.append(image)
+    parts = list(split.unpaired)
+    if rows:
+        known = data.take(np.sort(rows))
+        parts.append(without_captions(added.name, known.images, known.image_origin))
+    if others:
+        parts.append(without_captions(added.name, tuple(others)))
+    if added.unpaired_texts:
+        parts.append(without_images(added.name, added.unpaired_texts))
+    return replace(split, unpaired=tuple(parts)), left_out
 
 
 @dataclass(frozen=True)
@@ -295,19 +481,23 @@ def _read(name: str, queries: dict[int, int], candidates: dict[int, int]) -> Lis
 
 
 def select_for_protocol(
-    data: Dataset, text: Encoded, protocol: Protocol
-) -> tuple[Dataset, Encoded]:
-    """Select the captions that a protocol ranks.
+    data: Dataset, visual: Encoded, text: Encoded, protocol: Protocol
+) -> tuple[Dataset, Encoded, Encoded]:
+    """Select the captions and the unpaired items that a protocol ranks.
 
     Args:
         data: The data set.
-        text: Encoded captions of the data set, in its order.
+        visual: Encoded images of the data set, in its order, then its unpaired images.
+        text: Encoded captions of the data set, in its order, then its unpaired texts.
         protocol: The protocol.
 
     Returns:
-        The data set and the encoded texts with these captions.
+        The data set, the encoded images and the encoded texts that the protocol ranks.
     """
-    selected = select_captions(data, [protocol])
-    return selected, select_items(
-        text, torch.from_numpy(np.flatnonzero(np.isin(data.caption_rows, selected.caption_rows)))
-    )
+    if protocol.takes_unpaired:
+        return data, visual, text
+    selected = replace(select_captions(data, [protocol]), unpaired=())
+    captions = np.flatnonzero(np.isin(data.caption_rows, selected.caption_rows))
+    if data.unpaired:
+        visual = select_items(visual, torch.arange(len(data.images)))
+    return selected, visual, select_items(text, torch.from_numpy(captions))

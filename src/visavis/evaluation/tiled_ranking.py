@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -90,6 +90,8 @@ class RankedQueries:
     """Ranks and scores of the queries of one side.
 
     Attributes:
+        queries: Positions of the queries among the given items, shape ``[Q]``: all that have a
+            positive, ascending.
         positive_ranks: Ranks of the positives, shape ``[Q, M]``. See
             `visavis.evaluation.metrics.positive_ranks`.
         top_candidates: The candidate with the highest score, shape ``[Q]``.
@@ -98,6 +100,7 @@ class RankedQueries:
             negatives.
     """
 
+    queries: Tensor
     positive_ranks: Tensor
     top_candidates: Tensor
     positive_scores: Tensor
@@ -112,6 +115,7 @@ def rank_by_tiles(
     image_ids: Tensor,
     text_ids: Tensor,
     *,
+    targets: Targets | None = None,
     ties: Ties = "pessimistic",
     memory: MemoryLimit = None,
     max_tile: tuple[int, int] | None = None,
@@ -125,26 +129,46 @@ def rank_by_tiles(
         score: ``score(visual[rows], text[columns]) -> [rows, columns]``. A two-stage score orders
             the candidates of each direction differently, so it is computed by rows, once per
             direction.
-        image_ids: One id per image, shape ``[V]``. Equal ids belong together. Each image has a text
-            and each text an image.
+        image_ids: One id per image, shape ``[V]``. Equal ids belong together.
         text_ids: One id per text, shape ``[T]``.
+        targets: Targets of the images against all texts, by ids or by a relation. None: equal ids
+            are positives.
         ties: How candidates with the score of a positive count.
         memory: Memory of a tile. It never changes the result.
         max_tile: Largest number of images and texts that are scored at once. None: from the memory.
         group: Processes that share out the tiles. Each holds all items and receives all ranks.
 
     Returns:
-        Ranks of the images as queries and of the texts as queries.
+        Ranks of the images as queries and of the texts as queries. An item without a positive is
+        only a candidate.
 
     Raises:
         DataError: If a score is NaN.
     """
-    targets = Targets(query_ids=image_ids, candidate_ids=text_ids)
+    if targets is None:
+        targets = Targets(query_ids=image_ids, candidate_ids=text_ids)
+    image, text_of_pair = _all_pairs(targets)
     if isinstance(score, TwoStageScore):
-        image_queries = rank_by_rows(visual, text, score, targets, "i2t", ties=ties, memory=memory)
-        return image_queries, rank_by_rows(
-            visual, text, score, targets.T, "t2i", ties=ties, memory=memory
+        images, texts = image.unique(), text_of_pair.unique()
+        by_images = rank_by_rows(
+            select_items(visual, images),
+            text,
+            score,
+            targets[images],
+            "i2t",
+            ties=ties,
+            memory=memory,
         )
+        by_texts = rank_by_rows(
+            visual,
+            select_items(text, texts),
+            score,
+            targets.T[texts],
+            "t2i",
+            ties=ties,
+            memory=memory,
+        )
+        return replace(by_images, queries=images), replace(by_texts, queries=texts)
     if max_tile is None:
         rows, columns = tile_shape(
             score, visual, text, caller_bytes_per_pair=COUNTING_BYTES_PER_PAIR, memory=memory
@@ -154,7 +178,7 @@ def rank_by_tiles(
     max_rows, max_columns = group.all_gather_stack(torch.tensor(max_tile)).amin(0).tolist()
     images = _split_side(visual, image_ids, max_rows)
     texts = _split_side(text, text_ids, max_columns)
-    tiles = _ScoreTiles(images, texts, score, targets)
+    tiles = _ScoreTiles(images, texts, score, image, text_of_pair)
     # [P], in the order of the tiles. Only they are scored twice.
     scores = torch.cat([tile.positive_scores for tile in tiles.score(only_with_positives=True)])
     pairs = _PositivePairs(tiles.pair_image, tiles.pair_text, scores)
@@ -206,6 +230,7 @@ def rank_by_rows(
         # -inf for a query without a negative
         hardest.append(block.masked_fill(~block_targets.negative, -torch.inf).amax(1))
     return RankedQueries(
+        torch.arange(len(targets.query_ids)),
         stack_rows(ranks, torch.inf),
         torch.cat(top_candidates),
         stack_rows(positive_scores, -torch.inf),
@@ -265,6 +290,14 @@ def iter_score_rows(
         raise_on_invalid_row(block.isnan(), message, range(len(queries))[rows])
         # Back to all candidates: [R, distinct] to [R, C].
         yield rows, block.cpu()[:, side.index]
+
+
+def _all_pairs(targets: Targets) -> tuple[Tensor, Tensor]:
+    """The query and the candidate of all positive pairs, ``[P]`` each."""
+    if targets.relation is None:
+        return targets.positive_pairs([])
+    query, candidate = targets.relation.unique(dim=0).T
+    return query, candidate
 
 
 class _PositivePairs(NamedTuple):
@@ -367,10 +400,13 @@ class _RankCounter:
 
     def result(self) -> RankedQueries:
         """Ranks of the queries."""
+        num_positives = torch.bincount(self.pairs.query, minlength=len(self.hardest))
         # A positive counted the other positives before it, and add() subtracted them.
-        ranks = ranks_from_counts(self.num_before, torch.bincount(self.pairs.query))
+        ranks = ranks_from_counts(self.num_before, num_positives)
         top_candidates = self.candidates.items[self._top_candidates()]
-        return RankedQueries(ranks, top_candidates, self.positive_scores, self.hardest)
+        queries = num_positives.nonzero()[:, 0]
+        columns = ranks, top_candidates, self.positive_scores, self.hardest
+        return RankedQueries(queries, *(values[queries] for values in columns))
 
     def _top_candidates(self) -> Tensor:
         """The distinct candidate with the highest score, ``[Q]``, of equal ones the first."""
@@ -424,9 +460,8 @@ class _ScoreTiles:
     ``pair_text [P]``.
     """
 
-    def __init__(self, images: _Side, texts: _Side, score: Score, targets: Targets):
+    def __init__(self, images: _Side, texts: _Side, score: Score, image: Tensor, text: Tensor):
         self.images, self.texts, self.score_function = images, texts, score
-        image, text = targets.positive_pairs([])  # [P] each
         self.num_rows, self.num_columns = len(images.cuts) - 1, len(texts.cuts) - 1
         tile, order = (images.tile_of(image) * self.num_columns + texts.tile_of(text)).sort(
             stable=True

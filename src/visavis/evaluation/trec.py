@@ -33,7 +33,13 @@ from visavis.core.errors import RefusedOverwrite
 from visavis.core.memory_budget import MemoryLimit
 from visavis.data.dataset import Dataset
 from visavis.evaluation.metrics.catalog import DIRECTION_ROLES
-from visavis.evaluation.protocols import Protocol, read_listed_positives
+from visavis.evaluation.protocols import (
+    UNPAIRED,
+    Protocol,
+    gallery_ids,
+    pair_targets,
+    read_listed_positives,
+)
 from visavis.evaluation.tiled_ranking import iter_score_rows, stack_rows
 from visavis.losses.scoring import select_items
 from visavis.losses.targets import Targets
@@ -120,8 +126,8 @@ def trec_rankings(
     """Rank both directions as ``evaluate_dataset`` does under one protocol.
 
     Args:
-        visual: Encoded images of ``data``, in its order.
-        text: Encoded captions of ``data``, in its order.
+        visual: Encoded images of ``data``, in its order, then its unpaired images.
+        text: Encoded captions of ``data``, in its order, then its unpaired texts.
         score: Score function.
         data: The data set.
         protocol: The protocol.
@@ -136,9 +142,10 @@ def trec_rankings(
         captions[captions_of_image] = [
             f"{image.name}#{number}" for number in range(len(captions_of_image))
         ]
+    texts_without_image = [f"#{number}" for number in range(len(data.unpaired_texts))]
     names = {
-        "image": escape_names([image.name for image in data.images]),
-        "text": escape_names(captions.tolist()),
+        "image": escape_names([image.name for image in (*data.images, *data.unpaired_images)]),
+        "text": escape_names([*captions, *texts_without_image]),
     }
     rankings: dict[Direction, TrecRankings] = {}
     for direction, parts in _ranked_parts(data, protocol).items():
@@ -181,7 +188,7 @@ def _ranked_parts(
     """Items that are ranked together: positions of queries and of candidates, and their targets.
     All, each fold, or the listed positives.
     """
-    image_ids, text_ids = torch.arange(len(data.images)), torch.from_numpy(data.image_of)
+    image_ids, text_ids, keys = gallery_ids(data, protocol)
     protocol.validate(image_ids, text_ids)
     if protocol.positives_file:
         listed_images, listed_texts = read_listed_positives(protocol, data)
@@ -189,11 +196,18 @@ def _ranked_parts(
             "i2t": [(listed_images.queries, torch.arange(len(text_ids)), listed_images.targets)],
             "t2i": [(listed_texts.queries, image_ids, listed_texts.targets)],
         }
-    folds = [
-        (images, texts, Targets(query_ids=image_ids[images], candidate_ids=text_ids[texts]))
-        for images, texts in protocol.split_folds(image_ids, text_ids)
-    ]
-    return {"i2t": folds, "t2i": [(texts, images, targets.T) for images, texts, targets in folds]}
+    parts: dict[Direction, list[tuple[Tensor, Tensor, Targets]]] = {"i2t": [], "t2i": []}
+    for images, texts in protocol.split_folds(image_ids, text_ids):
+        targets = pair_targets(
+            image_ids[images], text_ids[texts], None if keys is None else keys[texts]
+        )
+        # Unpaired items are candidates only.
+        paired_images, paired_texts = (
+            (ids != UNPAIRED).nonzero()[:, 0] for ids in (image_ids[images], text_ids[texts])
+        )
+        parts["i2t"].append((images[paired_images], texts, targets[paired_images]))
+        parts["t2i"].append((texts[paired_texts], images, targets.T[paired_texts]))
+    return parts
 
 
 def write_trec(folder: str | Path, tag: str, lists: dict[Direction, TrecRankings]) -> list[Path]:

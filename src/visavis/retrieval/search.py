@@ -495,7 +495,10 @@ def attach_images(collection: Collection, results: SearchResults) -> SearchResul
 
 
 def rank_texts(
-    model: Retriever, image: str | Path | PILImage, texts: Sequence[str]
+    model: Retriever,
+    image: str | Path | PILImage,
+    texts: Sequence[str],
+    templates: Sequence[str] | None = None,
 ) -> list[tuple[str, float]]:
     """Rank captions or labels for an image.
 
@@ -503,6 +506,7 @@ def rank_texts(
         model: The model.
         image: A path or a Pillow image.
         texts: Captions or labels.
+        templates: Prompts with ``{}`` in place of the text. None: the texts as they are.
 
     Returns:
         Texts and scores, best first. Equal scores are in the given order.
@@ -514,7 +518,12 @@ def rank_texts(
         raise ShapeError(
             "labels: expected at least one text, got none. Pass the texts to choose from."
         )
-    scores = model.score([image], texts, direction="i2t")[0]
+    if templates is None:
+        scores = model.score([image], texts, direction="i2t")[0]
+    else:
+        from visavis.retrieval.zero_shot import class_scores
+
+        scores = class_scores(model, model.encode_visual([image]), texts, templates)[0]
     return [
         (texts[i], scores[i].item()) for i in scores.argsort(descending=True, stable=True).tolist()
     ]

@@ -257,6 +257,9 @@ class _Listed:
                 caption = {"caption": dataset.captions[captions[0]]} if len(captions) else {}
                 metadata = {"split": image.split, **caption}
                 self.add(image.name, image.location, metadata=metadata)
+        for image in dataset.unpaired_images:
+            if image.location is not None and not exclusion.covers(image.name):
+                self.add(image.name, image.location, metadata={"split": image.split})
 
     def add_folder(self, scan: FolderScan) -> None:
         """Add the files of a folder that no data set lists."""

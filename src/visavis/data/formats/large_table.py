@@ -10,6 +10,8 @@ The first time that a table is opened, it is checked and converted to memory-map
 - ``captions.arrow``, ``image_of.npy``: each caption, and the index of its image.
 - ``image_rows.npy``, ``caption_rows.npy``: if something was skipped, the number of each item in the
   whole table, its row in stored features.
+- ``uncaptioned.arrow``, ``uncaptioned_splits.npy``, ``uncaptioned_rows.npy``: the same of images
+  without captions, if there are any.
 - ``table.json``: counts, problems and a hash of the content.
 
 Afterwards it opens without reading the captions. Image files are not opened before they are used: a
@@ -39,7 +41,7 @@ from visavis.data.columns import (
     offsets_and_bytes,
     unique_texts,
 )
-from visavis.data.dataset import Dataset, require
+from visavis.data.dataset import Dataset, require, without_captions
 from visavis.data.file_names import MISSING_TEXTS, normalize_split_name, split_by_hash
 from visavis.data.formats.caption_table import (
     ALL_FILE_NAMES,
@@ -70,7 +72,7 @@ _SEARCHED_BYTES = 2**24
 # Suffixes of delimiter-separated text.
 _TEXT_SUFFIXES = (".csv", ".tsv", ".txt", ".token")
 # Part of the key of a cached conversion. A change of the files needs another number.
-_VERSION = 3
+_VERSION = 4
 # Problems of each kind that are described one by one. The others are counted.
 _MAX_EXAMPLES = 3
 # Images whose files are searched.
@@ -101,6 +103,8 @@ class TableSummary:
         captions: Number of captions in the table.
         usable_images: Number of images without a problem.
         usable_captions: Number of captions without a problem.
+        uncaptioned_images: Number of images without captions, which are candidates of evaluations.
+        uncaptioned_rows: Number of their empty captions.
         problems: Number of problems by kind.
         examples: The first problems of each kind.
     """
@@ -111,6 +115,8 @@ class TableSummary:
     captions: int
     usable_images: int
     usable_captions: int
+    uncaptioned_images: int = 0
+    uncaptioned_rows: int = 0
     problems: dict[str, int] = field(default_factory=dict)
     examples: tuple[Finding, ...] = ()
 
@@ -143,21 +149,33 @@ def open_table(path: Path) -> Dataset:
     # If none of the first images has a file, the table has stored features only.
     probed = names.read(np.arange(min(_PROBED_FILES, len(names))))
     has_files = any(os.path.isfile(folder_of_images / name) for name in probed)
+
+    def images(names: TextColumn, splits: str) -> ImageColumn:
+        return ImageColumn(
+            names, summary.splits, load(splits), folder_of_images if has_files else None
+        )
+
+    name = Path(os.path.realpath(path)).parent.name
+    unpaired: tuple[Dataset, ...] = ()
+    if summary.uncaptioned_images:
+        uncaptioned = TextColumn(folder / "uncaptioned.arrow", f"{summary.sha256} uncaptioned")
+        rows = load("uncaptioned_rows.npy")
+        unpaired = (without_captions(name, images(uncaptioned, "uncaptioned_splits.npy"), rows),)
     return Dataset(
-        name=Path(os.path.realpath(path)).parent.name,
-        images=ImageColumn(
-            names,
-            summary.splits,
-            load("splits.npy"),
-            folder_of_images if has_files else None,
-        ),
+        name=name,
+        images=images(names, "splits.npy"),
         captions=TextColumn(folder / "captions.arrow", f"{summary.sha256} captions"),
         image_of=load("image_of.npy"),
         image_origin=None if has_all_items else load("image_rows.npy"),
         caption_origin=None if has_all_items else load("caption_rows.npy"),
         skipped=describe_skipped(
-            path, num_images, num_captions, summary.problems, summary.examples
+            path,
+            (num_images[0] + summary.uncaptioned_images, num_images[1]),
+            (num_captions[0], num_captions[1] - summary.uncaptioned_rows),
+            summary.problems,
+            summary.examples,
         ),
+        unpaired=unpaired,
     )
 
 
@@ -199,6 +217,8 @@ def list_table(path: Path) -> Listing:
         listing.add_image(image.name, image.split).location = image.location
     for caption, image_index in zip(data.captions, data.image_of.tolist(), strict=True):
         listing.add_caption(caption, listing.images[image_index], path.name)
+    for image in data.unpaired_images:
+        listing.add_image(image.name, image.split).location = image.location
     listing.findings += table_problems(path)
     return listing
 
@@ -251,10 +271,13 @@ class _Conversion:
         self.pa.default_memory_pool().release_unused()
         splits, split_names, image_problem = self._splits(row_images, row_splits, names)
         blocks_usable, blocks_images = list[np.ndarray](), list[np.ndarray]()
+        blocks_empty, has_text = [np.zeros(0, np.int64)], np.zeros(len(names), bool)
 
         def usable_captions() -> Iterator[Any]:
-            for captions, rows, usable in self._read_captions(row_images):
+            for captions, rows, usable, empty in self._read_captions(row_images):
                 images = row_images[rows]
+                has_text[images[~empty & (images >= 0)]] = True
+                blocks_empty.append(rows[empty])
                 usable &= (images >= 0) & (image_problem[images] == 0)
                 blocks_usable.append(usable)
                 blocks_images.append(images[usable])
@@ -266,7 +289,12 @@ class _Conversion:
         usable, caption_images = np.concatenate(blocks_usable), np.concatenate(blocks_images)
         has_caption = np.zeros(len(names), bool)
         has_caption[caption_images] = True
-        image_problem[~has_caption & (image_problem == 0)] = _KIND_NAMES.index(
+        # In a split without any caption, missing captions are a mistake.
+        is_uncaptioned = ~has_text & (image_problem == 0) & np.isin(splits, splits[has_text])
+        empty_rows = np.concatenate(blocks_empty)
+        is_mistake = ~is_uncaptioned[row_images[empty_rows]] | (row_images[empty_rows] < 0)
+        self._add_problem("empty caption", empty_rows[is_mistake], self._name_row)
+        image_problem[~has_caption & ~is_uncaptioned & (image_problem == 0)] = _KIND_NAMES.index(
             "image without caption"
         )
         for code in np.unique(image_problem[image_problem > 0]).tolist():
@@ -276,27 +304,34 @@ class _Conversion:
                 lambda image: str(names[image]),
             )
         # Rows of usable images in the whole table, and the index of each row among them.
-        image_rows = np.flatnonzero(image_problem == 0)
-        new_index = np.cumsum(image_problem == 0) - 1
-        blocks = np.split(image_rows, range(ROWS_PER_CHUNK, len(image_rows), ROWS_PER_CHUNK))
-        self._write_column(
-            folder / "names.arrow", (names.take(self.pa.array(rows)) for rows in blocks)
-        )
+        is_usable = (image_problem == 0) & ~is_uncaptioned
+        image_rows, uncaptioned = np.flatnonzero(is_usable), np.flatnonzero(is_uncaptioned)
+        new_index = np.cumsum(is_usable) - 1
+        columns = {"names": image_rows} | ({"uncaptioned": uncaptioned} if len(uncaptioned) else {})
+        for column, rows in columns.items():
+            blocks = np.split(rows, range(ROWS_PER_CHUNK, len(rows), ROWS_PER_CHUNK))
+            self._write_column(
+                folder / f"{column}.arrow", (names.take(self.pa.array(block)) for block in blocks)
+            )
         arrays = {"splits": splits[image_rows], "image_of": new_index[caption_images]}
         counts = (len(names), len(usable), len(image_rows), len(caption_images))
         # Without skipped items, the number of an item is its row in stored features.
         if counts[:2] != counts[2:]:
             arrays |= {"image_rows": image_rows, "caption_rows": np.flatnonzero(usable)}
+        if len(uncaptioned):
+            arrays |= {"uncaptioned_splits": splits[uncaptioned], "uncaptioned_rows": uncaptioned}
         digest = hashlib.sha256("\x1f".join(split_names).encode())
         for name, array in arrays.items():
             storage.write_array(folder / f"{name}.npy", array)
             digest.update(array.data)
-        for column in ("names", "captions"):
+        for column in (*columns, "captions"):
             self._hash_column(folder / f"{column}.arrow", digest)
         return TableSummary(
             digest.hexdigest()[:32],
             split_names,
             *counts,
+            len(uncaptioned),
+            int(np.count_nonzero(~is_mistake)),
             dict(self.problems),
             tuple(self.examples),
         )
@@ -419,8 +454,8 @@ class _Conversion:
 
     def _read_captions(
         self, row_images: np.ndarray
-    ) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
-        """Yield blocks of captions, the row of each, and whether its text is usable."""
+    ) -> Iterator[tuple[Any, np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield blocks of captions, the row of each, and whether its text is usable, and empty."""
         for first_row, batch in self._batches(self.caption_columns):
             captions, rows = self._captions(batch)
             num_bytes = self._to_numpy(self.compute.binary_length(captions), 0)
@@ -441,13 +476,12 @@ class _Conversion:
             malformed = self._matches(captions, _have_byte(captions, b"[({"), is_list_text)
             for kind, problem_rows in (
                 ("caption without image", np.unique(rows[unnamed])),
-                ("empty caption", rows[empty]),
                 ("caption too long", rows[too_long]),
                 ("missing caption", rows[missing]),
                 ("malformed list", rows[malformed]),
             ):
                 self._add_problem(kind, first_row + problem_rows, self._name_row)
-            yield captions, first_row + rows, ~(empty | too_long | missing | malformed)
+            yield captions, first_row + rows, ~(empty | too_long | missing | malformed), empty
 
     def _captions(self, batch: Any) -> tuple[Any, np.ndarray]:
         """The captions of a block as one array, row by row, and the row of each."""

@@ -21,7 +21,7 @@ import numpy as np
 
 from visavis.core import storage
 from visavis.core.errors import DataError
-from visavis.data.dataset import ByteRange, Dataset, Image
+from visavis.data.dataset import ByteRange, Dataset, Image, without_captions
 from visavis.data.file_names import MISSING_TEXTS, SPLITS, split_by_hash
 from visavis.data.formats.table_columns import is_list_text
 from visavis.data.hub_files import hub_repository
@@ -34,6 +34,7 @@ _METADATA_FILES = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json
 MAX_CAPTION_CHARS = 20_000
 # Characters around the name of a file in a table that are not a part of it.
 NAME_PADDING = " \t\xa0"
+UNCAPTIONED = "It is a candidate of evaluations, and training ignores it"
 SHOW_PROBLEMS = "Run visavis data check for the whole list of problems."
 
 
@@ -67,6 +68,8 @@ class ListedImage:
         file: Path of its file in the source. None if the source gives none.
         location: Location of its bytes. None if they were not found.
         usable: Whether it has no problem that loses it.
+        has_caption: Whether a caption of it may be usable. Without, it is only a candidate of
+            evaluations.
     """
 
     name: str
@@ -74,6 +77,7 @@ class ListedImage:
     file: str | None = None
     location: ByteRange | None = None
     usable: bool = True
+    has_caption: bool = True
 
 
 @dataclass(eq=False, slots=True)
@@ -236,16 +240,24 @@ class Listing:
                     image,
                 )
             image.split = image.split or split_by_hash(image.name)
+        # An image whose captions are all empty is one without captions. In a split without any
+        # caption, it is a mistake.
+        filled = {caption.image for caption in self.captions if caption.text.strip()}
+        captioned_splits = {image.split for image in filled if image is not None}
+        for image in self.images:
+            image.has_caption = image in filled or image.split not in captioned_splits
         # After splits, whose texts are checked, too.
         self.check_texts()
-        # Images whose captions are all unusable get another message than those without any.
-        captioned = {caption.image for caption in self.captions}
         well_captioned = {caption.image for caption in self.captions if caption.usable}
         for image in self.images:
-            if image.usable and image not in well_captioned:
+            if image.usable and not image.has_caption:
+                self.add_note(
+                    "uncaptioned image", image.name, f"the image has no caption. {UNCAPTIONED}"
+                )
+            elif image.usable and image not in well_captioned:
                 problem = (
                     "the image has no usable caption"
-                    if image in captioned
+                    if image in filled
                     else "the image is listed without a caption"
                 )
                 self.add_loss(
@@ -276,7 +288,9 @@ class Listing:
             if not caption.usable:
                 continue
             text, location = caption.text, caption.location
-            if (problem := caption_problem(text)) is not None:
+            if caption.image is not None and not caption.image.has_caption:
+                caption.usable = False
+            elif (problem := caption_problem(text)) is not None:
                 self.add_loss(problem[0], location, problem[1], caption)
             elif (caption.image, text) in seen:
                 self.add_note(
@@ -296,7 +310,12 @@ class Listing:
         Raises:
             DataError: If no image is usable.
         """
-        image_rows = [row for row, image in enumerate(self.images) if image.usable]
+        image_rows = [
+            row for row, image in enumerate(self.images) if image.usable and image.has_caption
+        ]
+        unpaired_rows = [
+            row for row, image in enumerate(self.images) if image.usable and not image.has_caption
+        ]
         # Images are keys by identity (eq=False), because two may have the same name.
         index_of: dict[ListedImage | None, int] = {
             self.images[row]: index for index, row in enumerate(image_rows)
@@ -312,19 +331,32 @@ class Listing:
             raise no_usable_image(self.source, counts, losses[0])
         num_images = len(image_rows), len(self.images)
         num_captions = len(caption_rows), len(self.captions)
+        num_listed = sum(
+            caption.image is None or caption.image.has_caption for caption in self.captions
+        )
         # Stored features have a row for each listed item. A data set without all of them has the
         # rows of its own.
         has_all_items = num_images[0] == num_images[1] and num_captions[0] == num_captions[1]
-        images = [self.images[row] for row in image_rows]
         captions = [self.captions[row] for row in caption_rows]
+
+        def images(rows: Sequence[int]) -> tuple[Image, ...]:
+            listed = (self.images[row] for row in rows)
+            return tuple(Image(image.name, image.split or "", image.location) for image in listed)
+
         return Dataset(
             name=self.name,
-            images=tuple(Image(image.name, image.split or "", image.location) for image in images),
+            images=images(image_rows),
             captions=tuple(caption.text for caption in captions),
             image_of=np.array([index_of[caption.image] for caption in captions], dtype=np.int64),
             image_origin=None if has_all_items else np.array(image_rows),
             caption_origin=None if has_all_items else np.array(caption_rows, dtype=np.int64),
-            skipped=describe_skipped(self.source, num_images, num_captions, counts, losses),
+            skipped=describe_skipped(
+                self.source,
+                (len(image_rows) + len(unpaired_rows), len(self.images)),
+                (len(caption_rows), num_listed),
+                counts,
+                losses,
+            ),
             unlisted_files=tuple(
                 note.location
                 for note in self.findings
@@ -334,6 +366,9 @@ class Listing:
             other_files=next(
                 (note.message for note in self.findings if note.kind == "other files"), None
             ),
+            unpaired=(without_captions(self.name, images(unpaired_rows), np.array(unpaired_rows)),)
+            if unpaired_rows
+            else (),
         )
 
     @property

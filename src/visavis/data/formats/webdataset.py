@@ -162,21 +162,24 @@ class TarSamples:
             key: Key of the sample.
 
         Returns:
-            The captions.
+            The captions. Empty if the sample has no text, or an empty one.
 
         Raises:
-            DataError: If it has no caption.
+            DataError: If its text cannot be read.
         """
-        value = self._read_text(file, key, self.find(key, (*TEXT_SUFFIXES, ".json"), "caption"))
+        suffixes = (*TEXT_SUFFIXES, ".json")
+        if not any(f".{extension}".endswith(suffixes) for extension in self.samples[key]):
+            return []
+        value = self._read_text(file, key, self.find(key, suffixes, "caption"))
         if isinstance(value, dict):
             value = next((value[name] for name in CAPTION_NAMES if name in value), None)
-        captions = [text for text in parse_captions(value) or () if text.strip()]
-        if not captions:
+        captions = parse_captions(value)
+        if captions is None:
             raise DataError(
                 f"{self.location(key)}: expected a caption, got {value!r:.40}. Add it to the "
                 "sample."
             )
-        return captions
+        return [text for text in captions if text.strip()]
 
     def read_split(self, file: BinaryIO, key: str) -> str | None:
         """Read the split in the JSON of a sample.

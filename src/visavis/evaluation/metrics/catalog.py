@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from visavis.core.encoded import to_float64
 from visavis.core.errors import SpecError
 from visavis.core.own_code import CodeNotNamed, find_part, loaded_parts
 from visavis.evaluation.metrics.graded_metrics import Semantics, Tau, coherent_scores_at, ndcg
@@ -53,6 +54,8 @@ class Metric:
             directions.
         function: The computation.
         higher_is_better: Whether larger values are better.
+        ir_measures: Measure of ir_measures with the same value on the files of ``--trec``, up to
+            the factor 100 of a percentage. Empty: none has it.
     """
 
     name: str
@@ -63,6 +66,7 @@ class Metric:
     input: Literal["ranks", "relevance", "metrics"] = "ranks"
     function: Callable[..., Any] = field(repr=False)
     higher_is_better: bool = True
+    ir_measures: str = ""
 
     def key(self, direction: str, k: int | None = None) -> str:
         """Make the key in results.
@@ -85,7 +89,7 @@ class Metric:
         Returns:
             The metrics.
         """
-        texts = ("name", "label", "definition", "formula")
+        texts = ("name", "label", "definition", "formula", "ir_measures")
         return tuple(
             replace(
                 self,
@@ -112,6 +116,7 @@ RECALLS = Metric(
     formula="$100 mean[rank <= K]$",
     unit="percent",
     function=lambda ranks, k: 100 * recall_at(ranks[:, 0], k),
+    ir_measures="Success@K",
 ).at(1, 5, 10)
 
 RECALLS_OF_MEAN_TIES = tuple(
@@ -160,10 +165,20 @@ RANKING: tuple[Metric, ...] = (
         function=lambda ranks: mean_rank(ranks[:, 0]),
         higher_is_better=False,
     ),
+    Metric(
+        name="mrr",
+        label="MRR",
+        definition="mean reciprocal rank of the best correct {candidate}, without a cutoff, a fraction",
+        formula="mean(1 / rank)",
+        unit="fraction",
+        function=lambda ranks: float((1 / to_float64(ranks[:, 0])).mean()),
+        ir_measures="RR",
+    ),
     *Metric(
         name="map_at_K",
         label="mAP@K",
-        definition="mean average precision in the top K, a fraction",
+        definition="mean average precision in the top K, divided by min(R, K), a fraction. AP@K of ir_measures divides by R, so "
+        "both agree for R <= K",
         formula="$mean((sum_{rank_j <= K} j / rank_j) / min(R, K))$",
         unit="fraction",
         function=map_at_k,
@@ -183,11 +198,13 @@ RANKING: tuple[Metric, ...] = (
         formula="$mean(#{rank_j <= R} / R)$",
         unit="fraction",
         function=lambda ranks: float(r_precision(ranks).mean()),
+        ir_measures="Rprec",
     ),
     Metric(
         name="map_at_r",
         label="mAP@R",
-        definition="mean average precision in the top R, R the number of correct {candidate}s, a fraction",
+        definition="mean average precision in the top R, R the number of correct {candidate}s of each {query}, a fraction. The mean of AP@R "
+        "of ir_measures over groups of {query}s with equal R",
         formula="$mean((sum_{rank_j <= R} j / rank_j) / R)$",
         unit="fraction",
         function=lambda ranks: float(average_precision_at_r(ranks).mean()),
@@ -237,7 +254,8 @@ def _graded_metrics(
     discounted_gain = Metric(
         name=f"ndcg_at_K{suffix}",
         label="nDCG@K",
-        definition="discounted cumulative gain: the relevance in the top K, discounted by rank, over the highest possible, a mean over {query}s. "
+        definition="discounted cumulative gain: the relevance in the top K (linear gain), discounted by log2(rank + 1), over the highest possible, "
+        "a mean over {query}s. Of equal scores the less relevant comes first. "
         f"Candidates: {candidates}",
         formula="$mean((sum_{j <= K} r_j / log_2(j + 1)) / ideal)$, where ideal is the sum in the order of the relevance",
         unit="fraction",
@@ -245,6 +263,7 @@ def _graded_metrics(
         function=lambda scores, relevance, ks: ndcg(scores, relevance)[
             :, [min(k, scores.shape[1]) - 1 for k in ks]
         ],
+        ir_measures="nDCG@K",
     )
     return coherent_score, discounted_gain
 

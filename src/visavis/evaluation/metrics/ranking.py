@@ -72,6 +72,10 @@ def positive_ranks(scores: Tensor, targets: Targets, *, ties: Ties = "pessimisti
         scores, targets = moved, targets.to(moved.device)
     positive, negative = targets.positive, targets.negative  # [Q, C], ignored pairs in neither
     query, candidate = positive.nonzero(as_tuple=True)  # [P]
+    for row in (~positive.any(1)).nonzero()[:1, 0].tolist():
+        raise ShapeError(
+            f"query {row}: expected at least one positive candidate, got none. Leave it out."
+        )
     # Half precision is exact in float32, so ties stay ties.
     scores = scores if scores.dtype == torch.float64 else scores.float()
     positive_scores = pad_by_query(scores[query, candidate], query, len(scores))
@@ -233,16 +237,8 @@ def pad_by_query(scores: Tensor, query: Tensor, num_queries: int) -> Tensor:
 
     Returns:
         Scores of shape ``[Q, M]``, padded with -inf.
-
-    Raises:
-        ShapeError: If a query has no positive.
     """
     counts = torch.bincount(query, minlength=num_queries)  # [Q]
-    if not counts.all():
-        raise ShapeError(
-            f"query {int((counts == 0).nonzero()[0])}: expected at least one positive candidate, "
-            "got none. Leave it out."
-        )
     # Two sorts: by query, and within a query by score, because the second one is stable.
     order = torch.argsort(scores, descending=True)
     order = order[torch.argsort(query[order], stable=True)]
@@ -447,15 +443,19 @@ def random_rsum(captions_per_image: Sequence[int]) -> tuple[float, float]:
     deviations is an upper bound.
 
     Args:
-        captions_per_image: Number of captions of each image.
+        captions_per_image: Number of captions of each image. 0: an image without captions, which is
+            a candidate and not a query.
 
     Returns:
         Mean of the RSUM in percent, and an upper bound of its standard deviation.
     """
     images, captions = len(captions_per_image), sum(captions_per_image)
-    # Number of candidates, of positives, and of the queries that have as many.
+    # Number of candidates, of positives, and of the queries that have as many. An image without
+    # captions is only a candidate.
     image_queries = [
-        (captions, positives, count) for positives, count in Counter(captions_per_image).items()
+        (captions, positives, count)
+        for positives, count in Counter(captions_per_image).items()
+        if positives
     ]
     text_queries = [(images, 1, captions)]
     mean = std = 0.0

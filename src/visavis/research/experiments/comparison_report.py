@@ -25,7 +25,7 @@ from visavis.core.progress import NoProgress, Progress
 from visavis.data.dataset import Dataset
 from visavis.evaluation.bootstrap import BootstrapEstimate
 from visavis.evaluation.metrics.catalog import RSUM
-from visavis.evaluation.protocols import get_protocols, select_captions
+from visavis.evaluation.protocols import Protocol, get_protocol, get_protocols, select_captions
 from visavis.evaluation.query_ranks import read_query_ranks
 from visavis.evaluation.statistics import PairedTest, format_number
 from visavis.evaluation.trec import trec_rankings, write_trec
@@ -492,8 +492,8 @@ def example_queries(comparison: Comparison, num_queries: int = 4) -> ExampleQuer
         The queries, or None if the protocol does not rank the image of every caption.
     """
     best = _best_run(comparison, comparison.best)
-    recipe, test, (visual, text), matcher = _encode_test_split(best.folder)
     protocol = comparison.table.conditions.protocol
+    recipe, test, (visual, text), matcher = _encode_test_split(best.folder, get_protocol(protocol))
     ranks_of_runs = [
         read_query_ranks(RunFolder(run.folder).ranks)[protocol].text_ranks
         for run in comparison.runs(comparison.best)
@@ -520,8 +520,9 @@ def example_queries(comparison: Comparison, num_queries: int = 4) -> ExampleQuer
                 tuple((image, column[image].item()) for image in top_images),
             )
         )
+    gallery = replace(test, images=(*test.images, *test.unpaired_images))
     return ExampleQueries(
-        best.folder.name, test, tuple(queries[: len(sampled)]), tuple(queries[len(sampled) :])
+        best.folder.name, gallery, tuple(queries[: len(sampled)]), tuple(queries[len(sampled) :])
     )
 
 
@@ -538,12 +539,8 @@ def write_trec_files(comparison: Comparison, progress: Progress) -> None:
         run = _best_run(comparison, setting)
         if os.path.exists(comparison.folder / "trec" / f"{run.folder.name}.i2t.run"):
             continue
-        recipe, test, (visual, text), matcher = _encode_test_split(run.folder)
-        [protocol] = [
-            rules
-            for rules in get_protocols(recipe.evaluation.protocols)
-            if rules.name == comparison.table.conditions.protocol
-        ]
+        protocol = get_protocol(comparison.table.conditions.protocol)
+        recipe, test, (visual, text), matcher = _encode_test_split(run.folder, protocol)
         with evaluation_mode(matcher):
             lists = trec_rankings(
                 visual, text, device_score(matcher), test, protocol, memory=recipe.memory or None
@@ -555,11 +552,17 @@ def _best_run(comparison: Comparison, setting: Setting) -> RunOutcome:
     return max(comparison.runs(setting), key=lambda run: run.validation_rsum)
 
 
-def _encode_test_split(run: Path) -> tuple[Recipe, Dataset, tuple[Encoded, Encoded], Matcher]:
-    """The recipe of a run, its test split, the encoded split, and the model."""
+def _encode_test_split(
+    run: Path, protocol: Protocol
+) -> tuple[Recipe, Dataset, tuple[Encoded, Encoded], Matcher]:
+    """The recipe of a run, its test split with the candidates of a protocol, the encoded split, and
+    the model.
+    """
     recipe = read_run_recipe(run)
     data_module, matcher = open_run(run, recipe, NoProgress())
     test = select_captions(
         data_module.data.split(recipe.evaluation.test), get_protocols(recipe.evaluation.protocols)
     )
-    return recipe, test, data_module.encode(matcher, test), matcher
+    if not protocol.takes_unpaired:
+        test = replace(test, unpaired=())
+    return recipe, test, data_module.encode_gallery(matcher, test), matcher

@@ -124,7 +124,9 @@ class MeasurementConditions:
     @property
     def highest_chance_rsum(self) -> float:
         """RSUM that a random ranking hardly exceeds: its mean plus two standard deviations."""
-        mean, std = random_rsum([round(self.captions_per_image)] * self.num_images)
+        captions = round(self.captions_per_image)
+        num_paired = min(self.num_images, round(self.num_texts / self.captions_per_image))
+        mean, std = random_rsum([captions] * num_paired + [0] * (self.num_images - num_paired))
         return mean + 2 * std
 
 

@@ -5,6 +5,7 @@ the model of another run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
@@ -12,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from visavis.core.encoded import Encoded, Modality
-from visavis.core.errors import DataError, RecipeError, VisavisError, suggest_name
+from visavis.core.encoded import Encoded, Modality, append_items
+from visavis.core.errors import DataError, RecipeError, RunError, VisavisError, suggest_name
 from visavis.core.process_group import ProcessGroup
 from visavis.core.progress import ItemCounter, Progress
 from visavis.core.run_context import RunContext
@@ -161,7 +162,9 @@ class DataModule:
                 "evaluation.validation=NAME: "
                 f"{suggest_name(settings.validation, splits)}"
             )
-        return first_images(self.data.split(settings.validation), settings.validation_images)
+        split = first_images(self.data.split(settings.validation), settings.validation_images)
+        # Results during a training are comparable with those of captioned images.
+        return replace(split, unpaired=())
 
     def sources(
         self, split: Dataset, extra_captions: Sequence[str] = ()
@@ -267,19 +270,74 @@ class DataModule:
             The encoded images and captions, in the order of the split.
         """
         loader = loader or self.loader(split)
-        batch_size = (
-            CLIPS_PER_BATCH
-            if self.recipe.visual.granularity in ("experts", "frames")
-            or (self.visual is None and not self.processor.converts_single_images)
-            else IMAGES_PER_BATCH
-        )
-        images = equal_batches(np.arange(len(split.images)), batch_size)
-        captions = batches_by_length(split.captions, TEXTS_PER_BATCH)
+        images, captions = self._batches(split)
         return (
             self._encode(
                 matcher, "visual", partial(loader.read_images, device=device_of(matcher)), images
             ),
             self._encode(matcher, "text", partial(map, loader.text.read), captions),
+        )
+
+    def encode_gallery(self, matcher: Matcher, split: Dataset) -> tuple[Encoded, Encoded]:
+        """Encode a split, as `encode`, and its unpaired images and texts after its own.
+
+        Args:
+            matcher: Model.
+            split: Split of the data set.
+
+        Returns:
+            The encoded images and captions.
+
+        Raises:
+            RunError: If the model reads stored features, which unpaired items of other data lack.
+        """
+        visual, text = self.encode(matcher, split)
+        for part in split.unpaired:
+            module, (images, texts) = self._with_features_of(part), self._batches(part)
+            loader = Loader(part, *module.sources(part), BatchSchedule(), self.recipe.seed)
+            if len(part.images):
+                read = partial(loader.read_images, device=device_of(matcher))
+                visual = append_items(visual, self._encode(matcher, "visual", read, images))
+            if len(part.captions):
+                read = partial(map, loader.text.read)
+                text = append_items(text, self._encode(matcher, "text", read, texts))
+        return visual, text
+
+    def _with_features_of(self, part: Dataset) -> DataModule:
+        """This module with features of unpaired items: the stored ones of the data set, or else
+        computed ones.
+        """
+        visual, text = self.visual, self.text
+        is_stored = False
+        if visual is not None and part.image_origin is not None:
+            with suppress(DataError):  # the cached features lack images without captions
+                image_rows(visual, part)
+                is_stored = True
+        if visual is not None and len(part.images) and not is_stored:
+            if self.recipe.visual.features:
+                raise RunError(
+                    f"{part.name}: expected images with features in {self.recipe.visual.features}, "
+                    "which the model reads, got others. Evaluate without these images."
+                )
+            visual, _ = visual_features(self.recipe, part, self.context)
+        if text is not None and len(part.captions):
+            if self.recipe.text.features:
+                raise RunError(
+                    f"{part.name}: expected captions with features in {self.recipe.text.features}, "
+                    "which the model reads, got other texts. Evaluate without these texts."
+                )
+            text, _ = text_features(self.recipe, part, self.context, self.processor, None)
+        return replace(self, data=part, visual=visual, text=text, query_features=None)
+
+    def _batches(self, split: Dataset) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """The batches in which images and captions are encoded."""
+        is_large = self.recipe.visual.granularity in ("experts", "frames") or (
+            self.visual is None and not self.processor.converts_single_images
+        )
+        images = np.arange(len(split.images))
+        return (
+            equal_batches(images, CLIPS_PER_BATCH if is_large else IMAGES_PER_BATCH),
+            batches_by_length(split.captions, TEXTS_PER_BATCH),
         )
 
     def _encode(
@@ -326,7 +384,9 @@ class DataModule:
         data = self.data.split(split) if isinstance(split, str) else split
         if encoded is None:
             data = select_captions(data, protocols)
-            encoded = self.encode(matcher, data)
+            encoded = self.encode_gallery(matcher, data)
+        else:
+            data = replace(data, unpaired=())
         score, memory = device_score(matcher), self.recipe.memory or None
         with evaluation_mode(matcher):
             return evaluate_dataset(
@@ -430,6 +490,11 @@ def open_data_module(
         )
     for skipped in data.skipped:
         progress.message(f"Skipped: {skipped}")
+    if training and data.unpaired:
+        progress.message(
+            f"{data.name}: {len(data.unpaired_images):,} images without captions are not trained "
+            "on. The test split ranks its own as candidates."
+        )
     data = training_subset(recipe, data)
     query_features = feedback_query_features(feedback, data, processor, context.group)
     data_module = DataModule(

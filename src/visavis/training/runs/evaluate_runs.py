@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from visavis.core.encoded import Encoded
-from visavis.core.errors import RunError, format_value
+from visavis.core.errors import RunError, SpecError, format_value
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
@@ -26,6 +26,7 @@ from visavis.evaluation.protocols import (
     get_protocols,
     select_captions,
     select_for_protocol,
+    with_distractors,
 )
 from visavis.evaluation.trec import trec_rankings, write_trec
 from visavis.models.base import Matcher, evaluation_mode
@@ -122,6 +123,15 @@ def check_same_captions(splits: Mapping[Path, Dataset]) -> None:
     """
     first, expected = next(iter(splits.items()))
     for folder, split in splits.items():
+        numbers, expected_numbers = (
+            [len(each.unpaired_images), len(each.unpaired_texts)] for each in (split, expected)
+        )
+        if numbers != expected_numbers:
+            raise RunError(
+                f"{folder}: expected the {expected_numbers[0]:,} images without captions and "
+                f"{expected_numbers[1]:,} texts without images of {first}, got {numbers[0]:,} and "
+                f"{numbers[1]:,}. Name one data set for all with --data."
+            )
         if split.captions != expected.captions or not np.array_equal(
             split.image_of, expected.image_of
         ):
@@ -145,6 +155,7 @@ def evaluate_runs(
     average_networks: bool | None = None,
     max_images: int = 0,
     trec: Path | None = None,
+    distractors: Sequence[Dataset] = (),
 ) -> Evaluation:
     """Evaluate the best model of a run, or the mean of the scores of several runs.
 
@@ -162,11 +173,13 @@ def evaluate_runs(
         max_images: Evaluate the first images of the split only. 0: all.
         trec: Folder for TREC files of both directions. One subfolder per protocol if there are
             several. None: not written.
+        distractors: Images and texts that are candidates and not queries.
 
     Returns:
         The evaluation.
 
     Raises:
+        SpecError: If there are distractors, and a protocol fixes its candidates.
         RunError: If a run has no second network to average, or if runs differ in their evaluation
             settings or captions.
         RefusedOverwrite: If the folder ``trec`` has files of these runs, or of other queries.
@@ -180,12 +193,23 @@ def evaluate_runs(
         common_value(recipes, "evaluation.protocol", protocol or (None if is_own_test else "plain"))
     )
     relevance = common_value(recipes, "evaluation.relevance", relevance)
+    for one in protocols:
+        if distractors and not one.takes_unpaired:
+            raise SpecError(
+                f"--distractors: expected a protocol that takes other candidates, got {one.name}, "
+                "which fixes them. Pass --protocol plain."
+            )
 
     opened = {folder: open_run(folder, recipe, progress) for folder, recipe in recipes.items()}
     splits = {
         folder: select_captions(first_images(data_module.data.split(split), max_images), protocols)
         for folder, (data_module, _) in opened.items()
     }
+    for added in distractors:
+        for folder, (data_module, _) in opened.items():
+            splits[folder], left_out = with_distractors(splits[folder], data_module.data, added)
+        if left_out:
+            progress.message(f"{added.name}: left out {left_out:,} images that the split has, too")
     check_same_captions(splits)
     networks = {
         folder: [matcher, open_peer_network(folder, matcher)]
@@ -208,9 +232,9 @@ def evaluate_runs(
     with evaluation_mode(scorer):
         if trec is not None:
             for one in protocols:
-                selected, captions = select_for_protocol(ranked, text, one)
+                selected, images, captions = select_for_protocol(ranked, visual, text, one)
                 lists = trec_rankings(
-                    visual, captions, device_score(scorer), selected, one, memory=limit
+                    images, captions, device_score(scorer), selected, one, memory=limit
                 )
                 write_trec(
                     trec / one.name if len(protocols) > 1 else trec,
@@ -235,7 +259,7 @@ def evaluate_runs(
 def encode_by_networks(
     networks: Sequence[tuple[DataModule, Matcher, Dataset]],
 ) -> tuple[Matcher, Encoded, Encoded]:
-    """Encode the same images and captions by one or several networks.
+    """Encode the same images and captions, with unpaired ones, by one or several networks.
 
     Args:
         networks: For each network its data, which read its inputs, the network and the split.
@@ -243,7 +267,9 @@ def encode_by_networks(
     Returns:
         The network, or the mean of the scores of all, and the encoded images and captions.
     """
-    encoded = [data_module.encode(network, split) for data_module, network, split in networks]
+    encoded = [
+        data_module.encode_gallery(network, split) for data_module, network, split in networks
+    ]
     if len(networks) == 1:
         return networks[0][1], *encoded[0]
     scorer = ScoreEnsemble([network for _, network, _ in networks]).to(device_of(networks[0][1]))
@@ -258,6 +284,8 @@ def with_base_model(
     data: str | None,
     progress: Progress,
     memory: MemoryLimit = None,
+    *,
+    distractors: Sequence[Dataset] = (),
 ) -> Evaluation:
     """Add the result of the pretrained model that the runs fine-tuned, on the same items and
     protocols.
@@ -269,6 +297,7 @@ def with_base_model(
         data: Data set. None: the runs' own.
         progress: Receives progress and warnings.
         memory: Memory limit of score blocks.
+        distractors: Images and texts that are candidates and not queries.
 
     Returns:
         The evaluation with ``pretrained`` set.
@@ -287,7 +316,14 @@ def with_base_model(
     recipe = next(iter(recipes.values()))
     split, data = common_value(recipes, "evaluation.test", split), data or recipe.data.path
     evaluation = evaluate_runs(
-        [Path(pretrained)], list(result.by_protocol), split, data, progress, "", memory=memory
+        [Path(pretrained)],
+        list(result.by_protocol),
+        split,
+        data,
+        progress,
+        "",
+        memory=memory,
+        distractors=distractors,
     )
     return replace(result, pretrained=evaluation)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -90,7 +91,9 @@ def _check_captions(folder: Path, data: Dataset, split: Dataset) -> None:
 
 def _run_scores(networks: Sequence[tuple[DataModule, Matcher, Dataset]]) -> PairScores:
     """Scores of one or several networks, which encode a split once."""
-    scorer, visual, text = encode_by_networks(networks)
+    scorer, visual, text = encode_by_networks(
+        [(module, network, replace(split, unpaired=())) for module, network, split in networks]
+    )
     score = DeviceScore(scorer.score, device_of(scorer))
 
     @torch.no_grad()

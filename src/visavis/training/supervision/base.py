@@ -13,16 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from visavis.core.encoded import Encoded
+from visavis.core.errors import RecipeError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.process_group import ONE_PROCESS, ProcessGroup
 from visavis.core.spec import validate_fields
 from visavis.data.dataset import Dataset
+from visavis.data.equal_texts import equal_text_pairs
 from visavis.data.loader import Batch, Loader
+from visavis.data.shard_stream import StreamImages
 from visavis.losses.objectives import Objective
 from visavis.losses.targets import ANNOTATIONS, Annotation, Targets
 from visavis.models.base import Matcher
@@ -271,20 +275,49 @@ class PairSupervision(Supervision):
     """Supervision by pairs of images and captions only.
 
     Attributes:
-        by: "ids": all captions of an image are positives. "position": only caption i is a positive
-            of image i, as in the code of the papers. Other captions of the same image in the batch
-            are then negatives.
+        by: "ids": all captions of an image are positives. "texts": also all captions that have the
+            same text as one of its captions in the split (see `visavis.data.equal_texts`).
+            "position": only caption i is a positive of image i, as in the code of the papers. Other
+            captions of the same image in the batch are then negatives.
     """
 
     pairs_only: ClassVar[bool] = True
 
-    by: Literal["ids", "position"] = "ids"
+    by: Literal["ids", "texts", "position"] = "ids"
 
     def __post_init__(self) -> None:
         validate_fields(self)
+
+    @property
+    def one_process_only(self) -> str:  # type: ignore[override]
+        """Why the whole batch must be in one process. See `Supervision`."""
+        return "it compares all texts of a batch" if self.by == "texts" else ""
+
+    def check(self, train: Loader, validation: Loader) -> None:
+        """Check that the captions of the whole split are known. See `Supervision.check`."""
+        if self.by == "texts" and isinstance(train.data.images, StreamImages):
+            raise RecipeError(
+                "PairSupervision(by='texts'): expected a data set, got shards that are read one "
+                "after the other. Use by='ids', or remove data.stream."
+            )
 
     def targets(self, visual: Encoded, text: Encoded, batch: Batch) -> Targets:
         """Build the targets from ids or positions. See `Supervision.targets`."""
         if self.by == "position":
             return Targets.paired(len(batch.text_ids)).to(batch.text_ids.device)
-        return Targets(query_ids=batch.image_ids, candidate_ids=batch.text_ids)
+        targets = Targets(query_ids=batch.image_ids, candidate_ids=batch.text_ids)
+        return targets if self.by == "ids" else _with_equal_texts(targets, batch)
+
+
+def _with_equal_texts(targets: Targets, batch: Batch) -> Targets:
+    """Targets by ids, with the texts that equal a caption of an image as its positives."""
+    data = batch.loader.data
+    keys, groups = data.text_keys, data.captions_of
+    # All captions of an image, also those outside of the batch.
+    own = keys[torch.from_numpy(groups.select(batch.images))]
+    image = torch.from_numpy(np.arange(len(batch.images)).repeat(groups.counts[batch.images]))
+    pairs = equal_text_pairs(image, own, keys[torch.from_numpy(batch.captions)])
+    # Without equal texts, ids suffice. With ids, the loss takes faster paths.
+    if len(pairs[0]) == len(targets.positive_pairs([])[0]):
+        return targets
+    return Targets.from_pairs(*pairs, *targets.shape).to(batch.text_ids.device)

@@ -1,0 +1,57 @@
+"""Equal texts of different images, which can be positives of each other's images."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+def text_keys(texts: Iterable[str]) -> Tensor:
+    """Number the different texts. Texts are equal if they differ only in Unicode normalization
+    (NFC), case, or white space.
+
+    Args:
+        texts: The texts.
+
+    Returns:
+        One number per text, shape ``[T]``.
+
+    Example:
+        >>> text_keys(["A dog.", "a  dog. ", "a dog"]).tolist()
+        [0, 0, 1]
+    """
+    numbers: dict[str, int] = {}
+    # Most tokenizers ignore case and white space, so that these texts have equal vectors.
+    normalized = (
+        re.sub(r"\s+", " ", unicodedata.normalize("NFC", text).casefold()).strip() for text in texts
+    )
+    return torch.tensor([numbers.setdefault(text, len(numbers)) for text in normalized])
+
+
+def equal_text_pairs(image: Tensor, key: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Pair images with all texts that are equal to one of their own.
+
+    Args:
+        image: Position of the image of each own text, shape ``[P]``.
+        key: Key of this text, see `text_keys`, shape ``[P]``.
+        keys: Keys of the texts to pair, shape ``[T]``.
+
+    Returns:
+        The image and the text of each pair, ascending, each pair once.
+
+    Example:
+        >>> equal_text_pairs(torch.tensor([0, 1]), torch.tensor([5, 7]), torch.tensor([7, 5, 5]))
+        (tensor([0, 0, 1]), tensor([1, 2, 0]))
+    """
+    image, key = torch.stack([image, key]).unique(dim=1).contiguous()  # the texts of an image
+    ascending, order = keys.sort(stable=True)
+    first = torch.searchsorted(ascending, key)
+    counts = torch.searchsorted(ascending, key, right=True) - first
+    # Position in ``order``: the first text of a key, plus the number within its texts.
+    starts = first - (counts.cumsum(0) - counts)
+    texts = order[starts.repeat_interleave(counts) + torch.arange(int(counts.sum()))]
+    return image.repeat_interleave(counts), texts

@@ -1,0 +1,186 @@
+"""Zero-shot accuracy of a model on a folder of classes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from visavis.core import storage
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError, format_value
+from visavis.core.progress import Progress
+from visavis.data.formats.image_files import NO_EXCLUSION
+from visavis.evaluation.classification import ZeroShotResult, class_vectors, zero_shot_accuracy
+from visavis.models.inference import score_all_pairs
+from visavis.models.retriever import Retriever
+from visavis.retrieval.source_files import list_source_files
+
+DEFAULT_TEMPLATE = "a photo of a {}."
+
+
+def class_scores(
+    model: Retriever, images: Encoded, classes: Sequence[str], templates: Sequence[str]
+) -> Tensor:
+    """Score images with classes that are described by several prompts.
+
+    Args:
+        model: The model.
+        images: Encoded images.
+        classes: Names of the classes.
+        templates: Prompts with ``{}`` in place of the class.
+
+    Returns:
+        Scores, shape ``[images, classes]``: cosines with the mean of the unit vectors of the
+        prompts, or the mean of the scores of the prompts if the model has no single vectors.
+    """
+    texts = model.encode_text(
+        [template.replace("{}", name) for name in classes for template in templates]
+    )
+    if model.matcher.score_is_cosine:
+        vectors = model.to_unit_rows(texts).view(len(classes), len(templates), -1)
+        return model.to_unit_rows(images) @ class_vectors(vectors).T
+    scores = score_all_pairs(model.matcher, images, texts, model.memory, "i2t")
+    return scores.view(len(scores), len(classes), len(templates)).mean(2)
+
+
+def evaluate_zero_shot(
+    model: Retriever,
+    folder: Path,
+    templates: Sequence[str],
+    progress: Progress,
+    names: Mapping[str, str] | None = None,
+) -> ZeroShotResult:
+    """Classify all images of a folder of classes, and compare with their classes.
+
+    Args:
+        model: The model.
+        folder: Folder with one subfolder of images for each class.
+        templates: Prompts with ``{}`` in place of the class.
+        progress: Receives the progress, and one message for each file that is left out.
+        names: Name of the class of each subfolder. None: the name of the subfolder, with spaces for
+            ``_`` and ``-``.
+
+    Returns:
+        The accuracies.
+
+    Raises:
+        DataError: If there are fewer than two classes, two classes have the same name, a class has
+            no name or no image, an image is outside of them, or an image cannot be read.
+    """
+    files = list_source_files(folder)
+    for sentence in files.skipped:
+        progress.message(sentence)
+    parts = [Path(file.path).parts for file in files.files]
+    if outside := next((part[0] for part in parts if len(part) == 1), None):
+        raise DataError(
+            f"{folder}: expected one folder of images for each class, got the image {outside} "
+            "next to them. Move it into the folder of its class."
+        )
+    folders = sorted({part[0] for part in parts})
+    if len(folders) < 2:
+        raise DataError(
+            f"{folder}: expected at least two folders, one for each class, got {len(folders)}. "
+            "Name the folder that contains them."
+        )
+    is_hidden = NO_EXCLUSION.covers
+    for name in sorted(os.listdir(files.root)):
+        if name not in folders and os.path.isdir(files.root / name) and not is_hidden(name):
+            raise DataError(
+                f"{folder}: expected images in the folder of each class, got none in {name}. Add "
+                "some, or remove the folder."
+            )
+    classes = _class_names(folder, folders, names)
+    labels = torch.tensor([folders.index(part[0]) for part in parts])
+    images = model.encode_visual(
+        [files.root / file.path for file in files.files],
+        lambda done, total: progress.update("encoding images", done, total, 0.0),
+    )
+    scores = class_scores(model, images, classes, templates)
+    rule = f"mean of their {'unit vectors' if model.matcher.score_is_cosine else 'scores'}"
+    prompt = (
+        f"prompt {templates[0]!r}" if len(templates) == 1 else f"{len(templates)} prompts, {rule}"
+    )
+    protocol = f"zero-shot: {len(classes):,} classes, {len(labels):,} images, {prompt}"
+    return zero_shot_accuracy(scores, labels, classes, protocol)
+
+
+def _class_names(
+    folder: Path, folders: Sequence[str], names: Mapping[str, str] | None
+) -> list[str]:
+    """The names of the classes of folders, all different."""
+    if missing := [name for name in folders if names is not None and name not in names]:
+        raise DataError(
+            f"{folder}: expected a name for each folder in the file of class names, got none for "
+            f"{missing[0]}. Add a line: {missing[0]} NAME"
+        )
+    classes = [
+        re.sub(r"[_\-\s]+", " ", name).strip() if names is None else names[name] for name in folders
+    ]
+    first_folders = dict(zip(reversed(classes), reversed(folders), strict=True))
+    for name, class_name in zip(folders, classes, strict=True):
+        if (first := first_folders[class_name]) != name:
+            raise DataError(
+                f"{folder}: expected different names of classes, got {class_name!r} for {first} "
+                f"and {name}. Rename one, or pass --class-names."
+            )
+    return classes
+
+
+def read_class_names(file: str | Path) -> dict[str, str]:
+    """Read the names of classes. Each line has a folder, a tab or a space, and its name.
+
+    Args:
+        file: Text file. Empty lines are skipped.
+
+    Returns:
+        Names by folder.
+
+    Raises:
+        DataError: If a line has no name, or a folder occurs twice.
+    """
+    names: dict[str, str] = {}
+    for number, line in enumerate(storage.read_text(file).splitlines(), 1):
+        if not line.strip():
+            continue
+        folder, _, name = line.strip().partition("\t" if "\t" in line else " ")
+        if not name.strip() or folder in names:
+            raise DataError(
+                f"{file}, line {number}: expected a new folder and the name of its class, got "
+                f"{format_value(line)}. Write it as: FOLDER NAME"
+            )
+        names[folder] = name.strip()
+    return names
+
+
+def read_templates(file: str | Path) -> list[str]:
+    """Read prompts, one in each line.
+
+    Args:
+        file: Text file. Empty lines are skipped.
+
+    Returns:
+        The prompts.
+
+    Raises:
+        DataError: If a line does not contain ``{}`` once, or there is none.
+    """
+    templates = []
+    for number, line in enumerate(storage.read_text(file).splitlines(), 1):
+        if not (template := line.strip()):
+            continue
+        if template.count("{}") != 1:
+            raise DataError(
+                f"{file}, line {number}: expected a prompt with {{}} once in place of the class, "
+                f"got {format_value(template)}. Write it as {DEFAULT_TEMPLATE!r}."
+            )
+        templates.append(template)
+    if not templates:
+        raise DataError(
+            f"{file}: expected at least one prompt, got none. Add {DEFAULT_TEMPLATE!r}."
+        )
+    return templates
