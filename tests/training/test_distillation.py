@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import visavis
-from visavis.core.errors import DataError, RunError
+from visavis.core.errors import DataError, RecipeError, RunError
 from visavis.core.progress import NoProgress
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.objectives import VLC, Distillation, InfoNCE
@@ -208,6 +208,12 @@ def test_teacher_of_other_data_is_rejected(teacher, recipe, scenes, tmp_path):
             visavis.train(
                 recipe, data=others, out=tmp_path / "out", overrides=supervised(teacher / form)
             )
+
+
+def test_missing_teacher_is_named(recipe, scenes, tmp_path):
+    with pytest.raises(RecipeError, match=mentions("teacher='RUN'")):
+        visavis.train(recipe, data=scenes, out=tmp_path / "out", overrides=supervised(""))
+    assert not (tmp_path / "out").exists()
 
 
 def test_changed_teacher_stops_resumed_run(teacher, recipe, scenes, tmp_path, in_pieces):

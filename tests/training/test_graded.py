@@ -198,6 +198,7 @@ def graded_targets(supervision, scenes, plan, *, seed=3):
         objective=None,
         optimizer=None,
         make_peer=None,
+        open_teacher=None,
         train=train,
         validation=validation,
         seed=seed,

@@ -285,7 +285,7 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
         if found := {
             name: os.path.realpath(value)
             for name in source.path_fields
-            if os.path.exists(value := getattr(source, name))
+            if (value := getattr(source, name)) and os.path.exists(value)
         }:
             paths[f"phases.{number}.supervision"] = repr(replace(source, **found))  # type: ignore[type-var]
     return build_recipe(recipe.to_dict(), paths, recipe.name)

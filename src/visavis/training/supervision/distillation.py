@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from visavis.core.encoded import Encoded
-from visavis.core.errors import RunError
+from visavis.core.errors import RecipeError, RunError
 from visavis.core.spec import NonNegativeFloat, PositiveFloat, validate_fields
 from visavis.data.dataset import Dataset
-from visavis.data.loader import Batch
+from visavis.data.loader import Batch, Loader
 from visavis.losses.objectives import Distillation, Objective
 from visavis.losses.targets import ANNOTATIONS, Annotation, Targets
 from visavis.models.encoders.pretrained_files import find_dual_encoder, model_files
@@ -47,7 +47,7 @@ class DistillationSupervision(Supervision):
 
     path_fields: ClassVar[tuple[str, ...]] = ("teacher",)
 
-    teacher: str
+    teacher: str = ""
     weight: NonNegativeFloat = 1.0
     tau: PositiveFloat = 0.025
     teacher_tau: PositiveFloat = 0.025
@@ -74,8 +74,17 @@ class DistillationSupervision(Supervision):
             tau=self.tau, teacher_tau=self.teacher_tau, reduction=objective.reduction
         )
 
+    def check(self, train: Loader, validation: Loader) -> None:
+        """Check that there is a teacher. See `Supervision.check`."""
+        if not self.teacher:
+            raise RecipeError(
+                "DistillationSupervision: expected a teacher, got none. Set teacher='RUN'."
+            )
+
     def files(self, data: Dataset) -> list[Path]:
         """List the arrays, or the weights of the teacher. See `Supervision.files`."""
+        if not self.teacher:
+            return []
         path = Path(self.teacher)
         if os.path.isfile(path):
             return [path]
