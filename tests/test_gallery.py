@@ -382,3 +382,29 @@ def test_evaluate_accepts_a_gallery_of_vectors():
     )
     assert result.metrics["rsum"] == 600
     assert result.protocol == "plain + 1 image without captions"
+
+
+@pytest.mark.slow
+def test_comparison_states_its_gallery(with_uncaptioned, tmp_path):
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    compared = visavis.compare(
+        tmp_path / "tiny.toml",
+        data=with_uncaptioned,
+        objective=["TripletHN()", "VLC()"],
+        seeds=2,
+        trec=True,
+        out=tmp_path / "comparison",
+    )
+    protocol = "plain + 5 images without captions"
+    assert compared.table.conditions.protocol == protocol
+    assert compared.image_bootstrap.num_units == 8
+    assert f"protocol {protocol}: 13 images" in (compared.folder / "report.html").read_text()
+    for path in (compared.folder / "trec").glob("*.t2i.run"):
+        [stored] = (compared.folder / "runs").rglob(f"{path.name.split('.')[0]}/result.json")
+        found = ir_measures.calc_aggregate(
+            [Success @ 1],
+            ir_measures.read_trec_qrels(str(path.parent / "t2i.qrels")),
+            ir_measures.read_trec_run(str(path)),
+        )
+        expected = json.loads(stored.read_text())["t2i_r1"]
+        assert 100 * found[Success @ 1] == pytest.approx(expected)

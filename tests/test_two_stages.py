@@ -187,3 +187,23 @@ def test_ensemble_reranks_by_mean_of_members():
     torch.testing.assert_close(score_direction(device_score(average), visual, text, "i2t"), scores)
     assert isinstance(device_score(ScoreEnsemble([plain, plain])), DeviceScore)
     assert not isinstance(device_score(ScoreEnsemble([plain, plain])), TwoStageScore)
+
+
+@pytest.mark.parametrize("protocol", ["plain", "plain+equal-texts"])
+def test_unpaired_items_are_reranked_as_candidates(protocol):
+    visual, text = items(9), items(12)
+    image_ids, text_ids = torch.arange(9), torch.arange(12) % 6
+    image_ids[6:], text_ids[10:] = -1, -1
+    keys = torch.arange(12) % 5 if protocol.endswith("texts") else torch.arange(12)
+    own = (image_ids[:, None] == text_ids) & (image_ids[:, None] >= 0)
+    positive = (own.float() @ (keys[:, None] == keys).float()) > 0
+    targets = Targets.from_pairs(*positive.nonzero().T, *positive.shape)
+    score = device_score(Stages(3))
+    found = evaluate(visual, text, score, image_ids, text_ids, keys=keys, protocol=protocol)
+    for ranks, direction, each in (
+        (found.image_ranks, "i2t", targets),
+        (found.text_ranks, "t2i", targets.T),
+    ):
+        queries = each.positive.any(1).nonzero()[:, 0]
+        scores = score_direction(score, visual, text, direction)
+        assert ranks.tolist() == best_ranks(scores[queries], each[queries]).tolist()
