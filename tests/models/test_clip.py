@@ -358,7 +358,7 @@ OTHER_MODELS = {
         "config.json",
         {"model_type": "jina_clip", "auto_map": {"AutoModel": "jinaai/code--modeling.JinaCLIP"}},
     ),
-    "a sentence-transformers model of other steps": (
+    "a sentence-transformers model that does not read images": (
         "modules.json",
         [{"type": "sentence_transformers.models.Dense", "path": "0_Dense"}],
     ),

@@ -548,7 +548,12 @@ def require_captions(captions: Sequence[str], location: str) -> list[str]:
         DataError: If there is none, or if one cannot be used.
     """
     filled = [text for text in captions if text.strip()]
-    for text in filled or [""]:
+    if not filled:
+        raise DataError(
+            f"{escape_surrogates(location)}: expected a caption, got none or an empty one. Add it "
+            "to the sample."
+        )
+    for text in filled:
         if (problem := caption_problem(text)) is not None:
             raise DataError(f"{escape_surrogates(location)}: {problem[1]}. Correct the sample.")
     return filled

@@ -17,6 +17,7 @@ from visavis.models.encoders.preprocessing import (
     read_preprocessing,
 )
 from visavis.models.encoders.pretrained_files import (
+    HUB_NAME,
     MINILM,
     is_embedding_model,
     local_model_folder,
@@ -160,6 +161,9 @@ def reads_with_own_processor(spec: EncoderSpec) -> bool:
         DataError: If no such model is found.
     """
     if spec.name in OWN_PREPROCESSING or published_backbone_name(spec.name):
+        return False
+    if local_model_folder(spec.name) is None and not HUB_NAME.fullmatch(spec.name):
+        # A removed folder. A model that was saved with its encoder does not need it.
         return False
     return is_embedding_model(model_folder(spec.name))
 

@@ -528,9 +528,10 @@ def open_visual_encoder(name: str, granularity: Granularity = "pooled") -> Visua
 
 
 def _open_visual(spec: EncoderSpec) -> VisualEncoder:
-    if reads_with_own_processor(spec):
+    saved = saved_part_folder(VisualEncoder.part_name, required=False)
+    if saved is None and reads_with_own_processor(spec):
         return EmbeddingImageEncoder.open(spec, model_folder(spec.name))  # type: ignore[return-value]
-    saved = folder = None
+    folder = None
     if spec.name == "scenes":
         model: nn.Module = SceneEncoderOutputAdapter(SceneEncoder.load())
     elif spec.name == SMALL_CNN:
@@ -538,7 +539,6 @@ def _open_visual(spec: EncoderSpec) -> VisualEncoder:
     elif published_backbone_name(spec.name):
         model = open_published_backbone(spec.name)
     else:
-        saved = saved_part_folder(VisualEncoder.part_name, required=False)
         folder = saved or model_folder(spec.name)
         if saved is None:
             check_reads_images(spec.name, folder)
