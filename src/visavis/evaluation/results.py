@@ -10,6 +10,7 @@ from torch import Tensor
 
 from visavis.core.notebook import NotebookTable, flat_row
 from visavis.evaluation.graded.ranking_coherence import RankingCoherence
+from visavis.evaluation.metrics.catalog import equivalent_measures
 from visavis.evaluation.published_row import PublishedRow
 from visavis.evaluation.query_ranks import QueryRanks
 
@@ -99,10 +100,12 @@ class Evaluation(NotebookTable):
 
         Returns:
             The object. With several protocols, ``protocols`` holds one object per protocol.
-            ``published`` holds the published values with the reached ones, and ``pretrained`` the
-            same object for the pretrained model.
+            ``ir_measures`` names the measures of ir_measures by key. ``published`` holds the
+            published values with the reached ones, and ``pretrained`` the same object for the
+            pretrained model.
         """
         result = self._flat()
+        result["ir_measures"] = equivalent_measures(result)
         if self.other_protocols:
             results = self.by_protocol.items()
             result["protocols"] = {name: evaluation._flat() for name, evaluation in results}

@@ -4,7 +4,8 @@ or in ``_graded_metrics``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -297,6 +298,28 @@ CATALOG: tuple[Metric, ...] = (
     *(metric for metrics in GRADED.values() for metric in _by_direction(metrics)),
 )
 """All metrics by their keys in results. K stands for a number."""
+
+
+def equivalent_measures(keys: Iterable[str]) -> dict[str, str]:
+    """Name the measures of ir_measures with the same values as metrics.
+
+    Args:
+        keys: Keys in results.
+
+    Returns:
+        The measures by key, of the metrics that have one.
+
+    Example:
+        >>> equivalent_measures(["t2i_r5", "t2i_map_at_r", "i2t_ndcg_at_10"])
+        {'t2i_r5': 'Success@5', 'i2t_ndcg_at_10': 'nDCG@10'}
+    """
+    by_name, found = {metric.name: metric.ir_measures for metric in CATALOG}, {}
+    for key in keys:
+        cutoff = re.search(r"(?<=_at_)\d+", key)
+        name = key if cutoff is None else key.replace(f"_at_{cutoff[0]}", "_at_K", 1)
+        if measure := by_name.get(key) or by_name.get(name):
+            found[key] = measure if cutoff is None else measure.replace("K", cutoff[0])
+    return found
 
 
 def own_metrics() -> list[Metric]:
