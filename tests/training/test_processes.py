@@ -477,7 +477,7 @@ def test_what_one_process_needs_alone_is_refused(recipe, scenes):
         match=r"expected one process with LearnedWeights, because its virtual step .*, got 64",
     ):
         check_processes(read_recipe(str(recipe), values | {"training.batch_size": 64}), group)
-    assert [kind.__name__ for kind in CATALOG if kind.one_process_only] == [
+    assert [kind.__name__ for kind in CATALOG if kind().one_process_only] == [
         "FeedbackSupervision",
         "LearnedWeights",
     ]

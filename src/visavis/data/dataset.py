@@ -25,7 +25,6 @@ from torch import Tensor
 
 from visavis.core import storage
 from visavis.core.errors import DataError, ShapeError, closest_name
-from visavis.data.equal_texts import text_keys
 from visavis.data.images import MAX_IMAGE_BYTES, decode_image
 from visavis.data.sequences import CaptionGroups, LazySequence, hash_parts
 from visavis.data.video import count_frames, first_frame, is_video, iter_frames, video_duration
@@ -368,6 +367,8 @@ class Dataset:
     @cached_property
     def text_keys(self) -> Tensor:
         """Number of the text of each caption, equal for equal texts, shape ``[captions]``."""
+        from visavis.data.equal_texts import text_keys
+
         return text_keys(self.captions)
 
     @cached_property

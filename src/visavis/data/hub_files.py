@@ -27,7 +27,6 @@ from visavis.core.errors import (
     format_value,
     requires_extra,
 )
-from visavis.core.stopping import kept_if_stopped
 from visavis.data.file_names import split_in_name
 
 # Name of a data set of the hub: ``hf:OWNER/NAME``, ``hf:OWNER/NAME:CONFIG`` or
@@ -417,6 +416,8 @@ def fetch_hub_files(
         on_bytes: Receives the progress. None: the hub's library shows it.
     """
     from huggingface_hub import constants, hf_hub_download
+
+    from visavis.core.stopping import kept_if_stopped
 
     missing = [file for file in files if file.will_download]
     total, received = sum(file.file_size or 0 for file in missing), 0

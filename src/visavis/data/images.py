@@ -27,7 +27,6 @@ from PIL.Image import Resampling, Transpose
 
 from visavis.core import storage
 from visavis.core.errors import DataError, MissingExtra
-from visavis.data.photo_worker import TRANSPOSE_OF_ORIENTATION, exif_orientation
 
 if TYPE_CHECKING:
     from visavis.data.photo_decoder import PhotoFormat
@@ -450,6 +449,8 @@ def _taken(image: Image.Image) -> str:
 
 def _upright_size(image: Image.Image) -> tuple[int, int]:
     """Size of an opened image, as it is after decoding."""
+    from visavis.data.photo_worker import exif_orientation
+
     width, height = image.size
     if image.format == "TIFF":
         # Some versions of Pillow exchange the sides of a TIFF when they open it, others when they
@@ -461,6 +462,7 @@ def _upright_size(image: Image.Image) -> tuple[int, int]:
 
 def _to_upright_rgb(image: Image.Image) -> Image.Image:
     from visavis.data.capture_time import TAKEN
+    from visavis.data.photo_worker import TRANSPOSE_OF_ORIENTATION, exif_orientation
 
     # Pillow turns a TIFF when it decodes it, and removes its orientation. So the orientation is
     # read after decoding.
