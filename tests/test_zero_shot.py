@@ -262,7 +262,7 @@ def test_pretrained_folder_reports_missing_parts(dual_encoders, scenes, tmp_path
     ):
         visavis.diagnose(clip, data=scenes)
     with pytest.raises(
-        RunError, match=r"expected a run folder with run\.toml, or a CLIP or SigLIP model"
+        RunError, match=r"expected a run folder with run\.toml, or a dual encoder such as CLIP"
     ):
         visavis.evaluate(tmp_path, data=scenes)
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/model"}')

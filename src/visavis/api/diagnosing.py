@@ -70,7 +70,7 @@ def diagnose(
     Counts and weights are those of the COCOS paper: frozen weights, no dropout, batches of 128.
 
     Args:
-        run: Run folder, or folder or hub name of a CLIP or SigLIP model.
+        run: Run folder, or folder or hub name of a pretrained model.
         objective: Further objective to diagnose at the same weights, such as
             'TripletHN(margin=0.2)'.
         checkpoint: best, last, start (the untrained model), or the step of a saved checkpoint.
@@ -135,7 +135,7 @@ def probe(
     JPEG and gray images should change nothing. The result is their cost in recall.
 
     Args:
-        run: Run folder, or folder or hub name of a CLIP or SigLIP model.
+        run: Run folder, or folder or hub name of a pretrained model.
         num_images: Number of images, the first of the split. 0: all.
         data: Data set. Default: the run's.
         split: Split. Default: the test split of the recipe.

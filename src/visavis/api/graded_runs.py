@@ -99,7 +99,7 @@ def open_rankers(
     """Open the best model of every run as a ranker of one split.
 
     Args:
-        runs: Run folders, or pretrained CLIP or SigLIP models.
+        runs: Run folders, or pretrained models.
         split: Split to rank. Default: the test split of the first run.
         data: Data set to rank instead of the runs' own.
         memory: Memory for blocks of scores. Default: the recipe's.

@@ -36,7 +36,7 @@ def agreement(
     others is reported if they are known.
 
     Args:
-        runs: Run folder, or folder or hub name of a CLIP or SigLIP model. Differences are to the
+        runs: Run folder, or folder or hub name of a pretrained model. Differences are to the
             first.
         data: Data set with human judgments. Default: the runs' own.
         relevance: Relevance estimator to correlate as well, such as "CBoW()". Default: none.
@@ -80,7 +80,7 @@ def coherence(
     against K.
 
     Args:
-        runs: Run folder, or folder or hub name of a CLIP or SigLIP model.
+        runs: Run folder, or folder or hub name of a pretrained model.
         relevance: Relevance estimator of captions and images.
         caption_aggregation: Relevance to an image from that to its captions: the maximum, the mean,
             or its first caption (paired).

@@ -63,7 +63,7 @@ def index(
             pretrained model.
         out: Folder of the index. An existing index is updated. Default: indexes/NAME in the current
             folder, NAME being the folder's name.
-        model: Folder or hub name of a CLIP or SigLIP model, without a run. Default: the model of
+        model: Folder or hub name of a pretrained model, without a run. Default: the model of
             the index, else the user's default model.
         store: LanceDB folder or s3:// URI, or Milvus *.db file or http:// URL. Required again for
             an update. Default: LanceDB inside --out.
@@ -167,7 +167,7 @@ def search(
     indexed with a pretrained model first: ``search("two dogs", collection="photos/")``.
 
     Args:
-        run: Index, run folder, or folder or hub name of a CLIP or SigLIP model. Optional with a
+        run: Index, run folder, or folder or hub name of a pretrained model. Optional with a
             query and --collection.
         query: Text query. Optional with --image or --like.
         image: Query image.
@@ -293,7 +293,7 @@ def classify(
     """Classify an image with text labels (zero-shot).
 
     Args:
-        run: Run folder, folder or hub name of a CLIP or SigLIP model, or index for its model.
+        run: Run folder, folder or hub name of a pretrained model, or index for its model.
         image: Image file.
         labels: File with one label or caption per line, or several labels.
         templates: File with one prompt per line, with {} in place of the label. Default: the labels
@@ -408,7 +408,7 @@ def serve(
     Args:
         index: Folder of an index, or of two indexes to compare, or folder of images to index and
             serve.
-        model: Folder or hub name of a CLIP or SigLIP model for a folder of images. Default: the
+        model: Folder or hub name of a pretrained model for a folder of images. Default: the
             user's default model.
         host: Address to listen on. Any address but a loopback one needs a token.
         port: Port to listen on. 0: any free port.

@@ -31,7 +31,7 @@ def export(
     model card.
 
     Args:
-        run: Run folder, or name of a CLIP or SigLIP model.
+        run: Run folder, or name of a pretrained model.
         format: Library that loads the folder. hub is a folder of transformers for CLIP and SigLIP,
             and ONNX graphs for other models.
         out: New folder. Default: ``<run>-<format>`` in the current directory.
@@ -108,7 +108,7 @@ def mteb(
     not repeated.
 
     Args:
-        run: Run folder, or folder or hub name of a CLIP or SigLIP model.
+        run: Run folder, or folder or hub name of a pretrained model.
         tasks: Task or benchmark of mteb, such as Flickr30kT2IRetrieval or "MIEB(lite)". In Python
             also a task object.
         out: Folder of mteb's JSON files. Default: ``runs/mteb``.

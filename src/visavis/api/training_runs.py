@@ -171,10 +171,10 @@ def train(
 def load(
     path: str | Path, *, device: str | None = None, batch_size: int = 64, memory: MemoryLimit = None
 ) -> Retriever:
-    """Load the model of a run, or a pretrained CLIP or SigLIP model.
+    """Load the model of a run, or a pretrained model.
 
     Args:
-        path: Run folder, or folder or hub name of a CLIP or SigLIP model.
+        path: Run folder, or folder or hub name of a pretrained model.
         device: Device of the model. Default: CUDA or an Apple GPU if available, else the CPU.
         batch_size: Items that are encoded at once.
         memory: Maximum memory of score blocks, in bytes or such as 2GiB. Default: a share of the
@@ -219,7 +219,7 @@ def evaluate(
     Several runs are evaluated as an ensemble: their scores are averaged.
 
     Args:
-        run: Run folder, folder or hub name of a CLIP or SigLIP model, or index with --feedback.
+        run: Run folder, folder or hub name of a pretrained model, or index with --feedback.
         protocol: Evaluation protocol, see visavis catalog protocols. Default: the recipe's, or
             plain on other data. With +equal-texts at its end, images with the same caption are
             positives of it.
@@ -229,7 +229,7 @@ def evaluate(
         semantics: Definition of CS@K: tau-b over first captions (reference), or tau-a over all
             captions (paper, keys end in _paper).
         average: Average the scores of both networks if a run trained two. Default: the recipe's.
-        pretrained: Also evaluate the CLIP or SigLIP model that the training started from.
+        pretrained: Also evaluate the pretrained model that the training started from.
         published: Row of a paper's table to compare with, such as unified/2/clip-coco. Default: the
             run's own.
         feedback: Feedback file of visavis serve. Evaluates an index. Default: none.
@@ -445,7 +445,7 @@ def mine(
     "MinedNegativeSupervision(file='FILE')"`` in a phase.
 
     Args:
-        run: Run folder, or folder or hub name of a CLIP or SigLIP model, whose scores define what
+        run: Run folder, or folder or hub name of a pretrained model, whose scores define what
             is hard.
         data: Data set. Default: the run's.
         split: Split to mine.

@@ -103,7 +103,7 @@ class VisavisEmbeddings(Embeddings):
     """Embeddings of texts and images by a model with one vector per item. They are unit vectors.
 
     Args:
-        model: Run folder, folder or hub name of a CLIP or SigLIP model, or a loaded model.
+        model: Run folder, folder or hub name of a pretrained model, or a loaded model.
 
     Raises:
         RunError: If the model cannot be opened.

@@ -102,7 +102,7 @@ class VisavisEmbedding(MultiModalEmbedding):
     """Embedding of texts and images by a model with one vector per item. The vectors have length 1.
 
     Args:
-        model_name: Run folder, or folder or hub name of a CLIP or SigLIP model.
+        model_name: Run folder, or folder or hub name of a pretrained model.
         options: Further options of BaseEmbedding, such as ``embed_batch_size``.
 
     Raises:

@@ -61,7 +61,7 @@ def read_run_recipe(folder: Path, data: str | None = None, memory: MemoryLimit =
     """Read the resolved recipe of a run, or build one without phases for a pretrained model.
 
     Args:
-        folder: Run folder, model folder, or name of a CLIP or SigLIP model.
+        folder: Run folder, model folder, or name of a pretrained model.
         data: Data set to use instead of that of the run.
         memory: Memory setting to use instead of that of the run.
 
@@ -81,7 +81,7 @@ def read_run_recipe(folder: Path, data: str | None = None, memory: MemoryLimit =
     )
     if recipe is None:
         raise RunError(
-            f"{folder}: expected a run folder with {file.name}, or a CLIP or SigLIP model, got "
+            f"{folder}: expected a run folder with {file.name}, or a dual encoder such as CLIP, got "
             f"{unsupported_content(folder) or 'neither'}. "
             "Pass a folder that visavis train wrote."
         )
