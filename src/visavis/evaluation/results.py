@@ -104,11 +104,12 @@ class Evaluation(NotebookTable):
             published values with the reached ones, and ``pretrained`` the same object for the
             pretrained model.
         """
-        result = self._flat()
-        result["ir_measures"] = equivalent_measures(result)
+        result = self._with_measures()
         if self.other_protocols:
             results = self.by_protocol.items()
-            result["protocols"] = {name: evaluation._flat() for name, evaluation in results}
+            result["protocols"] = {
+                name: evaluation._with_measures() for name, evaluation in results
+            }
         if self.published is not None:
             reached = self.under_published_protocol
             differences = self.published.differences(reached.all_metrics)
@@ -119,6 +120,10 @@ class Evaluation(NotebookTable):
         if self.pretrained is not None:
             result["pretrained"] = self.pretrained.to_json()
         return result
+
+    def _with_measures(self) -> dict[str, Any]:
+        flat = self._flat()
+        return flat | {"ir_measures": equivalent_measures(flat)}
 
     def _flat(self) -> dict[str, Any]:
         rules = ("protocol", "num_images", "num_texts", "captions_per_image", "ties")
