@@ -81,8 +81,8 @@ def read_run_recipe(folder: Path, data: str | None = None, memory: MemoryLimit =
     )
     if recipe is None:
         raise RunError(
-            f"{folder}: expected a run folder with {file.name}, or a dual encoder such as CLIP, got "
-            f"{unsupported_content(folder) or 'neither'}. "
+            f"{folder}: expected a run folder with {file.name}, or a dual encoder such as CLIP or "
+            f"SigLIP, got {unsupported_content(folder) or 'neither'}. "
             "Pass a folder that visavis train wrote."
         )
     if memory is not None:
