@@ -366,6 +366,9 @@ def _blocked_in_new_processes(*names: str) -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
