@@ -210,6 +210,18 @@ def test_teacher_of_other_data_is_rejected(teacher, recipe, scenes, tmp_path):
             )
 
 
+@pytest.mark.parametrize("kind", ["clip", "dense"])
+def test_pretrained_model_is_a_teacher(
+    kind, dual_encoders, embedders, few_scenes, recipe, tmp_path
+):
+    folder = {"clip": dual_encoders / "clip", "dense": embedders / "dense"}[kind]
+    once = {"epochs": 1, "training.batch_size": 16, "training.batches_per_epoch": 1}
+    trained = visavis.train(
+        recipe, data=few_scenes, out=tmp_path / "run", overrides={**supervised(folder), **once}
+    )
+    assert str(folder) in trained.supervision
+
+
 def test_missing_teacher_is_named(recipe, scenes, tmp_path):
     with pytest.raises(RecipeError, match=mentions("teacher='RUN'")):
         visavis.train(recipe, data=scenes, out=tmp_path / "out", overrides=supervised(""))

@@ -17,7 +17,11 @@ from visavis.data.dataset import Dataset
 from visavis.data.loader import Batch, Loader
 from visavis.losses.objectives import Distillation, Objective
 from visavis.losses.targets import ANNOTATIONS, Annotation, Targets
-from visavis.models.encoders.pretrained_files import find_dual_encoder, model_files
+from visavis.models.encoders.pretrained_files import (
+    find_dual_encoder,
+    find_embedding_model,
+    model_files,
+)
 from visavis.training.supervision.base import PairSupervision, Supervision, TrainingContext
 
 
@@ -25,9 +29,9 @@ from visavis.training.supervision.base import PairSupervision, Supervision, Trai
 class DistillationSupervision(Supervision):
     """Pairs, and a teacher's score of every caption of a batch with every image.
 
-    The loss is that of the phase's objective plus ``weight`` times `Distillation`. If the objective
+    The loss is the phase's objective plus ``weight`` times `Distillation`. If the objective
     itself uses relevance, such as ``Distillation`` alone, ``Ladder`` or ``GradedVLC``, the scores
-    are its relevance, and nothing is added. The validation loss is that of the objective.
+    are its relevance, and nothing is added. The validation loss is the objective alone.
 
     The teacher encodes the images without augmentation, once per phase.
 
@@ -36,7 +40,7 @@ class DistillationSupervision(Supervision):
             arrays for all images and captions of the data set in its order: a folder with the
             embeddings ``images.npy`` ``[images, D]`` and ``texts.npy`` ``[captions, D]``, whose
             cosines are the scores, or a file ``.npy`` of scores ``[images, captions]``.
-        weight: Factor of the added loss, whose reduction is that of the objective.
+        weight: Factor of the added loss, which has the reduction of the objective.
         tau: Temperature of the scores in the added loss.
         teacher_tau: Temperature of the teacher's scores in the added loss.
         by: "ids" or "position". See `PairSupervision`.
@@ -61,7 +65,7 @@ class DistillationSupervision(Supervision):
         return tuple(annotation for annotation in ANNOTATIONS if annotation.name == "relevance")
 
     def unused_annotations(self, objective: Objective) -> tuple[str, ...]:
-        """Return none: an added objective uses the scores where that of the phase does not."""
+        """Return none: an added objective uses the scores where the phase's own does not."""
         return ()
 
     def added_objective(self, objective: Objective) -> tuple[float, Objective] | None:
@@ -92,7 +96,7 @@ class DistillationSupervision(Supervision):
         files = (sorted(filter(os.path.isfile, path.glob(pattern))) for pattern in patterns)
         if found := next(filter(None, files), None):
             return found
-        if find_dual_encoder(self.teacher) is None:
+        if not (find_dual_encoder(self.teacher) or find_embedding_model(self.teacher)):
             raise RunError(
                 f"teacher: expected a run, an ensemble, a pretrained model, a folder with images.npy "
                 f"and texts.npy, or a file of scores, got {self.teacher}. Name one of them."
