@@ -307,7 +307,7 @@ def classify(
         Labels with their scores, best first.
 
     Raises:
-        DataError: If the image, the file of labels or that of templates cannot be read.
+        DataError: If the image, the labels or the templates cannot be read.
         RunError: If the folder is neither a run nor an index.
         SpecError: If ``top`` is below 1.
 

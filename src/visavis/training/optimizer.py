@@ -436,11 +436,11 @@ class WeightAverage:
         decay: Decay after the warmup. Update t uses ``min(decay, t / (t + 9))``.
 
     Attributes:
-        tensors: The averaged weights by name, sharded as those of the model.
+        tensors: The averaged weights by name, sharded as in the model.
         updates: Number of updates so far.
 
     Source:
-        ``torch.optim.swa_utils.get_ema_multi_avg_fn``. The warmup is that of TensorFlow's
+        ``torch.optim.swa_utils.get_ema_multi_avg_fn``. The warmup is as in TensorFlow's
         ExponentialMovingAverage with ``num_updates``. ``AveragedModel`` copies a module, which a
         sharded one does not allow.
     """

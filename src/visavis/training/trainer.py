@@ -248,7 +248,7 @@ class Trainer:
     def _validate(self) -> bool:
         """Append a row to the log and save the best model. Returns whether patience ends the phase.
 
-        With an average of the weights, the row is that of the averaged weights, which the run keeps.
+        With an average of the weights, the row describes the averaged weights, which the run keeps.
         """
         self.train_step.copy_weights()
         started, raw = time.perf_counter(), {}

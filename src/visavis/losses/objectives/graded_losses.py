@@ -283,7 +283,7 @@ class GradedVLC(VLC):
 
 @dataclass(frozen=True, kw_only=True)
 class Distillation(Objective):
-    r"""KL divergence from the softmax of a teacher's scores to that of the own scores.
+    r"""KL divergence between two softmax distributions: of a teacher's scores, and of the model's own.
 
     Args:
         tau: Temperature of the scores.

@@ -66,7 +66,7 @@ _OFFSET_TYPES = (
     "camembert",
     "mpnet",
 )
-"""Text encoders whose first position has the number after that of the padding token."""
+"""Text encoders whose first position has the number after the padding token's."""
 _END_TOKEN_TYPES = ("clip_text_model", "metaclip_2_text_model")
 """Text encoders that read the vector of a text at its end token."""
 _SAMPLE_SIZE = 100

@@ -366,7 +366,7 @@ def _blocked_in_new_processes(*names: str) -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return
-    if not hasattr(signal, "pthread_sigmask"):
+    if not hasattr(signal, "pthread_sigmask"):  # other systems without it
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)

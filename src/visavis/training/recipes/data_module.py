@@ -163,7 +163,7 @@ class DataModule:
                 f"{suggest_name(settings.validation, splits)}"
             )
         split = first_images(self.data.split(settings.validation), settings.validation_images)
-        # Results during a training are comparable with those of captioned images.
+        # Results during a training are comparable with results on captioned images.
         return replace(split, unpaired=())
 
     def sources(

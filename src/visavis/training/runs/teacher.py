@@ -77,7 +77,7 @@ def open_teacher(
 
 
 def _check_captions(folder: Path, data: Dataset, split: Dataset) -> None:
-    """Check that the data of a teacher are those of the training, whose rows ``split`` has."""
+    """Check that a teacher reads the captions of a split, in the same rows of its data."""
     captions = data.captions
     rows = split.caption_rows
     if (len(rows) and rows.max() >= len(captions)) or any(

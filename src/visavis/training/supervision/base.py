@@ -149,7 +149,7 @@ class Supervision(ABC):
         return () if set(supplied) & set(objective.used_annotations) else supplied
 
     def added_objective(self, objective: Objective) -> tuple[float, Objective] | None:
-        """Return an objective whose loss is added to that of the phase in training.
+        """Return an objective whose loss is added to the phase's own loss in training.
 
         Args:
             objective: The objective of the phase.
