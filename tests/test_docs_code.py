@@ -54,6 +54,7 @@ RUN_COMMANDS = {
     "docs/guides/export.md",
     "docs/tutorials/compare-losses.md",
     "docs/tutorials/fine-tune-clip.md",
+    "docs/tutorials/teach-new-words.md",
     "docs/tutorials/train-a-search-model.md",
 }
 """Pages whose commands run here. tests/test_first_minutes.py runs search-your-images.md."""
@@ -63,6 +64,7 @@ PACKAGES = {
     "docs/guides/export.md": "sentence_transformers",
     "docs/guides/mteb.md": "mteb",
     "docs/tutorials/fine-tune-clip.md": "peft",
+    "docs/tutorials/teach-new-words.md": "lancedb",
     "docs/tutorials/train-a-search-model.md": "lancedb",
 }
 """Packages that a page needs."""
@@ -70,6 +72,7 @@ WRITTEN = {
     "docs/guides/export.md": "saved/config.json",
     "docs/tutorials/compare-losses.md": "comparison/report.html",
     "docs/tutorials/fine-tune-clip.md": "my-clip/config.json",
+    "docs/tutorials/teach-new-words.md": "indexes/photos",
     "docs/tutorials/train-a-search-model.md": "indexes/photos",
 }
 """The last file or folder that the commands of a page write."""

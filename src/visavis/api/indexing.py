@@ -23,15 +23,19 @@ from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
     from visavis.retrieval.index_builder import IndexReport
+    from visavis.retrieval.index_queries import QueryModels
     from visavis.retrieval.search import SearchQuery, SearchResults
 
 
 def index(
-    run: str | Path,
+    run: str | Path | None = None,
     source: str | Path | None = None,
     *,
     out: str | Path | None = None,
     model: str | Path | None = None,
+    queries: str | Path | None = None,
+    list_queries: bool = False,
+    roll_back: bool = False,
     store: str | Path | None = None,
     moment_seconds: float | None = None,
     embedding_dim: int | None = None,
@@ -46,7 +50,7 @@ def index(
     device: str | None = None,
     memory: MemoryLimit = None,
     progress: Progress | None = None,
-) -> IndexReport:
+) -> IndexReport | QueryModels:
     """Index a folder of images and videos, or update an index: only new and changed files are
     encoded.
 
@@ -55,6 +59,9 @@ def index(
     with a warning if its folder cannot be read or is empty, or more than half are missing. If the
     validation data of the run are available, the match probability is calibrated. Without a run, a
     pretrained CLIP or SigLIP model is used: ``index("photos/")``.
+
+    With ``queries``, ``list_queries`` or ``roll_back``, the models of text queries of an existing
+    index are changed or listed, and no file is read.
 
     Args:
         run: Run folder, or folder or hub name of a CLIP, SigLIP or ColPali model. With one
@@ -65,6 +72,10 @@ def index(
             folder, NAME being the folder's name.
         model: Folder or hub name of a pretrained model, without a run. Default: the model of
             the index, else the user's default model.
+        queries: Run of visavis train --index that encodes the text queries of --out from now on.
+            Also 'items' for the model that encoded the items, or a fingerprint of --list-queries.
+        list_queries: List the query models of --out.
+        roll_back: Return to the query model that --out had before.
         store: LanceDB folder or s3:// URI, or Milvus *.db file or http:// URL. Required again for
             an update. Default: LanceDB inside --out.
         moment_seconds: Length of a video moment in seconds. Default: 4, or the value of the index.
@@ -87,21 +98,43 @@ def index(
         progress: Receives the progress.
 
     Returns:
-        Counts of encoded, unchanged, moved and removed files.
+        Counts of encoded, unchanged, moved and removed files, or the query models of the index.
 
     Raises:
         DataError: If the source cannot be read.
         RunError: If the folder is not a run, or the index is of another model, source or setting.
-        VisavisError: If a run and a model are given, ``moved`` without ``out``, or ``set_default``
-            without ``model``.
+        VisavisError: If a run and a model are given, ``moved`` without ``out``, ``set_default``
+            without ``model``, or neither a folder nor a query model.
 
     Command line:
         ```sh
         visavis index photos/
         visavis index runs/mine photos/ --out index
         visavis index runs/mine moved/photos/ --out index --moved
+        visavis index --queries runs/my-words --out index
+        visavis index --roll-back --out index
         ```
     """
+    changes = [queries is not None, list_queries, roll_back]
+    if any(changes):
+        if sum(changes) > 1 or out is None or run is not None:
+            raise VisavisError(
+                "--queries, --list-queries, --roll-back: expected one of them with --out and "
+                "nothing else, got more or no --out. Change the query model and update the index "
+                "in two commands."
+            )
+        from visavis.retrieval import index_queries
+
+        if list_queries:
+            return index_queries.list_queries(Path(out))
+        if queries is None:
+            return index_queries.roll_back_queries(Path(out))
+        return index_queries.use_queries(Path(out), queries, progress or NoProgress())
+    if run is None:
+        raise VisavisError(
+            "index: expected a folder of images, or --queries RUN with --out INDEX, got neither. "
+            "Name the folder to index."
+        )
     from visavis.retrieval.index_builder import build_index, default_index_folder, index_source
 
     progress = progress or NoProgress()
@@ -318,16 +351,19 @@ def classify(
     """
     from visavis.core.spec import validate_int
     from visavis.models.retriever import Retriever
-    from visavis.retrieval.index_folder import is_index, read_manifest
+    from visavis.retrieval.index_folder import is_index, open_index_model, read_manifest
     from visavis.retrieval.search import rank_texts
     from visavis.retrieval.zero_shot import read_templates
 
     validate_int(top, "top", 1)
     if isinstance(labels, str | Path):
         labels = read_lines(labels)
-    name = model or (read_manifest(Path(run)).model if is_index(run) else run)
     prompts = None if templates is None else read_templates(templates)
-    return rank_texts(Retriever.load(name, memory=memory), image, labels, prompts)[:top]
+    if is_index(run):
+        retriever = open_index_model(Path(run), read_manifest(Path(run)), model, memory=memory)
+    else:
+        retriever = Retriever.load(model or run, memory=memory)
+    return rank_texts(retriever, image, labels, prompts)[:top]
 
 
 def build_query(

@@ -12,19 +12,25 @@ if TYPE_CHECKING:
     from visavis.evaluation.feedback.evaluate_feedback import FeedbackEvaluation
     from visavis.retrieval.compression import CompressionReport
     from visavis.retrieval.index_builder import IndexReport
+    from visavis.retrieval.index_queries import QueryModels
     from visavis.retrieval.search import SearchResults
 
 MAX_LISTED_LINES = 5
 """Number of removed, excluded and skipped files that are printed."""
 
 
-def print_index_report(report: IndexReport) -> None:
+def print_index_report(report: IndexReport | QueryModels) -> None:
     """Print the counts of encoded, unchanged, moved, removed and kept files, and all that is left
-    out.
+    out. Or print the query models of an index.
 
     Args:
-        report: Result of indexing.
+        report: Result of indexing, or query models.
     """
+    from visavis.retrieval.index_queries import QueryModels
+
+    if isinstance(report, QueryModels):
+        _print_query_models(report)
+        return
     counts = {
         "encoded": report.num_encoded,
         "unchanged": report.num_unchanged,
@@ -65,6 +71,16 @@ def print_index_report(report: IndexReport) -> None:
     if report.compression is not None:
         print_compression(report.compression)
     print_line(f"Index: {report.folder}")
+
+
+def _print_query_models(models: QueryModels) -> None:
+    """Print the query models of an index."""
+    rows = []
+    for model in models.to_json()["models"]:
+        state = "active" if model["active"] else "previous" if model["previous"] else ""
+        rows.append([model["queries"], model["items"], state, model["model"]])
+    print_table(["queries", "items", "", "model"], rows)
+    print_line(f"Index: {models.folder}")
 
 
 def print_compression(report: CompressionReport) -> None:

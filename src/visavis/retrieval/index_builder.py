@@ -356,8 +356,15 @@ def _warnings(changes: _IndexChanges, source: FileCollection) -> Iterator[str]:
             yield f"{name}: the folder is empty. The index keeps {count:,} of its files. {_IF_DELETED}"
 
 
-def _recorded_model(model: str | Path) -> str:
-    """Location of a model as in a manifest: an absolute path or a hub name."""
+def recorded_model(model: str | Path) -> str:
+    """Return the location of a model as in a manifest.
+
+    Args:
+        model: Folder or hub name.
+
+    Returns:
+        An absolute path, or the hub name.
+    """
     return str(Path(model).absolute()) if os.path.exists(model) else str(model)
 
 
@@ -372,7 +379,7 @@ def _open_or_create_manifest(
     moved: bool,
 ) -> IndexManifest:
     """The manifest of an index of this model and source. A new one is written before any vector."""
-    model_name = _recorded_model(model)
+    model_name = recorded_model(model)
     store = relative_store(folder, store) if store else None
     if not is_index(folder):
         if moved:
@@ -420,7 +427,7 @@ def _open_or_create_manifest(
                 f"{folder}: {name}: expected {expected}, the value of this index, got {value}. "
                 f"Make another index with --out.{fix}"
             )
-    check_model(folder, manifest, str(model), retriever)
+    check_model(folder, manifest.fingerprint, str(model), retriever)
     return replace(manifest, model=model_name)
 
 
@@ -716,7 +723,7 @@ def default_index_folder(source: str | Path, model: str | Path | None = None) ->
     """
     root = source_root(source)
     name = Path(os.path.realpath(os.path.expanduser(source))).name or "root"
-    recorded = None if model is None else _recorded_model(model)
+    recorded = None if model is None else recorded_model(model)
     # Two sources of the same name in different folders have numbered indexes.
     for number in itertools.count(1):
         folder = INDEXES_FOLDER / (name if number == 1 else f"{name}-{number}")

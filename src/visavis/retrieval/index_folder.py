@@ -23,7 +23,7 @@ from visavis.core.memory_budget import MemoryLimit
 from visavis.data.dataset import ByteRange, Image
 from visavis.models.retriever import Retriever
 from visavis.retrieval.items import MANIFEST, IndexItem, ItemFilter
-from visavis.retrieval.query_model import open_query_model
+from visavis.retrieval.query_model import PairedModel, open_query_model
 from visavis.retrieval.search import (
     Calibration,
     EncodeTexts,
@@ -56,11 +56,26 @@ SkippedFile = tuple[int, int, str]
 
 
 @dataclass(frozen=True)
+class QueryModel:
+    """A model that encodes text queries for the vectors of an index.
+
+    Attributes:
+        model: Run folder, or the folder or hub name of a dual encoder.
+        fingerprint: Hash of the weights and the architecture of the model.
+        calibration: Calibration of its scores. None if there is none.
+    """
+
+    model: str
+    fingerprint: str
+    calibration: Calibration | None = None
+
+
+@dataclass(frozen=True)
 class IndexManifest:
     """Content of ``index.json``.
 
     Attributes:
-        model: Run folder, or the folder or hub name of a dual encoder.
+        model: Model of the items: a run folder, or the folder or hub name of a dual encoder.
         fingerprint: Hash of the weights and the architecture of the model.
         embedding_dim: Dimension of the vectors.
         source: The indexed folder or data set.
@@ -78,6 +93,10 @@ class IndexManifest:
         late_interaction: Which means of MaxSim the score contains. None for a model with one vector
             per item.
         full_decoding: Whether JPEG files are decoded in full.
+        queries: Models that were trained on the vectors of this index to encode text queries.
+        active_queries: Fingerprint of the model that encodes text queries. Empty: the model of the
+            items.
+        previous_queries: Fingerprint of the model that did before.
     """
 
     model: str
@@ -96,6 +115,20 @@ class IndexManifest:
     calibration: Calibration | None = None
     late_interaction: MaxSimDirection | None = None
     full_decoding: bool = False
+    queries: tuple[QueryModel, ...] = ()
+    active_queries: str = ""
+    previous_queries: str = ""
+
+    @property
+    def all_queries(self) -> tuple[QueryModel, ...]:
+        """The model of the items, and all that were trained on its vectors."""
+        return (QueryModel(self.model, self.fingerprint, self.calibration), *self.queries)
+
+    @property
+    def query_model(self) -> QueryModel:
+        """The model that encodes text queries."""
+        active = self.active_queries or self.fingerprint
+        return next(each for each in self.all_queries if each.fingerprint == active)
 
 
 class Index:
@@ -130,7 +163,7 @@ class Index:
 
         Args:
             folder: Folder of the index.
-            model: Location of the model, if it was moved since the index was made.
+            model: Location of the model of text queries, if it was moved.
             store: Confirmed location of the store of this index, or of the stores of several
                 indexes.
             device: Device of the model. Default: CUDA or an Apple GPU if available, else the CPU.
@@ -145,9 +178,7 @@ class Index:
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
-        name = str(model or manifest.model)
-        load = partial(_load_model, folder, manifest, name, device, memory)
-        query_model = open_query_model(name, manifest.fingerprint, manifest.embedding_dim, load)
+        query_model = open_index_model(folder, manifest, model, device, memory)
         try:
             vectors = open_index_store(folder, manifest, memory, confirmed=store)
         except RunError:
@@ -316,7 +347,7 @@ class Index:
         """Calibration of scores. None if there is none for this model, or it does not hold for this
         number of items.
         """
-        calibration = self.manifest.calibration
+        calibration = self.manifest.query_model.calibration
         is_valid = calibration is not None and calibration.is_valid_for(self.store.count())
         return calibration if is_valid else None
 
@@ -431,24 +462,50 @@ def is_free_folder(folder: Path) -> bool:
     return os.path.isdir(folder) and all(file.name.endswith(".lock") for file in folder.iterdir())
 
 
-def _load_model(
+def open_index_model(
     folder: Path,
     manifest: IndexManifest,
-    name: str,
-    device: str | torch.device | None,
-    memory: MemoryLimit,
+    model: str | Path | None = None,
+    device: str | torch.device | None = None,
+    memory: MemoryLimit = None,
 ) -> Retriever:
-    """Load the model of an index from a location, and check that it made the index."""
-    try:
-        retriever = Retriever.load(name, device=device, memory=memory)
-    except RunError as error:
-        raise RunError(
-            f"{folder}: the model of the index cannot be opened: {error} Pass its location "
-            "with --model."
-        ) from None
-    retriever = retriever.with_full_decoding() if manifest.full_decoding else retriever
-    check_model(folder, manifest, name, retriever)
-    return truncate_model(retriever, manifest.embedding_dim)
+    """Open the model of an index: texts are encoded by its query model, images by the model of the
+    items.
+
+    Args:
+        folder: Folder of the index.
+        manifest: Its manifest.
+        model: Location of the query model, if it was moved.
+        device: Device of the model. Default: CUDA or an Apple GPU if available, else the CPU.
+        memory: Memory limit of a search.
+
+    Returns:
+        The model, parts of which are loaded when they are needed.
+
+    Raises:
+        RunError: If the query model is missing or another one.
+    """
+    active, of_items = manifest.query_model, manifest.all_queries[0]
+
+    def load(expected: QueryModel, name: str, advice: str) -> Retriever:
+        try:
+            retriever = Retriever.load(name, device=device, memory=memory)
+        except RunError as error:
+            raise RunError(
+                f"{folder}: the model of the index cannot be opened: {error} {advice}"
+            ) from None
+        if manifest.full_decoding and expected == of_items:
+            retriever = retriever.with_full_decoding()
+        check_model(folder, expected.fingerprint, name, retriever)
+        return truncate_model(retriever, manifest.embedding_dim)
+
+    name = str(model or active.model)
+    load_active = partial(load, active, name, "Pass its location with --model.")
+    queries = open_query_model(name, active.fingerprint, manifest.embedding_dim, load_active)
+    if active == of_items:
+        return queries
+    advice = "Restore it to search with an image, or search with text."
+    return PairedModel(queries, partial(load, of_items, of_items.model, advice))
 
 
 def truncate_model(model: Retriever, embedding_dim: int) -> Retriever:
@@ -616,22 +673,24 @@ def check_index(folder: Path, stores: Sequence[str | Path] = ()) -> EnvironmentC
     return EnvironmentCheck(name, f"{value}, unfinished", ok=False, fix=fix)
 
 
-def check_model(folder: Path, manifest: IndexManifest, name: str, model: Retriever) -> None:
-    """Check that a model is the one that made an index.
+def check_model(folder: Path, fingerprint: str, name: str, model: Retriever) -> None:
+    """Check that a model is the expected one of an index.
 
     Args:
         folder: Folder of the index.
-        manifest: Its manifest.
+        fingerprint: Fingerprint of the model in the manifest.
         name: Location of the model.
         model: The model.
 
     Raises:
         RunError: If the fingerprints differ.
     """
-    if model.fingerprint != manifest.fingerprint:
-        raise RunError(
-            f"{folder}: expected a model with fingerprint {manifest.fingerprint}, got {name} with "
-            f"{model.fingerprint}. Scores of different "
-            "models are not comparable. Pass the model that made the index, or make another index "
-            "with --out."
-        )
+    if model.fingerprint == fingerprint:
+        return
+    advice = "Pass the model that made the index, or make another index with --out."
+    if model.processor.items is not None:
+        advice = f"{name} encodes text queries only. Use it with visavis index --queries {name} --out {folder}."
+    raise RunError(
+        f"{folder}: expected a model with fingerprint {fingerprint}, got {name} with "
+        f"{model.fingerprint}. Scores of different models are not comparable. {advice}"
+    )

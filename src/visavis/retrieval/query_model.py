@@ -1,4 +1,4 @@
-"""Text queries of CLIP, SigLIP and MetaCLIP without transformers and without the image side, whose
+"""Text queries of an index. Those of CLIP, SigLIP and MetaCLIP are encoded without transformers and without the image side, whose
 loading takes several times longer than a search.
 
 The first command that loads such a model also encodes a few texts with ``DualEncoderTexts``, and
@@ -21,7 +21,7 @@ from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_att
 
 from visavis.core import storage
 from visavis.core.blocking import chunk_slices
-from visavis.core.encoded import unit_rows
+from visavis.core.encoded import Encoded, unit_rows
 from visavis.core.errors import StorageError, VisavisError
 from visavis.models.encoders.pretrained_files import (
     DUAL_ENCODERS,
@@ -240,6 +240,54 @@ class TextQueryModel(Retriever):
     def unknown_words(self, text: str) -> list[str]:
         """A tokenizer knows all words."""
         return []
+
+
+class PairedModel(Retriever):
+    """Texts by one model, and images by the model whose vectors it was trained on.
+
+    Args:
+        queries: Model of the texts, with one vector per text.
+        load_items: Loads the model of the images.
+    """
+
+    def __init__(self, queries: Retriever, load_items: Callable[[], Retriever]):
+        self._queries, self._load_items = queries, load_items
+
+    @cached_property
+    def _items(self) -> Retriever:
+        return self._load_items()
+
+    def __getattr__(self, name: str) -> Any:
+        # Called for the attributes that the constructor of Retriever would set.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        # Images are decoded for the processor. Texts do not use it, see below.
+        return getattr(self._items if name == "processor" else self._queries, name)
+
+    @property
+    def fingerprint(self) -> str:
+        """See ``Retriever.fingerprint``."""
+        return self._queries.fingerprint
+
+    def encode_texts(self, texts: Sequence[str], on_progress: OnBatch | None = None) -> Tensor:
+        """Encode texts, see ``Retriever.encode_texts``."""
+        return self._queries.encode_texts(texts, on_progress)
+
+    def encode_text(self, texts: Sequence[str], on_progress: OnBatch | None = None) -> Encoded:
+        """Encode texts, see ``Retriever.encode_text``."""
+        return self._queries.encode_text(texts, on_progress)
+
+    def encode_visual(self, images: Sequence[Any], on_progress: OnBatch | None = None) -> Encoded:
+        """Encode images, see ``Retriever.encode_visual``."""
+        return Encoded(self._items.to_unit_rows(self._items.encode_visual(images, on_progress)))
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Count tokens, see ``Processor.count_tokens``."""
+        return self._queries.count_tokens(texts)
+
+    def unknown_words(self, text: str) -> list[str]:
+        """Find unknown words, see ``Processor.unknown_words``."""
+        return self._queries.unknown_words(text)
 
 
 def open_query_model(

@@ -332,7 +332,7 @@ def api_routes(service: SearchService) -> APIRouter:
             indexes=[
                 IndexInfo(
                     name=index.name,
-                    model=index.index.manifest.model,
+                    model=index.index.manifest.query_model.model,
                     count=index.count,
                     unfinished=index.index.is_unfinished,
                 )

@@ -93,7 +93,7 @@ class ServedIndex:
     @property
     def model_name(self) -> str:
         """Name of the model: of its folder, or on the hub."""
-        location = self.index.manifest.model
+        location = self.index.manifest.query_model.model
         return Path(location).name if os.path.isabs(location) else location
 
     @property
@@ -758,7 +758,10 @@ class SearchService:
         Returns:
             Number of an index of each model, by the name of the model.
         """
-        prints = {(index.model_name, index.index.manifest.fingerprint) for index in self.indexes}
+        prints = {
+            (index.model_name, index.index.manifest.query_model.fingerprint)
+            for index in self.indexes
+        }
         # Different models in folders of the same name are named by the names of their indexes.
         are_unique = len(prints) == len({name for name, _ in prints})
         numbers = dict[str, int]()

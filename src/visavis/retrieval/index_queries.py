@@ -1,0 +1,176 @@
+"""Query models of an index: models of texts that were trained on its vectors. They are added,
+switched and rolled back without encoding an item.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from visavis.core import storage
+from visavis.core.errors import RunError
+from visavis.core.notebook import NotebookTable
+from visavis.core.progress import Progress
+from visavis.models.retriever import Retriever
+from visavis.retrieval.index_builder import calibrate_index, recorded_model
+from visavis.retrieval.index_folder import (
+    IndexManifest,
+    QueryModel,
+    read_manifest,
+    write_manifest,
+)
+from visavis.retrieval.query_model import record_text_queries
+
+ITEMS = "items"
+"""Name of the model of the items, where a query model is expected."""
+
+
+@dataclass(frozen=True)
+class QueryModels(NotebookTable):
+    """Query models of an index.
+
+    Attributes:
+        folder: Folder of the index.
+        manifest: Its manifest.
+    """
+
+    ROWS: ClassVar[str] = "models"
+
+    folder: str
+    manifest: IndexManifest
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to plain values.
+
+        Returns:
+            A JSON object. Each model has the fingerprints of itself (``queries``) and of the model
+            of the items.
+        """
+        manifest = self.manifest
+        models = [
+            {
+                "queries": each.fingerprint,
+                "items": manifest.fingerprint,
+                "model": each.model,
+                "active": each == manifest.query_model,
+                "previous": each.fingerprint == manifest.previous_queries,
+            }
+            for each in manifest.all_queries
+        ]
+        return {"folder": self.folder, "models": models}
+
+
+def list_queries(folder: Path) -> QueryModels:
+    """List the query models of an index.
+
+    Args:
+        folder: Folder of the index.
+
+    Returns:
+        The query models.
+
+    Raises:
+        RunError: If there is no index.
+    """
+    return QueryModels(str(folder), read_manifest(folder))
+
+
+def use_queries(folder: Path, queries: str | Path, progress: Progress) -> QueryModels:
+    """Let a model encode the text queries of an index. A new one is added, and the others are kept.
+
+    Args:
+        folder: Folder of the index.
+        queries: Run that was trained on the vectors of the index, "items" for the model of the
+            items, or the fingerprint of a query model of the index.
+        progress: Receives progress and messages.
+
+    Returns:
+        The query models.
+
+    Raises:
+        RunError: If there is no index, or the model was trained on other vectors.
+    """
+    with storage.folder_lock(folder / "index", wait=False, subject=folder):
+        manifest = read_manifest(folder)
+        known = {each.fingerprint: each for each in manifest.all_queries}
+        if os.path.exists(queries):
+            model = _open_queries(folder, manifest, queries, progress)
+        elif str(queries) == ITEMS:
+            model = known[manifest.fingerprint]
+        elif str(queries) in known:
+            model = known[str(queries)]
+        else:
+            raise RunError(
+                f"{queries}: expected a run, {ITEMS!r}, or the fingerprint of a query model of "
+                f"{folder}, got none of them. List its query models with visavis index "
+                f"--list-queries --out {folder}."
+            )
+        if model.fingerprint != manifest.fingerprint:
+            # A run that was trained again in the same folder takes the place of the earlier one.
+            others = [
+                each
+                for each in manifest.queries
+                if each.fingerprint != model.fingerprint and each.model != model.model
+            ]
+            manifest = replace(manifest, queries=(*others, model))
+        return _activate(folder, manifest, model.fingerprint)
+
+
+def roll_back_queries(folder: Path) -> QueryModels:
+    """Let the previous model encode the text queries of an index again. A second call undoes the
+    first.
+
+    Args:
+        folder: Folder of the index.
+
+    Returns:
+        The query models.
+
+    Raises:
+        RunError: If there is no index, or no previous model.
+    """
+    with storage.folder_lock(folder / "index", wait=False, subject=folder):
+        manifest = read_manifest(folder)
+        if manifest.previous_queries not in {each.fingerprint for each in manifest.all_queries}:
+            raise RunError(
+                f"{folder}: expected a previous query model, got none. Choose one with "
+                f"visavis index --queries RUN --out {folder}."
+            )
+        return _activate(folder, manifest, manifest.previous_queries)
+
+
+def _activate(folder: Path, manifest: IndexManifest, fingerprint: str) -> QueryModels:
+    before = manifest.query_model.fingerprint
+    if before != fingerprint:
+        manifest = replace(manifest, active_queries=fingerprint, previous_queries=before)
+    write_manifest(folder, manifest)
+    return QueryModels(str(folder), manifest)
+
+
+def _open_queries(
+    folder: Path, manifest: IndexManifest, run: str | Path, progress: Progress
+) -> QueryModel:
+    """Check that a run was trained on the vectors of an index, and calibrate its scores."""
+    with progress.activity("loading the model"):
+        retriever = Retriever.load(run)
+    trained_on = retriever.processor.items
+    if trained_on != manifest.fingerprint:
+        found = "images of its own" if trained_on is None else f"vectors of {trained_on}"
+        raise RunError(
+            f"{folder}: expected a run that was trained on the vectors of this index "
+            f"({manifest.fingerprint}), got {run}, which was trained on {found}. Scores would not "
+            f"be comparable. Train one with visavis train --index {folder} --data DATA."
+        )
+    vocabulary = retriever.processor.vocabulary
+    [vector] = retriever.encode_texts(["a" if vocabulary is None else vocabulary.words[-1]])
+    if len(vector) != manifest.embedding_dim:
+        raise RunError(
+            f"{folder}: expected vectors of {manifest.embedding_dim} dimensions, got "
+            f"{len(vector)} of {run}, which was trained on an index with another --embedding-dim. "
+            f"Train one with visavis train --index {folder} --data DATA."
+        )
+    record_text_queries(str(run), retriever.fingerprint, retriever)
+    calibration = calibrate_index(Path(run), manifest.embedding_dim, progress)
+    return QueryModel(recorded_model(run), retriever.fingerprint, calibration)
