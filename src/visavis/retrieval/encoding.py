@@ -25,7 +25,9 @@ from visavis.data.parallel import Engine, map_in_order, map_on_ray
 from visavis.data.video import MAX_FRAMES_PER_VIDEO, VideoError, open_frames, recording_time
 from visavis.data.workers import choose_readers, read_in_workers
 from visavis.models.encoders.preprocessing import ImageConverter
+from visavis.models.inference import OnBatch
 from visavis.models.retriever import Retriever
+from visavis.retrieval.given_vectors import VectorFile
 from visavis.retrieval.items import IndexItem, ItemKind
 from visavis.retrieval.source_files import SourceFile
 from visavis.retrieval.stores.base import ItemVectors, VectorSets
@@ -214,16 +216,7 @@ def encode_shard(
         if images := [
             (file, decoded) for file, decoded in decoded_batch if isinstance(decoded, _DecodedFile)
         ]:
-            pixels = [decoded.pixels for _, decoded in images if decoded.pixels is not None]
-            count = partial(_add, on_files, start)
-            encoded = (
-                model.encode_pixels(pixels, len(pixels), count)
-                if pixels
-                else model.encode_visual(
-                    [decoded.image for _, decoded in images if decoded.image], count
-                )
-            )
-            vectors = model.item_vectors(encoded)
+            vectors = _image_vectors(model, images, partial(_add, on_files, start))
             rows += [
                 (
                     _item(file, decoded.content_hash, "image", decoded.image_hash, decoded.taken),
@@ -248,6 +241,19 @@ def encode_shard(
     return EncodedShard(tuple(item for item, _ in rows), joined, unreadable)
 
 
+def _image_vectors(
+    model: Retriever, images: Sequence[tuple[SourceFile, _DecodedFile]], on_progress: OnBatch
+) -> list[Tensor]:
+    """The vectors of decoded images."""
+    if isinstance(model, VectorFile):
+        return model.vectors_of([file for file, _ in images])
+    pixels = [decoded.pixels for _, decoded in images if decoded.pixels is not None]
+    if pixels:
+        return model.item_vectors(model.encode_pixels(pixels, len(pixels), on_progress))
+    opened = [decoded.image for _, decoded in images if decoded.image]
+    return model.item_vectors(model.encode_visual(opened, on_progress))
+
+
 def _separate_clips(files: Sequence[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
     """Divide files into images and clips."""
     return [file for file in files if not file.is_video], [file for file in files if file.is_video]
@@ -259,6 +265,11 @@ def _encode_clip(
     """The whole clip, then its moments, each from its start to just before its end. Memory holds
     the pixels of one section.
     """
+    if isinstance(model, VectorFile):
+        [vector] = model.vectors_of([file])
+        return [
+            (_item(file, file.location.content_hash, "video", "", read_capture_time(file)), vector)
+        ]
     rate = model.processor.frames_per_second or FRAMES_PER_SECOND
     # At least one frame, also for moments shorter than the time between two frames.
     per_moment = max(1, round(moment_seconds * rate))
@@ -446,7 +457,8 @@ def encode_in_shards(
         MissingExtra: If Ray is not installed.
     """
     shards = divide_into_shards(files)
-    if engine == "local":
+    # Vectors of a file are read where the file is.
+    if engine == "local" or isinstance(model, VectorFile):
         # One reader for all shards reads the next shard while this one is encoded.
         decoded_images = _FileReader.of_model(model).read_images(
             _separate_clips(files)[0], model.device, workers

@@ -31,6 +31,7 @@ from visavis.core.notebook import NotebookTable
 from visavis.core.progress import BarsOnly, NoProgress, Progress
 from visavis.core.stopping import kept_if_stopped
 from visavis.data.capture_time import read_time
+from visavis.data.features.item_vectors import holds_item_vectors
 from visavis.data.formats.image_files import path_and_parents
 from visavis.data.parallel import Engine
 from visavis.data.video import decoder_versions
@@ -46,6 +47,7 @@ from visavis.retrieval.encoding import (
     read_capture_time,
     with_capture_time,
 )
+from visavis.retrieval.given_vectors import VectorFile
 from visavis.retrieval.index_folder import (
     STORE_FOLDER,
     Index,
@@ -224,7 +226,7 @@ def build_index(
         )
     previous = read_manifest(folder) if is_index(folder) else None
     with progress.activity("loading the model"):
-        retriever = Retriever.load(model, device=device, memory=memory)
+        retriever = _open_model(model, device, memory)
     if full_decoding or (previous is not None and previous.full_decoding):
         retriever = retriever.with_full_decoding()
     if embedding_dim is not None:
@@ -233,6 +235,8 @@ def build_index(
     is_known = previous is not None and previous.source == str(source_root(source))
     with progress.activity("listing files"):
         collection = (list_readable_files if is_known else list_source_files)(source, exclude)
+        if isinstance(retriever, VectorFile):
+            collection = retriever.keep_files(collection)
     # Without waiting: a second update of the same files would only repeat the first.
     with storage.folder_lock(folder / "index", wait=False, subject=folder):
         # The manifest is read again under the lock. Another update may have ended since.
@@ -344,6 +348,13 @@ def build_index(
     return report
 
 
+def _open_model(model: str | Path, device: str | None, memory: MemoryLimit) -> Retriever:
+    """The model of the items, or the file of their vectors."""
+    if os.path.isfile(model) and holds_item_vectors(model):
+        return VectorFile(model)
+    return Retriever.load(model, device=device, memory=memory)
+
+
 def _warnings(changes: _IndexChanges, source: FileCollection) -> Iterator[str]:
     """A sentence for each place whose items are kept."""
     for place, count in Counter(changes.kept.values()).items():
@@ -389,14 +400,10 @@ def _open_or_create_manifest(
             )
         late_interaction = retriever.matcher.late_interaction
         find_store_kind(store or STORE_FOLDER, late_interaction)
-        vocabulary = retriever.processor.vocabulary
-        # The first words of a vocabulary are markers. A word that it lacks cannot be encoded.
-        known_word = vocabulary.words[-1] if vocabulary is not None else "a"
-        [vector] = retriever.item_vectors(retriever.encode_text([known_word]))
         manifest = IndexManifest(
             model=model_name,
             fingerprint=retriever.fingerprint,
-            embedding_dim=vector.shape[-1],
+            embedding_dim=vector_length(retriever),
             source=str(source.root),
             store=store or STORE_FOLDER,
             moment_seconds=moment_seconds or MOMENT_SECONDS,
@@ -429,6 +436,24 @@ def _open_or_create_manifest(
             )
     check_model(folder, manifest.fingerprint, str(model), retriever)
     return replace(manifest, model=model_name)
+
+
+def vector_length(model: Retriever) -> int:
+    """Return the number of dimensions of the vectors of a model.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The number.
+    """
+    if isinstance(model, VectorFile):
+        return model.vectors.embedding_dim
+    vocabulary = model.processor.vocabulary
+    # The first words of a vocabulary are markers. A word that it lacks cannot be encoded.
+    known_word = vocabulary.words[-1] if vocabulary is not None else "a"
+    [vector] = model.item_vectors(model.encode_text([known_word]))
+    return vector.shape[-1]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from visavis.core.memory_budget import MemoryLimit
 from visavis.data.dataset import ByteRange, Image
 from visavis.models.retriever import Retriever
 from visavis.retrieval.items import MANIFEST, IndexItem, ItemFilter
-from visavis.retrieval.query_model import PairedModel, open_query_model
+from visavis.retrieval.query_model import GivenVectors, PairedModel, open_query_model
 from visavis.retrieval.search import (
     Calibration,
     EncodeTexts,
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 STORE_FOLDER = "items.lance"
 FORMAT = 2
+VECTOR_SUFFIXES = (".parquet", ".npy")
+"""Suffixes of a file that takes the place of the model of an index."""
 # Below this length the direction of a weighted sum is rounding noise.
 MIN_QUERY_NORM = 1e-6
 
@@ -488,6 +490,8 @@ def open_index_model(
     active, of_items = manifest.query_model, manifest.all_queries[0]
 
     def load(expected: QueryModel, name: str, advice: str) -> Retriever:
+        if name.endswith(VECTOR_SUFFIXES):
+            return GivenVectors(name, expected.fingerprint)
         try:
             retriever = Retriever.load(name, device=device, memory=memory)
         except RunError as error:

@@ -14,7 +14,7 @@ from visavis.core.errors import RunError
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
 from visavis.models.retriever import Retriever
-from visavis.retrieval.index_builder import calibrate_index, recorded_model
+from visavis.retrieval.index_builder import calibrate_index, recorded_model, vector_length
 from visavis.retrieval.index_folder import (
     IndexManifest,
     QueryModel,
@@ -163,12 +163,10 @@ def _open_queries(
             f"({manifest.fingerprint}), got {run}, which was trained on {found}. Scores would not "
             f"be comparable. Train one with visavis train --index {folder} --data DATA."
         )
-    vocabulary = retriever.processor.vocabulary
-    [vector] = retriever.encode_texts(["a" if vocabulary is None else vocabulary.words[-1]])
-    if len(vector) != manifest.embedding_dim:
+    if (length := vector_length(retriever)) != manifest.embedding_dim:
         raise RunError(
             f"{folder}: expected vectors of {manifest.embedding_dim} dimensions, got "
-            f"{len(vector)} of {run}, which was trained on an index with another --embedding-dim. "
+            f"{length} of {run}, which was trained on an index with another --embedding-dim. "
             f"Train one with visavis train --index {folder} --data DATA."
         )
     record_text_queries(str(run), retriever.fingerprint, retriever)

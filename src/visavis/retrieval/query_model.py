@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
@@ -22,7 +23,7 @@ from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_att
 from visavis.core import storage
 from visavis.core.blocking import chunk_slices
 from visavis.core.encoded import Encoded, unit_rows
-from visavis.core.errors import StorageError, VisavisError
+from visavis.core.errors import RunError, StorageError, VisavisError
 from visavis.models.encoders.pretrained_files import (
     DUAL_ENCODERS,
     VISUAL_BACKBONE_FOLDER,
@@ -65,6 +66,8 @@ SAMPLE_TEXTS = (
 )
 """Texts whose vectors are compared: punctuation, accents, other scripts, and too many words."""
 MAX_DIFFERENCE = 1e-5
+MIN_SIDE = 64
+"""Shorter side to which images without a model are decoded, in pixels."""
 
 
 @dataclass
@@ -288,6 +291,64 @@ class PairedModel(Retriever):
     def unknown_words(self, text: str) -> list[str]:
         """Find unknown words, see ``Processor.unknown_words``."""
         return self._queries.unknown_words(text)
+
+
+class GivenVectors(Retriever):
+    """Stands for the unknown model of an index whose vectors were read from a file.
+
+    Args:
+        file: The file.
+        fingerprint: Fingerprint of its vectors.
+    """
+
+    def __init__(self, file: str, fingerprint: str):
+        self.file, self._fingerprint = file, fingerprint
+        # Vectors are compared by their cosines.
+        self.matcher: Any = SimpleNamespace(
+            late_interaction=None, matryoshka_dims=(), score_is_cosine=True, rerank_top_k=0
+        )
+        # Files are decoded for their perceptual hashes only.
+        visual = SimpleNamespace(crops=1, full_decoding=False)
+        self.processor: Any = SimpleNamespace(
+            visual_spec=visual, converts_single_images=False, min_side=MIN_SIDE, items=None
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU, as nothing is encoded."""
+        return torch.device("cpu")
+
+    def _problem(self) -> RunError:
+        return RunError(
+            f"{self.file}: expected a model for the query, got an index of vectors from this file, "
+            "which has none. Train one for texts with visavis train --index INDEX --data DATA, use "
+            "it with visavis index --queries RUN --out INDEX, or search for items similar to one "
+            "with --like KEY."
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """See ``Retriever.fingerprint``."""
+        return self._fingerprint
+
+    def encode_text(self, texts: Sequence[str], on_progress: OnBatch | None = None) -> Encoded:
+        """Raise RunError, as there is no model."""
+        raise self._problem()
+
+    def encode_visual(self, images: Sequence[Any], on_progress: OnBatch | None = None) -> Encoded:
+        """Raise RunError, as there is no model."""
+        raise self._problem()
+
+    def with_full_decoding(self) -> Retriever:
+        """Raise RunError, as no image is encoded."""
+        raise RunError(
+            f"--full-decoding: expected none, because {self.file} holds the vectors, and no image "
+            "is encoded. Remove it."
+        )
+
+    def unknown_words(self, text: str) -> list[str]:
+        """No word is known to be unknown."""
+        return []
 
 
 def open_query_model(
