@@ -574,10 +574,31 @@ def build_matcher(data_module: DataModule, seed: int, *, keep_bias: bool = False
         raise RecipeError(
             f"model {kind.name}: cannot be built: {str(error).splitlines()[0]}."
         ) from None
+    if isinstance(data_module.visual, ItemVectors):
+        _check_text_dim(data_module, matcher)
     for whitening in (module for module in matcher.modules() if isinstance(module, Whitening)):
         train = data_module.training_split
         whitening.fit(sample_features(data_module.sources(train)[1], len(train.captions)))
     return matcher
+
+
+def _encode_one_text(data_module: DataModule, matcher: Matcher) -> torch.Tensor:
+    _, text = data_module.sources(data_module.training_split)
+    encoded = encode_items(matcher, "text", text.read, [np.arange(1)])
+    return get_vectors(matcher.first_stage_items(encoded))
+
+
+def _check_text_dim(data_module: DataModule, matcher: Matcher) -> None:
+    """Check that a text side has vectors of the dimension of its items."""
+    assert data_module.visual is not None
+    expected = data_module.visual.embedding_dim
+    actual = _encode_one_text(data_module, matcher).shape[1]
+    if actual != expected:
+        raise RecipeError(
+            f"model {matcher.name}: expected texts of dimension {expected}, as the item vectors in "
+            f"{data_module.recipe.visual.features}, got {actual}. Use another text encoder, or a "
+            "model such as Heads."
+        )
 
 
 def _resolve_matryoshka_dims(data_module: DataModule, matcher: Matcher) -> tuple[int, ...]:
@@ -596,10 +617,7 @@ def _resolve_matryoshka_dims(data_module: DataModule, matcher: Matcher) -> tuple
             "matryoshka_dims: OfflineNegativeSupervision supplies scores of full vectors only. "
             "Remove one of them."
         )
-    _, text = data_module.sources(data_module.training_split)
-    full = get_vectors(
-        matcher.first_stage_items(encode_items(matcher, "text", text.read, [np.arange(1)]))
-    ).shape[1]
+    full = _encode_one_text(data_module, matcher).shape[1]
     if max(recipe.matryoshka_dims) > full:
         raise RecipeError(
             f"matryoshka_dims: expected at most {full}, the dimensions of this model, got "
