@@ -198,3 +198,24 @@ def test_patches_train_with_each_input(recipe, overrides, kind_folders, pairs, t
     patches = model.processor.process_images(inputs(pairs, "test")[0], "pixels").vectors
     assert patches.shape == (4, overrides.get("visual.max_num_patches", 16), 8 * 8 * 3 + 2)
     assert visavis.evaluate(tmp_path / "run").metrics == trained.test.metrics
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("recipe", ["clip/full", pytest.param("clip/lora", marks=adapters)])
+def test_text_encoder_trains_alone_on_item_vectors(recipe, kind, kind_folders, pairs, tmp_path):
+    folder = kind_folders(kind)
+    visavis.index(folder, pairs, out=tmp_path / "index")
+    options = settings(kind, folder, pairs)
+    del options["visual.encoder"]
+    result = visavis.train(
+        recipe, index=tmp_path / "index", overrides=options, out=tmp_path / "run"
+    )
+    whole, model = visavis.load(folder), visavis.load(tmp_path / "run")
+    assert model.processor.items == whole.fingerprint
+    assert not any("vision" in name or "visual" in name for name in model.matcher.state_dict())
+    assert visavis.evaluate(tmp_path / "run").metrics == result.test.metrics
+    # The first validation is that of the pretrained model.
+    first, *_, last = read_log(tmp_path / "run")
+    pretrained = visavis.evaluate(folder, data=pairs, split="train")
+    assert first["rsum"] == pytest.approx(pretrained.metrics["rsum"])
+    assert last["train"]["loss"] < first["train"]["loss"]

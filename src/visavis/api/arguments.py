@@ -146,12 +146,32 @@ def parse_overrides(overrides: dict[str, Any] | Sequence[str]) -> dict[str, Any]
     return settings
 
 
+def index_model(path: Path) -> str | None:
+    """Return the model that made the item vectors of a path.
+
+    Args:
+        path: Index or file.
+
+    Returns:
+        Run folder, or folder or name of a pretrained model. None for a file.
+
+    Raises:
+        RunError: If the path is a folder without a valid index.
+    """
+    if not path.is_dir():
+        return None
+    from visavis.retrieval.index_folder import read_manifest
+
+    return read_manifest(path).model
+
+
 def resolve_recipe(
     recipe: str | Path | None,
     overrides: dict[str, Any] | Sequence[str],
     progress: Progress,
     *,
     data: str | Path | None = None,
+    index: str | Path | None = None,
     feedback: str | Path | None = None,
     skip_bad: bool = False,
     can_download: bool = False,
@@ -164,6 +184,7 @@ def resolve_recipe(
         overrides: Recipe overrides.
         progress: Receives the reason for a default recipe.
         data: Value of ``data.path``.
+        index: Item vectors. Replaces the section ``visual``.
         feedback: Value of ``data.feedback``.
         skip_bad: Sets ``data.skip_bad``.
         can_download: Whether the default recipe may fine-tune a pretrained CLIP, which is
@@ -175,7 +196,7 @@ def resolve_recipe(
     Raises:
         RecipeError: If a key is set twice, an option is empty, or no recipe suits the data.
     """
-    from visavis.training.recipes.default_recipe import choose_recipe
+    from visavis.training.recipes.default_recipe import choose_recipe, choose_text_recipe
 
     settings = parse_overrides(overrides)
     for option, key, value in (
@@ -197,9 +218,20 @@ def resolve_recipe(
         settings[key] = str(value)
     if skip_bad:
         settings["data.skip_bad"] = True
+    if index is not None:
+        for key in settings:
+            if key.split(".")[0] == "visual":
+                raise RecipeError(
+                    f"{key}: expected no key of visual, because --index {index} replaces the images "
+                    "by item vectors. Remove it."
+                )
+        settings["visual"] = {"features": str(index), "item_vectors": True}
     if recipe is not None:
         return recipe, settings
-    default = choose_recipe(settings, downloads=progress if can_download else None)
+    if index is not None:
+        default = choose_text_recipe(settings, index_model(Path(index)))
+    else:
+        default = choose_recipe(settings, downloads=progress if can_download else None)
     # First, because computing features may take minutes.
     if default.warning:
         progress.message(default.warning)

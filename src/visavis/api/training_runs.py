@@ -45,6 +45,7 @@ def train(
     recipe: str | Path | None = ...,
     *,
     data: str | Path | None = ...,
+    index: str | Path | None = ...,
     feedback: str | Path | None = ...,
     out: str | Path | None = ...,
     overrides: dict[str, Any] | Sequence[str] = ...,
@@ -60,6 +61,7 @@ def train(
     recipe: str | Path | None = ...,
     *,
     data: str | Path | None = ...,
+    index: str | Path | None = ...,
     feedback: str | Path | None = ...,
     out: str | Path | None = ...,
     overrides: dict[str, Any] | Sequence[str] = ...,
@@ -74,6 +76,7 @@ def train(
     recipe: str | Path | None = None,
     *,
     data: str | Path | None = None,
+    index: str | Path | None = None,
     feedback: str | Path | None = None,
     out: str | Path | None = None,
     overrides: dict[str, Any] | Sequence[str] = (),
@@ -89,8 +92,11 @@ def train(
 
     Args:
         recipe: TOML file or name of a shipped recipe. Default: fine-tune CLIP, else chosen from the
-            available encoders.
+            available encoders. With ``index``: the text
+            side of its model.
         data: Data set. Default: the recipe's.
+        index: Index, Parquet file or .npy array with item vectors. Only the text side is trained,
+            for these vectors, and no image is read. Default: train both sides.
         feedback: Feedback file of visavis serve to train on. Default: none.
         out: New run folder. Default: ``runs/<recipe>-<n>``.
         overrides: Recipe overrides, such as objective='VLC()' training.batch_size=64.
@@ -118,6 +124,7 @@ def train(
         visavis train --data photos/ --dry-run
         visavis train --data photos/ --out runs/mine
         visavis train heads-flickr8k epochs=4 training.batch_size=64
+        visavis train --index indexes/photos --data new-captions/ --out runs/new-words
         visavis train --resume runs/mine
         ```
     """
@@ -132,7 +139,7 @@ def train(
         progress = progress if progress is not None and group.is_first else NoProgress()
         context = RunContext(progress, group)
         if resume is not None:
-            if any((overrides, skip_bad, dry_run, data, feedback, out, recipe)):
+            if any((overrides, skip_bad, dry_run, data, index, feedback, out, recipe)):
                 raise RunError(
                     "--resume: expected the run folder alone, as a run keeps its recipe and data. "
                     "Remove the other options."
@@ -156,6 +163,7 @@ def train(
             overrides,
             progress,
             data=data,
+            index=index,
             feedback=feedback,
             skip_bad=skip_bad,
             can_download=True,

@@ -92,6 +92,7 @@ def open_dataset(
     path: str | Path,
     *,
     skip_bad: bool = False,
+    needs_files: bool = True,
     decode_images: bool = False,
     frames_per_second: float = 0.0,
     decode_all_frames: bool = False,
@@ -105,6 +106,7 @@ def open_dataset(
             WebDataset shards, or ``hf:OWNER/NAME``.
         skip_bad: Skip unusable items and list them in ``Dataset.skipped``, instead of raising
             DataError.
+        needs_files: Whether an image without a file is unusable.
         decode_images: Also decode each image once, to find truncated images and copies in two
             splits. The result is cached. Images of a large table are not decoded.
         frames_per_second: Rate at which videos will be read, to find videos that are too long. 0:
@@ -127,12 +129,12 @@ def open_dataset(
             raise _unusable_items(source, path, data.skipped[0], data.skipped[1:])
         return data
     decoders = decoder_versions() if decode_images else ""
-    options = (skip_bad, decode_images, frames_per_second, decode_all_frames, decoders)
+    options = (skip_bad, needs_files, decode_images, frames_per_second, decode_all_frames, decoders)
     # The code of a user's own format may change.
     cache = DatasetCache.of(source, *options) if dataset_format in FORMATS else None
     if cache is not None and (stored := cache.read()) is not None:
         return stored
-    listing = _list(dataset_format, source)
+    listing = _list(dataset_format, source, needs_files=needs_files)
     if decode_images:
         validate_images(
             listing,
@@ -181,14 +183,15 @@ def list_dataset(path: str | Path) -> Listing:
     return _list(*_locate(path))
 
 
-def _list(dataset_format: DatasetFormat, source: Path) -> Listing:
+def _list(dataset_format: DatasetFormat, source: Path, *, needs_files: bool = True) -> Listing:
     try:
         listing = dataset_format.read(source)
         if dataset_format.image_files != "none":
             folder = listing.folder or (
                 source if dataset_format.reads_whole_folder else source.parent
             )
-            attach_files(listing, folder, may_lack_pixels=dataset_format.image_files == "optional")
+            may_lack_pixels = dataset_format.image_files == "optional" or not needs_files
+            attach_files(listing, folder, may_lack_pixels=may_lack_pixels, needs_files=needs_files)
     except OSError as error:
         raise DataError(
             f"{error.filename or source} cannot be read: {error.strerror}. Check the path and its "

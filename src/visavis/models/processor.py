@@ -57,6 +57,7 @@ class SavedModelConfig:
         standardization: Standardization of image features.
         stored_text_features: Whether the model reads stored features of captions.
         matryoshka_dims: Lengths of vector prefixes that were trained to be used alone.
+        items: Fingerprint of the item vectors that a text side belongs to.
     """
 
     kind: str
@@ -68,6 +69,7 @@ class SavedModelConfig:
     standardization: Standardization | None = None
     stored_text_features: bool = False
     matryoshka_dims: tuple[int, ...] = ()
+    items: str | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ class Processor:
         stored_text_features: The model reads stored features of captions.
         visual_encoder_folder: Folder with the preprocessing of an image encoder that was trained
             with the model. None: the pretrained encoder's.
+        items: Fingerprint of the item vectors of a model that has only a text side: of the model
+            that made an index, or of a file. None: the model has both sides.
     """
 
     visual: EncoderSpec | None
@@ -100,6 +104,7 @@ class Processor:
     tokenizer_folder: Path | None = None
     stored_text_features: bool = False
     visual_encoder_folder: Path | None = None
+    items: str | None = None
 
     @classmethod
     def from_saved_config(cls, config: SavedModelConfig, folder: Path) -> Processor:
@@ -129,11 +134,18 @@ class Processor:
             tokenizer_folder=tokenizer_folder,
             stored_text_features=config.stored_text_features,
             visual_encoder_folder=visual_folder,
+            items=config.items,
         )
 
     @property
     def visual_spec(self) -> EncoderSpec:
         """The image encoder. Raises RunError if the model reads only stored features."""
+        if self.items is not None:
+            raise RunError(
+                "visual encoder: expected one for images or videos, got a model that encodes only "
+                f"texts, for the item vectors {self.items}. Search with their index, which takes "
+                "the model with: visavis index --queries RUN --out INDEX"
+            )
         if self.visual is None:
             raise RunError(
                 "visual encoder: expected one for new images or videos, got a model that was "
@@ -151,6 +163,7 @@ class Processor:
         }
         optional: dict[str, Any] = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
         optional |= {"stored_text_features": True} if self.stored_text_features else {}
+        optional |= {} if self.items is None else {"items": self.items}
         optional |= (
             {}
             if self.standardization is None
@@ -428,6 +441,7 @@ def load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
         RunError: If the folder has no model of this version.
     """
     from visavis.models import CATALOG, find_model
+    from visavis.models.text_side import text_side
 
     file = folder / "config.json"
     if (content := unsupported_content(folder)) is not None:
@@ -448,6 +462,7 @@ def load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
             Processor.from_saved_config(config, folder),
             build_object(kind.Config, config.architecture),
         )
+        kind = kind if config.items is None else text_side(kind)
     except VisavisError as error:
         raise RunError(
             f"{file}: expected a model of this version, got another ({error}). Load it with the "

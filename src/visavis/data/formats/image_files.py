@@ -536,7 +536,9 @@ def containing_folder(folder: Path) -> Path:
     return hub_repository(folder) or Path(os.path.realpath(folder))
 
 
-def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> None:
+def attach_files(
+    listing: Listing, folder: Path, *, may_lack_pixels: bool, needs_files: bool = True
+) -> None:
     """Set the location of each listed image, and record missing images, captions without a file,
     and files that are not listed.
 
@@ -544,6 +546,7 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
         listing: The listing.
         folder: Folder of the files.
         may_lack_pixels: Accept a data set without any image file as one of captions only.
+        needs_files: Whether a listed image without a file is lost.
     """
     files = find_files(folder)
     if may_lack_pixels and files.has_no_images(entry.file or "" for entry in listing.images):
@@ -571,6 +574,8 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
         try:
             key = _find_distinct_file(files, entry.file, listed, used)
         except DataError as error:
+            if not needs_files:
+                continue
             has_missing = True
             listing.add_loss("missing image", entry.name, str(error), entry)
             if files.may_contain(entry.file):

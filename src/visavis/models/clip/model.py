@@ -94,7 +94,8 @@ class CLIP(GlobalMatcher):
         """Architecture of ``CLIP``.
 
         Attributes:
-            visual_granularity: Always "pixels".
+            visual_granularity: "pixels", or "pooled" for the text encoder alone, which reads item
+                vectors in place of images.
             text_granularity: Always "tokens".
             backbone: Folder or hub name of a dual encoder, which provides preprocessing and
                 tokenizer.
@@ -114,7 +115,7 @@ class CLIP(GlobalMatcher):
                 automatically.
         """
 
-        visual_granularity: Literal["pixels"] = "pixels"
+        visual_granularity: Literal["pixels", "pooled"] = "pixels"
         text_granularity: Literal["tokens"] = "tokens"
         backbone: str
         scale: Literal["fixed", "learned"] = "fixed"
@@ -139,18 +140,19 @@ class CLIP(GlobalMatcher):
                 "two numbers above 0, the smaller one first",
             )
 
-    visual_granularities = ("pixels",)
+    visual_granularities = ("pixels", "pooled")
     text_granularities = ("tokens",)
     config: Config
 
     def __init__(self, config: Config):
         super().__init__(config)
+        text_only = config.visual_granularity == "pooled"
         saved = saved_part_folder(VisualEncoder.part_name, required=False)
         self.folder = saved or _pretrained_folder(config)
         self.model = (
-            load_pretrained_model(self.folder, dtype=torch.float32)
+            load_pretrained_model(self.folder, text_only=text_only, dtype=torch.float32)
             if saved is None
-            else build_empty_model(saved)
+            else build_empty_model(saved, text_only=text_only)
         )
         kind = self.model.config.model_type
         if kind not in DUAL_ENCODERS:
@@ -221,15 +223,16 @@ class CLIP(GlobalMatcher):
     def _check_adapters(self) -> None:
         """Raise SpecError if an encoder has no adapter, because only the other would be trained."""
         adapted = self.parameters_by_part()
+        parts = self.parts()
         for part in ("visual", "text"):
-            if not adapted.get(part):
+            if parts[part] and not adapted.get(part):
                 linear = {
                     name.rpartition(".")[2]
                     for name, layer in self.model.named_modules()
                     if isinstance(layer, nn.Linear) and name.startswith("text_") == (part == "text")
                 }
                 raise SpecError(
-                    f"lora_layers: expected layers in both encoders, got none of the {part} "
+                    f"lora_layers: expected layers in each encoder, got none of the {part} "
                     f"encoder of {self.config.backbone}. Add some of {', '.join(sorted(linear))}."
                 )
 

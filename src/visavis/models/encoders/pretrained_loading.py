@@ -115,6 +115,7 @@ def load_pretrained_model(
     auto_class: str = "AutoModel",
     *,
     new_head: bool = False,
+    text_only: bool = False,
     advice: str = _INCOMPLETE_ADVICE,
     **options: Any,
 ) -> Any:
@@ -127,6 +128,7 @@ def load_pretrained_model(
         folder: Folder of the model.
         auto_class: Class of transformers that selects the model.
         new_head: Whether the output layer may be untrained.
+        text_only: Whether to leave out the image encoder of a dual encoder.
         advice: End of the error message about missing weights.
         **options: Options of ``from_pretrained``, such as a dtype.
 
@@ -148,7 +150,8 @@ def load_pretrained_model(
     config = load_pretrained_config(folder)
     with loading_from(folder, "a model that transformers can read") as transformers:
         options |= {"config": config} if config.model_type == "timm_wrapper" else {}
-        model, loading = getattr(transformers, auto_class).from_pretrained(
+        kind = _text_class(config) if text_only else getattr(transformers, auto_class)
+        model, loading = kind.from_pretrained(
             folder, **_LOCAL, **options
         )
     _check_loaded_names(folder, model, loading, new_head, advice)
@@ -176,13 +179,38 @@ def check_weight_files(folder: Path) -> None:
     _check_loaded_names(folder, model, loading, False, _INCOMPLETE_ADVICE)
 
 
-def build_empty_model(folder: Path, *, with_pooler: bool = False) -> Any:
+def _text_class(config: Any) -> Any:
+    """The class of a dual encoder without its image encoder, whose weights are not read either."""
+    import transformers
+
+    with torch.device("meta"):
+        kind = type(transformers.AutoModel.from_config(config, trust_remote_code=False))
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        kind.__init__(self, *args, **kwargs)
+        for name, _ in list(self.named_children()):
+            if not name.startswith("text_"):
+                delattr(self, name)
+
+    def _init_weights(self: Any, module: Any) -> None:
+        # Of the whole model, it initializes the projections of both sides.
+        if module is not self:
+            kind._init_weights(self, module)
+
+    methods = {"__init__": __init__, "_init_weights": _init_weights}
+    return type(kind.__name__, (kind,), {"__module__": kind.__module__, **methods})
+
+
+def build_empty_model(
+    folder: Path, *, with_pooler: bool = False, text_only: bool = False
+) -> Any:
     """Build the model of a folder's config without its weights, which are loaded later.
 
     Args:
         folder: Folder with the config.
         with_pooler: Whether these weights include a pooler. Otherwise a pooler with weights is
             removed.
+        text_only: Whether to leave out the image encoder of a dual encoder.
 
     Returns:
         The model.
@@ -191,8 +219,11 @@ def build_empty_model(folder: Path, *, with_pooler: bool = False) -> Any:
         DataError: If the config cannot be read.
     """
     with loading_from(folder, "a config that transformers can read") as transformers:
+        config = load_pretrained_config(folder)
+        if text_only:
+            return _text_class(config)(config).to(torch.float32).eval()
         model = transformers.AutoModel.from_config(
-            load_pretrained_config(folder), dtype=torch.float32, trust_remote_code=False
+            config, dtype=torch.float32, trust_remote_code=False
         ).eval()
     # from_config always adds a pooler, which these weights may lack.
     pooler = getattr(model, "pooler", None)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from visavis.core.run_context import RunContext
 from visavis.core.spec import build_object
 from visavis.data.dataset import Dataset
 from visavis.data.features.expert_store import ExpertStore
+from visavis.data.features.item_vectors import ItemVectors
 from visavis.data.features.standardization import Standardization
 from visavis.data.item_sources import (
     AnyFeatures,
@@ -67,6 +68,7 @@ from visavis.models.inference import (
 from visavis.models.layers import Whitening
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
+from visavis.models.text_side import text_side
 from visavis.training.recipes.features import (
     caption_rows,
     feedback_query_features,
@@ -480,6 +482,8 @@ def open_data_module(
         feedback = read_feedback_pairs(recipe.data.feedback, data, progress) if training else None
         stream = open_stream(recipe, progress) if training else None
     visual, visual_encoder = visual_features(recipe, data, context)
+    if isinstance(visual, ItemVectors) and recipe.data.skip_bad:
+        data = visual.keep_items(data)
     queries = feedback.queries if feedback else ()
     text, processor = text_features(
         recipe, data, context, trained_processor, visual_encoder, queries, stream
@@ -488,6 +492,9 @@ def open_data_module(
         processor = replace(
             processor, visual_encoder_folder=trained_processor.visual_encoder_folder
         )
+    if isinstance(visual, ItemVectors):
+        visual.rows(image.name for image in data.images)
+        processor = replace(processor, items=visual.fingerprint)
     for skipped in data.skipped:
         progress.message(f"Skipped: {skipped}")
     if training and data.unpaired:
@@ -552,6 +559,8 @@ def build_matcher(data_module: DataModule, seed: int, *, keep_bias: bool = False
     """
     kind = find_model(data_module.recipe.model["kind"])
     assert kind is not None  # check_model_fields has found it
+    if data_module.recipe.visual.item_vectors:
+        kind = text_side(kind)
     torch.manual_seed(seed)
     try:
         matcher = kind(
@@ -565,10 +574,31 @@ def build_matcher(data_module: DataModule, seed: int, *, keep_bias: bool = False
         raise RecipeError(
             f"model {kind.name}: cannot be built: {str(error).splitlines()[0]}."
         ) from None
+    if isinstance(data_module.visual, ItemVectors):
+        _check_text_dim(data_module, matcher)
     for whitening in (module for module in matcher.modules() if isinstance(module, Whitening)):
         train = data_module.training_split
         whitening.fit(sample_features(data_module.sources(train)[1], len(train.captions)))
     return matcher
+
+
+def _encode_one_text(data_module: DataModule, matcher: Matcher) -> torch.Tensor:
+    _, text = data_module.sources(data_module.training_split)
+    encoded = encode_items(matcher, "text", text.read, [np.arange(1)])
+    return get_vectors(matcher.first_stage_items(encoded))
+
+
+def _check_text_dim(data_module: DataModule, matcher: Matcher) -> None:
+    """Check that a text side has vectors of the dimension of its items."""
+    assert data_module.visual is not None
+    expected = data_module.visual.embedding_dim
+    actual = _encode_one_text(data_module, matcher).shape[1]
+    if actual != expected:
+        raise RecipeError(
+            f"model {matcher.name}: expected texts of dimension {expected}, as the item vectors in "
+            f"{data_module.recipe.visual.features}, got {actual}. Use another text encoder, or a "
+            "model such as Heads."
+        )
 
 
 def _resolve_matryoshka_dims(data_module: DataModule, matcher: Matcher) -> tuple[int, ...]:
@@ -587,10 +617,7 @@ def _resolve_matryoshka_dims(data_module: DataModule, matcher: Matcher) -> tuple
             "matryoshka_dims: OfflineNegativeSupervision supplies scores of full vectors only. "
             "Remove one of them."
         )
-    _, text = data_module.sources(data_module.training_split)
-    full = get_vectors(
-        matcher.first_stage_items(encode_items(matcher, "text", text.read, [np.arange(1)]))
-    ).shape[1]
+    full = _encode_one_text(data_module, matcher).shape[1]
     if max(recipe.matryoshka_dims) > full:
         raise RecipeError(
             f"matryoshka_dims: expected at most {full}, the dimensions of this model, got "
@@ -668,6 +695,8 @@ def check_model_fields(recipe: Recipe) -> None:
     kind = find_model(name)
     if kind is None:
         raise RecipeError(f"model.kind: {name!r} is not a model: {suggest_name(name, CATALOG)}")
+    if recipe.visual.item_vectors:
+        text_side(kind)
     known = {field.name for field in fields(kind.Config)} - DERIVED_MODEL_KEYS.keys()
     for key in recipe.model.keys() - {"kind"}:
         if source := DERIVED_MODEL_KEYS.get(key):
@@ -710,6 +739,8 @@ def _architecture(
     }
     if isinstance(data_module.visual, ExpertStore) and "experts" in kind.visual_granularities:
         architecture |= {"experts": data_module.visual.embedding_dims}
+    if isinstance(data_module.visual, ItemVectors):
+        return architecture | _item_vector_fields(data_module, kind)
     if data_module.visual is not None:
         return architecture | {"visual_input_dim": data_module.visual.embedding_dim}
     architecture |= {"backbone": recipe.visual.encoder}
@@ -724,6 +755,23 @@ def _architecture(
     return architecture | {"visual_input_dim": encoder.embedding_dim}
 
 
+def _item_vector_fields(data_module: DataModule, kind: type[Matcher]) -> dict[str, Any]:
+    """The fields of the config of a text side: its vectors have the dimensions of the items."""
+    assert data_module.visual is not None
+    dim = data_module.visual.embedding_dim
+    known = {field.name: field for field in fields(kind.Config)}
+    values: dict[str, Any] = {"visual_input_dim": dim}
+    # A matcher that reads no pooled features is built for its own kind, without its visual side.
+    granularities = kind.visual_granularities
+    values["visual_granularity"] = "pooled" if "pooled" in granularities else granularities[0]
+    if "embedding_dim" in known:
+        values["embedding_dim"] = dim
+    if "backbone" in known and known["backbone"].default is MISSING:
+        # A dual encoder, whose text encoder it is.
+        values["backbone"] = data_module.recipe.text.encoder
+    return values
+
+
 def _text_backbone_field(recipe: Recipe, kind: type[Matcher]) -> dict[str, str]:
     """The config field ``text_backbone`` with its value, or {} if the recipe trains no separate
     text encoder.
@@ -733,7 +781,7 @@ def _text_backbone_field(recipe: Recipe, kind: type[Matcher]) -> dict[str, str]:
         return {}
     if "text_backbone" in {field.name for field in fields(kind.Config)}:
         return {"text_backbone": text.encoder}
-    if text.encoder == recipe.visual.encoder:  # a dual encoder
+    if text.encoder == recipe.visual.encoder or recipe.visual.item_vectors:  # a dual encoder
         return {}
     raise RecipeError(
         f'text.granularity: expected a frozen text encoder for {kind.name}, got "tokens". Set text.granularity = "pooled" or "words".'

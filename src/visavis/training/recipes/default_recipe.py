@@ -5,6 +5,7 @@ the available encoders.
 from __future__ import annotations
 
 import importlib.util
+import os
 from dataclasses import dataclass
 from glob import escape
 from typing import Any
@@ -22,7 +23,7 @@ from visavis.data.hub_files import (
 )
 from visavis.models.default_model import DEFAULT_MODELS, default_model, how_to_copy
 from visavis.models.encoders.cnn_backbones import PUBLISHED_BACKBONES, SMALL_CNN, is_downloaded
-from visavis.models.encoders.pretrained_files import MINILM, has_minilm
+from visavis.models.encoders.pretrained_files import MINILM, find_dual_encoder, has_minilm
 
 PREFERRED_ENCODER = "mobilenet-v2"
 SMALL_DATA_RECIPE = "clip/small-data"
@@ -113,6 +114,39 @@ def choose_recipe(overrides: dict[str, Any], *, downloads: Progress | None = Non
         encoders,
         warning,
     )
+
+
+def choose_text_recipe(overrides: dict[str, Any], model: str | None) -> DefaultRecipe:
+    """Choose a recipe for a text side on item vectors.
+
+    Args:
+        overrides: Values by dotted key.
+        model: Model that made the vectors. None: an unknown one.
+
+    Returns:
+        The recipe.
+
+    Raises:
+        RecipeError: If the model does not exist on this machine.
+    """
+    if model is None:
+        text = overrides.get("text.encoder") or (MINILM if has_minilm() else "vocabulary")
+        is_words = text == "vocabulary"
+        name = f"photos/frozen-{'words' if is_words else 'minilm'}"
+        kind = "word embeddings trained from scratch" if is_words else f"a head on {text}, frozen"
+        reason = f"Using the default recipe {name}. Images: the item vectors. Texts: {kind}."
+        return DefaultRecipe(name, reason, {} if is_words else {"text.encoder": text})
+    if os.path.isfile(recipe := os.path.join(model, "run.toml")):
+        reason = f"Using the recipe of {model}, which made the item vectors. Its text side is trained from its weights."
+        return DefaultRecipe(recipe, reason, {"start_from": model, "published": ""})
+    if find_dual_encoder(model) is None:
+        raise RecipeError(
+            f"recipe: expected the model that made the item vectors at {model}, found none there. "
+            "Pass a recipe, such as photos/frozen-minilm."
+        )
+    name = "clip/lora"
+    reason = f"Using the default recipe {name}. It adapts the text encoder of {model}, which made the item vectors, with low-rank adapters."
+    return DefaultRecipe(name, reason, {"text.encoder": model})
 
 
 def _find_dual_encoder(progress: Progress) -> tuple[str | None, str]:

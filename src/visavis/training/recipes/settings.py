@@ -153,7 +153,11 @@ class VisualSettings(RecipeSection):
             trained. "experts": named features of different lengths, some missing.
         features: Stored features instead of computed ones: an array with row i of image i,
             ``precomp`` for those of the data set, a ``.tsv`` file of bottom-up attention, a folder
-            of ``ID.npy`` or ``ID.npz``, or a folder of experts.
+            of ``ID.npy`` or ``ID.npz``, or a folder of experts. Or item vectors by the names of
+            images: an index, a Parquet file, or ``NAME.npy`` with ids in ``NAME.ids.txt``.
+        item_vectors: Train only the text side. The features are item vectors, which stay as they
+            are: the score is their cosine with the vector of the text. Set automatically for
+            vectors with ids.
         experts: Names of the experts to read. Empty: all.
         max_length: Maximum number of vectors of each expert, sampled evenly. 0: all.
         frames_per_second: Frame rate for granularity "frames".
@@ -175,6 +179,7 @@ class VisualSettings(RecipeSection):
     encoder: str = ""
     granularity: Literal["pooled", "regions", "pixels", "experts", "frames"] = "pooled"
     features: str = ""
+    item_vectors: bool = False
     experts: tuple[str, ...] = Field((), strict=False)
     max_length: int = Field(0, ge=0)
     frames_per_second: float = Field(0.0, ge=0)
@@ -224,6 +229,17 @@ class VisualSettings(RecipeSection):
         if self.encoder == SMALL_CNN and not pixels:
             raise ValueError(
                 f'visual.encoder: {SMALL_CNN} has random weights and must be trained. Set visual.granularity = "pixels", or use another encoder.'
+            )
+        if self.item_vectors and (
+            not self.features
+            or self.granularity != "pooled"
+            or self.encoder
+            or self.standardize
+            or self.crops > 1
+        ):
+            raise ValueError(
+                'visual.item_vectors: expected visual.features with granularity "pooled", and no visual.encoder, visual.standardize or visual.crops, '
+                "because item vectors are not changed. Remove the other keys of visual."
             )
         if self.augment and not pixels:
             raise ValueError(

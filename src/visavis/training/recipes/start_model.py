@@ -80,16 +80,23 @@ def copy_start_weights(
     """
     source = f"start_from: {recipe.start_from}"
     advice = "Train with the recipe of that run, its run.toml."
-    if type(start.matcher) is not type(matcher):
+    has_items = processor.items is not None
+    if start.matcher.name != matcher.name or (not has_items and start.processor.items is not None):
         raise RecipeError(
             f"{source}: expected a model of kind {matcher.name}, got {start.matcher.name}. {advice}"
         )
     before, now = start.processor.to_config, processor.to_config
+    if has_items:
+        # Only the text side of the other model is read.
+        for key in ("visual", "standardization", "items"):
+            before.pop(key, None), now.pop(key, None)
     if changed := next((key for key in {**before, **now} if before.get(key) != now.get(key)), None):
         raise RecipeError(
             f"{source}: expected the same {changed} as in this recipe, got another. {advice}"
         )
     weights, initial_weights = start.matcher.state_dict(), matcher.state_dict()
+    if has_items:
+        weights = {name: part for name, part in weights.items() if name in initial_weights}
     # A scale or bias that the earlier training did not learn starts as in a new training.
     scale_names = {name for name, _ in matcher.parameters_by_part().get(SCALE_PART, ())}
     weights |= {name: initial_weights[name] for name in scale_names - weights.keys()}

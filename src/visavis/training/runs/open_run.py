@@ -18,6 +18,7 @@ from visavis.core.process_group import ONE_PROCESS, ProcessGroup
 from visavis.core.progress import Progress
 from visavis.core.run_context import RunContext
 from visavis.data.dataset_reader import find_source, path_exists
+from visavis.data.features.item_vectors import holds_item_vectors
 from visavis.data.formats.published_lists import find_precomp_files
 from visavis.models.base import Matcher
 from visavis.models.clip.model import CLIP
@@ -339,8 +340,10 @@ def _features_on(data: str, recipe: Recipe, folder: Path) -> str:
     """Return ``visual.features`` of a run for a data set. "" if the encoder reads the images."""
     visual, trained_on = recipe.visual, recipe.data.path
     if (
-        visual.granularity == "experts" or not visual.features
-    ):  # a store of experts has its items by name
+        visual.granularity == "experts"
+        or holds_item_vectors(visual.features)
+        or not visual.features
+    ):  # these have their items by name
         return visual.features
     source = find_source(data)
     if visual.features == PRECOMP:

@@ -21,6 +21,7 @@ from visavis.core.progress import Progress
 from visavis.data.dataset import ByteRange, ContentFingerprint
 from visavis.data.features.arrays import ArrayFeatures
 from visavis.data.features.expert_store import ExpertStore, RegionFeatures
+from visavis.data.features.item_vectors import ItemVectors
 from visavis.data.features.store import FeatureStore
 from visavis.models.base import Matcher
 from visavis.models.encoders.cnn_backbones import published_backbone_name
@@ -67,7 +68,12 @@ def fingerprint_inputs(
     hashes: dict[str, str] = {}
     if data_module.feedback is not None:
         hashes["feedback"] = data_module.feedback.fingerprint
-    if isinstance(data_module.visual, ExpertStore | RegionFeatures):
+    if isinstance(data_module.visual, ItemVectors):
+        # An index may grow. The vectors of the data set's images must stay.
+        hashes["stored_features"] = data_module.visual.content_hash(
+            [image.name for image in data.images]
+        )
+    elif isinstance(data_module.visual, ExpertStore | RegionFeatures):
         hashes["stored_features"] = data_module.visual.sha256
     elif not isinstance(data_module.visual, FeatureStore | None):
         files["stored_features"] = _numbered(data_module.visual.files)

@@ -1,0 +1,209 @@
+"""Training the text side alone on item vectors: of an index, a Parquet file or an array with ids."""
+
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import visavis
+from visavis.core.errors import DataError, RecipeError, RunError
+from visavis.data.dataset import Image
+from visavis.data.dataset_reader import open_dataset
+from visavis.retrieval.item_vectors import read_index_vectors
+
+RECIPE = """
+name = "words"
+visual = { encoder = "scenes", granularity = "pooled" }
+text = { encoder = "vocabulary", min_count = 1 }
+model = { kind = "VSE++", embedding_dim = 24, word_dim = 12 }
+training = { batch_size = 30, metric_batches = 1, threads = 1 }
+[[phases]]
+epochs = 2
+objective = "VLC()"
+optimizer = { lr = 0.01 }
+"""
+
+
+@pytest.fixture(scope="session")
+def recipe(tmp_path_factory):
+    file = tmp_path_factory.mktemp("recipe") / "words.toml"
+    file.write_text(RECIPE)
+    return file
+
+
+@pytest.fixture(scope="session")
+def two_sides(scenes, recipe, tmp_path_factory):
+    """A run of both sides."""
+    run = tmp_path_factory.mktemp("two") / "run"
+    visavis.train(recipe, data=scenes, out=run)
+    return run
+
+
+@pytest.fixture(scope="session")
+def index(scenes, two_sides, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("indexes") / "index"
+    visavis.index(two_sides, scenes, out=folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def captions_only(scenes, index, tmp_path_factory):
+    """The data set after its images were deleted."""
+    folder = tmp_path_factory.mktemp("captions") / "scenes"
+    shutil.copytree(scenes, folder)
+    for image in [*folder.rglob("*.png"), *folder.rglob("*.jpg")]:
+        image.unlink()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def text_run(captions_only, recipe, index, tmp_path_factory):
+    run = tmp_path_factory.mktemp("text") / "run"
+    visavis.train(recipe, data=captions_only, index=index, out=run)
+    return run
+
+
+def test_text_side_trains_without_image_files(text_run, two_sides, scenes, index):
+    run, whole = visavis.load(text_run), visavis.load(two_sides)
+    assert run.processor.items == whole.fingerprint
+    assert visavis.evaluate(text_run).metrics["rsum"] > 0
+    names, vectors, _ = read_index_vectors(index)
+    images = open_dataset(scenes).images
+    row = {name: number for number, name in enumerate(names)}
+    expected = whole.encode_images([image.location.path for image in images[:3]])
+    stored = torch.from_numpy(np.array(vectors[[row[image.name] for image in images[:3]]]))
+    assert torch.allclose(stored, expected, atol=1e-5), "the index holds what the run encodes"
+    with pytest.raises(RunError, match="visavis index --queries RUN --out INDEX"):
+        run.encode_images([images[0].location.path])
+
+
+def test_text_side_opens_no_image(scenes, recipe, index, tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("an image was opened")
+
+    monkeypatch.setattr(Image, "open", refuse)
+    monkeypatch.setattr(Image, "read", refuse)
+    visavis.train(recipe, data=scenes, index=index, out=tmp_path / "run")
+    assert visavis.load(tmp_path / "run").encode_texts(["a circle"]).shape == (1, 24)
+
+
+def test_text_side_has_no_visual_weights(text_run):
+    names = visavis.load(text_run).matcher.state_dict().keys()
+    assert names and all(name.startswith("text.") for name in names)
+
+
+def test_score_is_cosine_with_stored_vector(text_run, index):
+    from visavis.core.progress import NoProgress
+    from visavis.training.runs.open_run import open_run, read_run_recipe
+
+    module, matcher = open_run(text_run, read_run_recipe(text_run), NoProgress())
+    data = module.data.split("test")
+    visual, text = module.encode(matcher, data)
+    names, vectors, _ = read_index_vectors(index)
+    row = {name: number for number, name in enumerate(names)}
+    stored = torch.from_numpy(np.array(vectors[[row[image.name] for image in data.images]]))
+    words = visavis.load(text_run).encode_texts(list(data.captions))
+    assert torch.allclose(matcher.score(visual, text), stored @ words.T, atol=1e-5)
+
+
+def test_default_recipe_is_text_side_of_run(scenes, index, two_sides, tmp_path):
+    result = visavis.train(data=scenes, index=index, out=tmp_path / "run", overrides={"epochs": 1})
+    assert visavis.evaluate(result.run).metrics == result.test.metrics
+    start, now = (visavis.load(run).matcher.state_dict() for run in (two_sides, tmp_path / "run"))
+    assert set(now) < set(start)
+
+
+@pytest.mark.parametrize("kind", ["npy", "parquet", "scaled"])
+def test_files_of_vectors_equal_index(kind, scenes, recipe, index, text_run, tmp_path):
+    names, vectors, _ = read_index_vectors(index)
+    order = np.random.default_rng(0).permutation(len(names))
+    ids, rows = [names[i] for i in order], np.array(vectors[order])
+    if kind == "parquet":
+        path = tmp_path / "vectors.parquet"
+        pq.write_table(pa.table({"path": ids, "vector": list(rows)}), path)
+    else:
+        path = tmp_path / "vectors.npy"
+        # Vectors of any length are read as unit vectors.
+        np.save(path, rows * (7 if kind == "scaled" else 1))
+        (tmp_path / "vectors.ids.txt").write_text("\n".join(ids) + "\n")
+    result = visavis.train(recipe, data=scenes, index=path, out=tmp_path / "run")
+    assert result.test.metrics == visavis.evaluate(text_run).metrics
+    items = visavis.load(result.run).processor.items
+    assert len(items) == 16 and items != visavis.load(text_run).processor.items
+
+
+def test_array_without_ids_is_in_order_of_data(scenes, recipe, index, text_run, tmp_path):
+    names, vectors, _ = read_index_vectors(index)
+    row = {name: number for number, name in enumerate(names)}
+    images = open_dataset(scenes).images
+    np.save(tmp_path / "all.npy", vectors[[row[image.name] for image in images]])
+    result = visavis.train(recipe, data=scenes, index=tmp_path / "all.npy", out=tmp_path / "run")
+    assert result.test.metrics == visavis.evaluate(text_run).metrics
+
+
+def test_vectors_with_ids_set_item_vectors(scenes, index, tmp_path, recipe):
+    text = RECIPE.replace('encoder = "scenes"', f'features = "{index}"')
+    (tmp_path / "index.toml").write_text(text)
+    plan = visavis.train(tmp_path / "index.toml", data=scenes, dry_run=True)
+    assert plan.recipe.visual.item_vectors
+    (tmp_path / "changed.toml").write_text(
+        text.replace(
+            'granularity = "pooled" }', 'granularity = "pooled", standardize = "zscore" }', 1
+        )
+    )
+    with pytest.raises(RecipeError, match="item vectors are not changed"):
+        visavis.train(tmp_path / "changed.toml", data=scenes, dry_run=True)
+    with pytest.raises(RecipeError, match=r"visual\.crops: expected no key of visual"):
+        visavis.train(recipe, data=scenes, index=index, overrides={"visual.crops": 10})
+
+
+def test_missing_vectors_are_reported_or_skipped(scenes, recipe, index, tmp_path):
+    names, vectors, _ = read_index_vectors(index)
+    kept = [number for number, name in enumerate(names) if number % 5]
+    np.save(tmp_path / "some.npy", vectors[kept])
+    (tmp_path / "some.ids.txt").write_text("\n".join(names[number] for number in kept))
+    lost = len(names) - len(kept)
+    with pytest.raises(
+        DataError, match=rf"got none of {lost}, such as '.+\.png'.*Index the folder"
+    ):
+        visavis.train(recipe, data=scenes, index=tmp_path / "some.npy", out=tmp_path / "no")
+    result = visavis.train(
+        recipe, data=scenes, index=tmp_path / "some.npy", out=tmp_path / "run", skip_bad=True
+    )
+    assert visavis.evaluate(result.run).metrics == result.test.metrics
+
+
+@pytest.mark.parametrize(
+    ("ids", "problem"),
+    [
+        (["a", "b"], r"expected 3 ids, one per line for each row of x\.npy, got 2"),
+        (["a", "b", "a"], "expected each id once, got 'a' more than once"),
+    ],
+)
+def test_invalid_ids_are_rejected(ids, problem, scenes, recipe, tmp_path):
+    np.save(tmp_path / "x.npy", np.eye(3, dtype=np.float32))
+    (tmp_path / "x.ids.txt").write_text("\n".join(ids))
+    with pytest.raises(DataError, match=problem):
+        visavis.train(recipe, data=scenes, index=tmp_path / "x.npy", out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ({"id": ["a", "b"]}, r"one of lists of numbers \(vectors\), got id \(string\)"),
+        ({"id": ["a", "b"], "v": [[1.0], [1.0, 2.0]]}, r"a vector of the same length in each row"),
+        ({"id": ["a", None], "v": [[1.0], [1.0]]}, "1 empty cells"),
+    ],
+)
+def test_invalid_parquet_is_rejected(columns, problem, scenes, recipe, tmp_path):
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    with pytest.raises(DataError, match=problem):
+        visavis.train(recipe, data=scenes, index=tmp_path / "x.parquet", out=tmp_path / "run")
+
+
+def test_models_of_several_vectors_are_rejected(scenes, recipe, index, tmp_path):
+    with pytest.raises(RecipeError, match=r"expected a model with one vector per item, got MaxSim"):
+        visavis.train(recipe, data=scenes, index=index, overrides={"model": "MaxSim()"})
