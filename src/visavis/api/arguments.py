@@ -153,16 +153,17 @@ def index_model(path: Path) -> str | None:
         path: Index or file.
 
     Returns:
-        Run folder, or folder or name of a pretrained model. None for a file.
+        Run folder, or folder or name of a pretrained model. None for vectors of a file.
 
     Raises:
         RunError: If the path is a folder without a valid index.
     """
     if not path.is_dir():
         return None
-    from visavis.retrieval.index_folder import read_manifest
+    from visavis.retrieval.index_folder import VECTOR_SUFFIXES, read_manifest
 
-    return read_manifest(path).model
+    model = read_manifest(path).model
+    return None if model.endswith(VECTOR_SUFFIXES) else model
 
 
 def resolve_recipe(

@@ -161,6 +161,19 @@ class Vocabulary:
             )
         )
 
+    def extended(self, captions: Iterable[str], min_count: int) -> Vocabulary:
+        """Add the frequent words of more captions.
+
+        Args:
+            captions: The captions.
+            min_count: Smallest number of occurrences.
+
+        Returns:
+            The words of this vocabulary, then the new ones.
+        """
+        words = Vocabulary.from_captions(captions, min_count).words
+        return Vocabulary((*self.words, *(word for word in words if word not in self._id_of)))
+
     def __len__(self) -> int:
         return len(self.words)
 

@@ -107,15 +107,7 @@ def use_queries(folder: Path, queries: str | Path, progress: Progress) -> QueryM
                 f"{folder}, got none of them. List its query models with visavis index "
                 f"--list-queries --out {folder}."
             )
-        if model.fingerprint != manifest.fingerprint:
-            # A run that was trained again in the same folder takes the place of the earlier one.
-            others = [
-                each
-                for each in manifest.queries
-                if each.fingerprint != model.fingerprint and each.model != model.model
-            ]
-            manifest = replace(manifest, queries=(*others, model))
-        return _activate(folder, manifest, model.fingerprint)
+        return _activate(folder, manifest, model)
 
 
 def roll_back_queries(folder: Path) -> QueryModels:
@@ -133,18 +125,37 @@ def roll_back_queries(folder: Path) -> QueryModels:
     """
     with storage.folder_lock(folder / "index", wait=False, subject=folder):
         manifest = read_manifest(folder)
-        if manifest.previous_queries not in {each.fingerprint for each in manifest.all_queries}:
+        known = {each.fingerprint: each for each in manifest.all_queries}
+        if manifest.previous_queries not in known:
             raise RunError(
                 f"{folder}: expected a previous query model, got none. Choose one with "
                 f"visavis index --queries RUN --out {folder}."
             )
-        return _activate(folder, manifest, manifest.previous_queries)
+        return _activate(folder, manifest, known[manifest.previous_queries])
 
 
-def _activate(folder: Path, manifest: IndexManifest, fingerprint: str) -> QueryModels:
-    before = manifest.query_model.fingerprint
-    if before != fingerprint:
-        manifest = replace(manifest, active_queries=fingerprint, previous_queries=before)
+def _activate(folder: Path, manifest: IndexManifest, model: QueryModel) -> QueryModels:
+    before, previous = manifest.query_model.fingerprint, manifest.previous_queries
+    queries = list(manifest.queries)
+    if model.fingerprint != manifest.fingerprint:
+        # A run that was moved, or trained again in its folder, takes the place of the earlier one.
+        queries = [
+            *(
+                each
+                for each in queries
+                if each.fingerprint != model.fingerprint and each.model != model.model
+            ),
+            model,
+        ]
+    known = {manifest.fingerprint, *(each.fingerprint for each in queries)}
+    if before != model.fingerprint:
+        previous = before if before in known else manifest.fingerprint
+    manifest = replace(
+        manifest,
+        queries=tuple(queries),
+        active_queries=model.fingerprint,
+        previous_queries=previous if previous in known else "",
+    )
     write_manifest(folder, manifest)
     return QueryModels(str(folder), manifest)
 
@@ -155,6 +166,8 @@ def _open_queries(
     """Check that a run was trained on the vectors of an index, and calibrate its scores."""
     with progress.activity("loading the model"):
         retriever = Retriever.load(run)
+    if retriever.fingerprint == manifest.fingerprint:
+        return manifest.all_queries[0]
     trained_on = retriever.processor.items
     if trained_on != manifest.fingerprint:
         found = "images of its own" if trained_on is None else f"vectors of {trained_on}"

@@ -495,6 +495,11 @@ def open_data_module(
     if isinstance(visual, ItemVectors):
         visual.rows(image.name for image in data.images)
         processor = replace(processor, items=visual.fingerprint)
+        if training and trained_processor and processor.vocabulary is not None:
+            # The captions may have words that the start model does not know.
+            captions = training_subset(recipe, data).split("train").captions
+            words = processor.vocabulary.extended(captions, recipe.text.min_count)
+            processor = replace(processor, vocabulary=words)
     for skipped in data.skipped:
         progress.message(f"Skipped: {skipped}")
     if training and data.unpaired:

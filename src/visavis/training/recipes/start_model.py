@@ -87,9 +87,11 @@ def copy_start_weights(
         )
     before, now = start.processor.to_config, processor.to_config
     if has_items:
-        # Only the text side of the other model is read.
+        # Only the text side of the other model is read. New words follow its own.
         for key in ("visual", "standardization", "items"):
             before.pop(key, None), now.pop(key, None)
+        if (words := before["vocabulary"]) and now["vocabulary"][: len(words)] == words:
+            now["vocabulary"] = words
     if changed := next((key for key in {**before, **now} if before.get(key) != now.get(key)), None):
         raise RecipeError(
             f"{source}: expected the same {changed} as in this recipe, got another. {advice}"
@@ -97,6 +99,11 @@ def copy_start_weights(
     weights, initial_weights = start.matcher.state_dict(), matcher.state_dict()
     if has_items:
         weights = {name: part for name, part in weights.items() if name in initial_weights}
+        sizes = [len(each.vocabulary or ()) for each in (start.processor, processor)]
+        for name, part in weights.items():
+            initial = initial_weights[name]
+            if sizes[0] < sizes[1] and [part.shape[:1], initial.shape[:1]] == [(n,) for n in sizes]:
+                weights[name] = torch.cat([part, initial[len(part) :]])
     # A scale or bias that the earlier training did not learn starts as in a new training.
     scale_names = {name for name, _ in matcher.parameters_by_part().get(SCALE_PART, ())}
     weights |= {name: initial_weights[name] for name in scale_names - weights.keys()}

@@ -1,0 +1,227 @@
+"""Query models of an index: added, listed, switched and rolled back without encoding an item."""
+
+import json
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import visavis
+from visavis.core.errors import DataError, RunError, VisavisError
+from visavis.data.dataset_reader import open_dataset
+from visavis.retrieval import query_model
+from visavis.retrieval.index_folder import Index, read_manifest
+from visavis.retrieval.search import SearchQuery, search_collection
+
+
+@pytest.fixture(scope="module")
+def foreign_captions(scenes, tmp_path_factory):
+    """Captions of the scenes in words that the model does not know: each word with a mark."""
+    folder = tmp_path_factory.mktemp("foreign") / "scenes"
+    shutil.copytree(scenes, folder)
+    lines = [json.loads(line) for line in (folder / "captions.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["captions"] = [
+            " ".join(f"{word}zz" for word in text.replace("-", " ").split())
+            for text in line["captions"]
+        ]
+    (folder / "captions.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def original(scenes, run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("indexes") / "index"
+    visavis.index(run, scenes, out=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def words_run(original, foreign_captions, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "words"
+    visavis.train(data=foreign_captions, index=original, out=folder, overrides={"epochs": 20})
+    return folder
+
+
+@pytest.fixture
+def index(original, tmp_path):
+    return shutil.copytree(original, tmp_path / "index")
+
+
+def names(index, text):
+    return [hit.name for hit in visavis.search(index, text, group_duplicates=False)]
+
+
+def test_new_words_are_found_and_rolled_back(index, words_run, run, foreign_captions, monkeypatch):
+    data = open_dataset(foreign_captions).split("train")
+    before = {path: path.read_bytes() for path in index.rglob("*") if path.is_file()}
+    monkeypatch.setattr(
+        "visavis.retrieval.index_builder.encode_in_shards", lambda *_: pytest.fail("encoded")
+    )
+    result = visavis.index(queries=words_run, out=index).to_json()
+    changed = [path for path, content in before.items() if path.read_bytes() != content]
+    assert changed == [index / "index.json"], "vectors and items stay as they are"
+    assert [model["active"] for model in result["models"]] == [False, True]
+    assert len({model["items"] for model in result["models"]}) == 1
+    ranks = [
+        names(index, caption).index(data.images[image].name)
+        if data.images[image].name in names(index, caption)
+        else 5
+        for caption, image in zip(data.captions[:40:4], data.image_of[:40:4], strict=True)
+    ]
+    assert np.mean(np.array(ranks) == 0) >= 0.7, "the text side has memorized its captions"
+    old = visavis.index(roll_back=True, out=index).to_json()
+    assert [model["active"] for model in old["models"]] == [True, False]
+    assert [model["previous"] for model in old["models"]] == [False, True]
+    again = visavis.index(roll_back=True, out=index).to_json()
+    assert again == result, "a second roll back undoes the first"
+    assert visavis.index(queries="items", out=index).to_json() == old
+    assert visavis.index(queries=result["models"][1]["queries"], out=index).to_json() == result
+    assert visavis.index(queries=run, out=index).to_json() == old, "the run of the items is known"
+    assert visavis.index(list_queries=True, out=index).to_json() == old
+
+
+def test_texts_and_images_of_pair_use_their_models(index, words_run, run, scenes):
+    visavis.index(queries=words_run, out=index)
+    with_words, items = visavis.load(words_run), visavis.load(run)
+    opened = Index.open(index)
+    image = open_dataset(scenes).images[3]
+    model, text = opened.model, "a redzz"
+    assert torch.equal(model.encode_texts([text]), with_words.encode_texts([text]))
+    path = image.location.path
+    assert torch.equal(model.encode_images([path]), items.encode_images([path]))
+    expected = items.encode_images([path]) @ with_words.encode_texts([text]).T
+    assert torch.allclose(model.score([path], [text]), expected)
+    assert model.count_tokens([text]) == with_words.count_tokens([text])
+    assert model.unknown_words("zebra redzz") == ["zebra"]
+    query = SearchQuery(images=((1.0, path),))
+    assert search_collection(opened, query)[0].name == image.name
+    mixed = SearchQuery(texts=((1.0, text),), images=((1.0, path),))
+    vector = opened.encode_query(mixed)[0]
+    total = model.encode_texts([text])[0] + items.encode_images([path])[0]
+    assert np.allclose(vector, total / total.norm(), atol=1e-6)
+    opened.close()
+    ranked = visavis.classify(index, path, ["redzz starzz", "bluezz"])
+    assert ranked[0][1] == pytest.approx(max(score for _, score in ranked))
+
+
+def test_update_of_index_keeps_query_models(index, words_run, run, scenes):
+    visavis.index(queries=words_run, out=index)
+    before = read_manifest(index)
+    visavis.index(run, scenes, out=index)
+    after = read_manifest(index)
+    assert (after.queries, after.active_queries) == (before.queries, before.active_queries)
+    assert Index.open(index).model.fingerprint == visavis.load(words_run).fingerprint
+
+
+def test_query_models_of_other_vectors_are_refused(index, run, scenes, words_run, tmp_path):
+    with pytest.raises(RunError, match="a previous query model, got none"):
+        visavis.index(roll_back=True, out=index)
+    with pytest.raises(RunError, match="or the fingerprint of a query model"):
+        visavis.index(queries="nothing", out=index)
+    other, other_index = tmp_path / "other", tmp_path / "other-index"
+    visavis.train(run / "run.toml", data=scenes, out=other, overrides={"seed": 9, "epochs": 1})
+    with pytest.raises(RunError, match="images of its own"):
+        visavis.index(queries=other, out=index)
+    visavis.index(other, scenes, out=other_index)
+    with pytest.raises(RunError, match="trained on the vectors of this index"):
+        visavis.index(queries=words_run, out=other_index)
+    with pytest.raises(RunError, match="encodes only texts"):
+        visavis.index(words_run, scenes, out=tmp_path / "third")
+    assert read_manifest(index).queries == ()
+
+
+def test_missing_models_are_named(index, words_run, run, scenes, tmp_path):
+    moved = shutil.copytree(words_run, tmp_path / "moved")
+    visavis.index(queries=moved, out=index)
+    text = "a redzz"
+    expected = names(index, text)
+    moved.rename(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match="with --model"):
+        visavis.search(index, text)
+    found = visavis.search(index, text, model=tmp_path / "elsewhere", group_duplicates=False)
+    assert [hit.name for hit in found] == expected
+    with pytest.raises(RunError, match="expected a model with fingerprint"):
+        visavis.search(index, text, model=run)
+    # A run that was trained again in the same folder replaces the earlier one.
+    visavis.index(queries=tmp_path / "elsewhere", out=index)
+    shutil.rmtree(tmp_path / "elsewhere")
+    visavis.train(
+        data=scenes, index=index, out=tmp_path / "elsewhere", overrides={"epochs": 1, "seed": 3}
+    )
+    visavis.index(queries=tmp_path / "elsewhere", out=index)
+    models = [each.model for each in read_manifest(index).queries]
+    assert len(models) == len(set(models)) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"queries": "x"},
+        {"list_queries": True, "roll_back": True, "out": "index"},
+        {"run": "photos", "roll_back": True, "out": "index"},
+        {},
+    ],
+)
+def test_options_of_query_models_stand_alone(options):
+    with pytest.raises(VisavisError, match="expected"):
+        visavis.index(**options)
+
+
+def write_vectors(folder, names, vectors, kind):
+    if kind == "parquet":
+        table = pa.table({"id": names, "vector": list(vectors)})
+        pq.write_table(table, folder / "v.parquet")
+        return folder / "v.parquet"
+    np.save(folder / "v.npy", 3 * vectors)
+    (folder / "v.ids.txt").write_text("\n".join(names) + "\n")
+    return folder / "v.npy"
+
+
+@pytest.mark.parametrize("kind", ["parquet", "npy"])
+def test_given_vectors_equal_index_of_model(kind, original, scenes, foreign_captions, tmp_path):
+    source = Index.open(original)
+    names_of_items = source.store.table()["key"].to_pylist()
+    vectors = np.array(source.store.all_vectors())
+    file = write_vectors(tmp_path, names_of_items[1:], vectors[1:], kind)
+    report = visavis.index(file, scenes, out=tmp_path / "given")
+    assert report.num_items == len(vectors) - 1
+    [problem] = [text for text in report.skipped if "no vector" in text]
+    assert names_of_items[0] in problem
+    given = Index.open(tmp_path / "given")
+    assert given.store.table()["key"].to_pylist() == names_of_items[1:]
+    assert np.allclose(given.store.all_vectors(), vectors[1:], atol=1e-6)
+    like = SearchQuery(like=((1.0, names_of_items[5]),))
+    assert next(hit.key for hit in search_collection(given, like, 3)) == names_of_items[5]
+    dhashes = [item.dhash for item in given.items.values()]
+    assert dhashes == [source.items[key].dhash for key in names_of_items[1:]]
+    with pytest.raises(RunError, match="has none"):
+        visavis.search(tmp_path / "given", "a star")
+    assert visavis.index(file, scenes, out=tmp_path / "given").num_encoded == 0
+    run = tmp_path / "run"
+    overrides = {"evaluation.validation": "train", "epochs": 1}
+    options = {"index": tmp_path / "given", "skip_bad": True, "overrides": overrides}
+    visavis.train(data=foreign_captions, out=run, **options)
+    visavis.index(queries=run, out=tmp_path / "given")
+    file.unlink()
+    assert len(visavis.search(tmp_path / "given", "a redzz starzz")) == 5
+    with pytest.raises(RunError, match="has none"):
+        visavis.search(tmp_path / "given", image=open_dataset(scenes).images[0].location.path)
+
+
+def test_given_vectors_of_other_source_are_refused(scenes, tmp_path):
+    file = write_vectors(tmp_path, ["a.png", "b.png"], np.eye(2, 4, dtype=np.float32), "parquet")
+    with pytest.raises(DataError, match="paths below"):
+        visavis.index(file, scenes, out=tmp_path / "given")
+    with pytest.raises(RunError, match="holds the vectors"):
+        visavis.index(file, scenes, out=tmp_path / "given", full_decoding=True)
+
+
+def test_stand_in_knows_no_model():
+    stand_in = query_model.GivenVectors("v.npy", "0")
+    for action in (stand_in.encode_texts, stand_in.encode_images):
+        with pytest.raises(RunError, match="which has none"):
+            action(["a"])
