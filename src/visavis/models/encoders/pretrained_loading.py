@@ -151,9 +151,7 @@ def load_pretrained_model(
     with loading_from(folder, "a model that transformers can read") as transformers:
         options |= {"config": config} if config.model_type == "timm_wrapper" else {}
         kind = _text_class(config) if text_only else getattr(transformers, auto_class)
-        model, loading = kind.from_pretrained(
-            folder, **_LOCAL, **options
-        )
+        model, loading = kind.from_pretrained(folder, **_LOCAL, **options)
     _check_loaded_names(folder, model, loading, new_head, advice)
     if only_bin_weights and sys.platform == "win32":
         # transformers maps these files, and Windows neither replaces nor removes a mapped file.
@@ -201,9 +199,7 @@ def _text_class(config: Any) -> Any:
     return type(kind.__name__, (kind,), {"__module__": kind.__module__, **methods})
 
 
-def build_empty_model(
-    folder: Path, *, with_pooler: bool = False, text_only: bool = False
-) -> Any:
+def build_empty_model(folder: Path, *, with_pooler: bool = False, text_only: bool = False) -> Any:
     """Build the model of a folder's config without its weights, which are loaded later.
 
     Args:
