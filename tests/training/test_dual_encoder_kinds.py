@@ -200,7 +200,7 @@ def test_patches_train_with_each_input(recipe, overrides, kind_folders, pairs, t
     assert visavis.evaluate(tmp_path / "run").metrics == trained.test.metrics
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DAILY_KINDS)
 @pytest.mark.parametrize("recipe", ["clip/full", pytest.param("clip/lora", marks=adapters)])
 def test_text_encoder_trains_alone_on_item_vectors(recipe, kind, kind_folders, pairs, tmp_path):
     folder = kind_folders(kind)
@@ -219,3 +219,16 @@ def test_text_encoder_trains_alone_on_item_vectors(recipe, kind, kind_folders, p
     pretrained = visavis.evaluate(folder, data=pairs, split="train")
     assert first["rsum"] == pytest.approx(pretrained.metrics["rsum"])
     assert last["train"]["loss"] < first["train"]["loss"]
+
+
+@adapters
+def test_default_recipe_adapts_text_encoder_of_index(kind_folders, pairs, tmp_path):
+    folder = kind_folders("altclip")
+    visavis.index(folder, pairs, out=tmp_path / "index")
+    options = settings("altclip", folder, pairs)
+    for key in ("visual.encoder", "text.encoder", "objective"):
+        del options[key]
+    visavis.train(index=tmp_path / "index", overrides=options, out=tmp_path / "run")
+    names = visavis.load(tmp_path / "run").matcher.state_dict()
+    assert all(".lora_" in name or name == "learned_scale.log" for name in names)
+    assert any(".lora_" in name for name in names)

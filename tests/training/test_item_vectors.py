@@ -1,5 +1,6 @@
 """Training the text side alone on item vectors: of an index, a Parquet file or an array with ids."""
 
+import json
 import shutil
 
 import numpy as np
@@ -7,12 +8,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.dual_encoder_kinds import ENCODER, bert_tokenizer
 
 import visavis
-from visavis.core.errors import DataError, RecipeError, RunError
+from visavis.core.errors import DataError, RecipeError, RunError, VisavisError
+from visavis.core.process_group import ONE_PROCESS
+from visavis.core.progress import NoProgress
 from visavis.data.dataset import Image
 from visavis.data.dataset_reader import open_dataset
+from visavis.evaluation.feedback.records import Judgment, QueryKey, open_feedback
 from visavis.retrieval.item_vectors import read_index_vectors
+from visavis.training.recipes.files import read_recipe
+from visavis.training.runs.open_run import open_run, read_run_recipe
+from visavis.training.runs.teacher import open_teacher
+from visavis.training.stop_signals import Stopped
+from visavis.training.training_plan import resolve
+
+AT = "2026-05-01T09:30:00.000+00:00"
 
 RECIPE = """
 name = "words"
@@ -28,17 +40,17 @@ optimizer = { lr = 0.01 }
 
 
 @pytest.fixture(scope="session")
-def recipe(tmp_path_factory):
+def words_recipe(tmp_path_factory):
     file = tmp_path_factory.mktemp("recipe") / "words.toml"
     file.write_text(RECIPE)
     return file
 
 
 @pytest.fixture(scope="session")
-def two_sides(scenes, recipe, tmp_path_factory):
+def two_sides(scenes, words_recipe, tmp_path_factory):
     """A run of both sides."""
     run = tmp_path_factory.mktemp("two") / "run"
-    visavis.train(recipe, data=scenes, out=run)
+    visavis.train(words_recipe, data=scenes, out=run)
     return run
 
 
@@ -60,9 +72,9 @@ def captions_only(scenes, index, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def text_run(captions_only, recipe, index, tmp_path_factory):
+def text_run(captions_only, words_recipe, index, tmp_path_factory):
     run = tmp_path_factory.mktemp("text") / "run"
-    visavis.train(recipe, data=captions_only, index=index, out=run)
+    visavis.train(words_recipe, data=captions_only, index=index, out=run)
     return run
 
 
@@ -80,13 +92,13 @@ def test_text_side_trains_without_image_files(text_run, two_sides, scenes, index
         run.encode_images([images[0].location.path])
 
 
-def test_text_side_opens_no_image(scenes, recipe, index, tmp_path, monkeypatch):
+def test_text_side_opens_no_image(scenes, words_recipe, index, tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("an image was opened")
 
     monkeypatch.setattr(Image, "open", refuse)
     monkeypatch.setattr(Image, "read", refuse)
-    visavis.train(recipe, data=scenes, index=index, out=tmp_path / "run")
+    visavis.train(words_recipe, data=scenes, index=index, out=tmp_path / "run")
     assert visavis.load(tmp_path / "run").encode_texts(["a circle"]).shape == (1, 24)
 
 
@@ -95,10 +107,31 @@ def test_text_side_has_no_visual_weights(text_run):
     assert names and all(name.startswith("text.") for name in names)
 
 
-def test_score_is_cosine_with_stored_vector(text_run, index):
-    from visavis.core.progress import NoProgress
-    from visavis.training.runs.open_run import open_run, read_run_recipe
+def test_text_side_is_not_exported(text_run, tmp_path):
+    with pytest.raises(VisavisError, match="encodes only texts, for the item vectors"):
+        visavis.export(text_run, format="onnx", out=tmp_path / "out")
 
+
+@pytest.mark.parametrize("parts", [{}, {"phases.0.trainable": ["text"]}])
+def test_pretrained_text_encoder_trains_on_items(parts, scenes, words_recipe, index, tmp_path):
+    from transformers import BertConfig, BertModel
+
+    folder = tmp_path / "bert"
+    folder.mkdir()
+    tokenizer = bert_tokenizer(folder)
+    tokenizer.save_pretrained(folder)
+    BertModel(BertConfig(vocab_size=len(tokenizer), **ENCODER)).save_pretrained(folder)
+    text = {"encoder": str(folder), "granularity": "tokens"}
+    overrides = {"text": text, "model": "VSE++(word_pool='mean')", **parts}
+    result = visavis.train(
+        words_recipe, data=scenes, index=index, overrides=overrides, out=tmp_path / "run"
+    )
+    assert visavis.evaluate(result.run).metrics == result.test.metrics
+    weights = visavis.load(result.run).matcher.state_dict()
+    assert {name.split(".")[0] for name in weights} == {"text", "text_backbone"}
+
+
+def test_score_is_cosine_with_stored_vector(text_run, index):
     module, matcher = open_run(text_run, read_run_recipe(text_run), NoProgress())
     data = module.data.split("test")
     visual, text = module.encode(matcher, data)
@@ -117,7 +150,7 @@ def test_default_recipe_is_text_side_of_run(scenes, index, two_sides, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["npy", "parquet", "scaled"])
-def test_files_of_vectors_equal_index(kind, scenes, recipe, index, text_run, tmp_path):
+def test_files_of_vectors_equal_index(kind, scenes, words_recipe, index, text_run, tmp_path):
     names, vectors, _ = read_index_vectors(index)
     order = np.random.default_rng(0).permutation(len(names))
     ids, rows = [names[i] for i in order], np.array(vectors[order])
@@ -129,22 +162,24 @@ def test_files_of_vectors_equal_index(kind, scenes, recipe, index, text_run, tmp
         # Vectors of any length are read as unit vectors.
         np.save(path, rows * (7 if kind == "scaled" else 1))
         (tmp_path / "vectors.ids.txt").write_text("\n".join(ids) + "\n")
-    result = visavis.train(recipe, data=scenes, index=path, out=tmp_path / "run")
+    result = visavis.train(words_recipe, data=scenes, index=path, out=tmp_path / "run")
     assert result.test.metrics == visavis.evaluate(text_run).metrics
     items = visavis.load(result.run).processor.items
     assert len(items) == 16 and items != visavis.load(text_run).processor.items
 
 
-def test_array_without_ids_is_in_order_of_data(scenes, recipe, index, text_run, tmp_path):
+def test_array_without_ids_is_in_order_of_data(scenes, words_recipe, index, text_run, tmp_path):
     names, vectors, _ = read_index_vectors(index)
     row = {name: number for number, name in enumerate(names)}
     images = open_dataset(scenes).images
     np.save(tmp_path / "all.npy", vectors[[row[image.name] for image in images]])
-    result = visavis.train(recipe, data=scenes, index=tmp_path / "all.npy", out=tmp_path / "run")
+    result = visavis.train(
+        words_recipe, data=scenes, index=tmp_path / "all.npy", out=tmp_path / "run"
+    )
     assert result.test.metrics == visavis.evaluate(text_run).metrics
 
 
-def test_vectors_with_ids_set_item_vectors(scenes, index, tmp_path, recipe):
+def test_vectors_with_ids_set_item_vectors(scenes, index, tmp_path, words_recipe):
     text = RECIPE.replace('encoder = "scenes"', f'features = "{index}"')
     (tmp_path / "index.toml").write_text(text)
     plan = visavis.train(tmp_path / "index.toml", data=scenes, dry_run=True)
@@ -157,10 +192,10 @@ def test_vectors_with_ids_set_item_vectors(scenes, index, tmp_path, recipe):
     with pytest.raises(RecipeError, match="item vectors are not changed"):
         visavis.train(tmp_path / "changed.toml", data=scenes, dry_run=True)
     with pytest.raises(RecipeError, match=r"visual\.crops: expected no key of visual"):
-        visavis.train(recipe, data=scenes, index=index, overrides={"visual.crops": 10})
+        visavis.train(words_recipe, data=scenes, index=index, overrides={"visual.crops": 10})
 
 
-def test_missing_vectors_are_reported_or_skipped(scenes, recipe, index, tmp_path):
+def test_missing_vectors_are_reported_or_skipped(scenes, words_recipe, index, tmp_path):
     names, vectors, _ = read_index_vectors(index)
     kept = [number for number, name in enumerate(names) if number % 5]
     np.save(tmp_path / "some.npy", vectors[kept])
@@ -169,9 +204,9 @@ def test_missing_vectors_are_reported_or_skipped(scenes, recipe, index, tmp_path
     with pytest.raises(
         DataError, match=rf"got none of {lost}, such as '.+\.png'.*Index the folder"
     ):
-        visavis.train(recipe, data=scenes, index=tmp_path / "some.npy", out=tmp_path / "no")
+        visavis.train(words_recipe, data=scenes, index=tmp_path / "some.npy", out=tmp_path / "no")
     result = visavis.train(
-        recipe, data=scenes, index=tmp_path / "some.npy", out=tmp_path / "run", skip_bad=True
+        words_recipe, data=scenes, index=tmp_path / "some.npy", out=tmp_path / "run", skip_bad=True
     )
     assert visavis.evaluate(result.run).metrics == result.test.metrics
 
@@ -183,11 +218,11 @@ def test_missing_vectors_are_reported_or_skipped(scenes, recipe, index, tmp_path
         (["a", "b", "a"], "expected each id once, got 'a' more than once"),
     ],
 )
-def test_invalid_ids_are_rejected(ids, problem, scenes, recipe, tmp_path):
+def test_invalid_ids_are_rejected(ids, problem, scenes, words_recipe, tmp_path):
     np.save(tmp_path / "x.npy", np.eye(3, dtype=np.float32))
     (tmp_path / "x.ids.txt").write_text("\n".join(ids))
     with pytest.raises(DataError, match=problem):
-        visavis.train(recipe, data=scenes, index=tmp_path / "x.npy", out=tmp_path / "run")
+        visavis.train(words_recipe, data=scenes, index=tmp_path / "x.npy", out=tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -198,12 +233,114 @@ def test_invalid_ids_are_rejected(ids, problem, scenes, recipe, tmp_path):
         ({"id": ["a", None], "v": [[1.0], [1.0]]}, "1 empty cells"),
     ],
 )
-def test_invalid_parquet_is_rejected(columns, problem, scenes, recipe, tmp_path):
+def test_invalid_parquet_is_rejected(columns, problem, scenes, words_recipe, tmp_path):
     pq.write_table(pa.table(columns), tmp_path / "x.parquet")
     with pytest.raises(DataError, match=problem):
-        visavis.train(recipe, data=scenes, index=tmp_path / "x.parquet", out=tmp_path / "run")
+        visavis.train(words_recipe, data=scenes, index=tmp_path / "x.parquet", out=tmp_path / "run")
 
 
-def test_models_of_several_vectors_are_rejected(scenes, recipe, index, tmp_path):
+def test_models_of_several_vectors_are_rejected(scenes, words_recipe, index, tmp_path):
     with pytest.raises(RecipeError, match=r"expected a model with one vector per item, got MaxSim"):
-        visavis.train(recipe, data=scenes, index=index, overrides={"model": "MaxSim()"})
+        visavis.train(words_recipe, data=scenes, index=index, overrides={"model": "MaxSim()"})
+
+
+@pytest.mark.parametrize("teacher", ["two_sides", "text_run"])
+def test_teacher_of_items_encodes_only_captions(
+    teacher, captions_only, words_recipe, index, listener, tmp_path, request
+):
+    run = request.getfixturevalue(teacher)
+    result = visavis.train(
+        words_recipe,
+        data=captions_only,
+        index=index,
+        out=tmp_path / "student",
+        overrides={
+            "phases.0.supervision": f"DistillationSupervision(teacher={str(run)!r})",
+            "model": "Heads(num_filters=8, word_dim=8)",
+        },
+        progress=listener,
+    )
+    assert f"The teacher {run} encodes the captions. Its items are stored." in listener.messages
+    assert visavis.evaluate(result.run).metrics == result.test.metrics
+
+
+def test_teacher_scores_are_cosines_with_items(scenes, two_sides, index, words_recipe):
+    settings = {"data.path": str(scenes), "visual": {"features": str(index)}}
+    data, plan = open_dataset(scenes), resolve(read_recipe(words_recipe, settings))
+    splits = data.split("train"), data.split("val")
+    _, validation = open_teacher(str(two_sides), plan.recipe, splits, NoProgress(), ONE_PROCESS)
+    images, captions = torch.tensor([3, 0, 7]), torch.tensor([5, 1])
+    expected = visavis.load(two_sides).score(
+        [splits[1].images[i].location.path for i in images],
+        [splits[1].captions[i] for i in captions],
+    )
+    assert torch.allclose(validation(images, captions), expected, atol=1e-5)
+
+
+def test_text_side_trains_on_feedback(captions_only, words_recipe, index, tmp_path):
+    lines = (captions_only / "captions.jsonl").read_text().splitlines()
+    names = [row["filename"] for row in map(json.loads, lines) if row["split"] == "train"]
+    with open_feedback(tmp_path / "votes.jsonl") as file:
+        for number, name in enumerate(names[:6]):
+            query = QueryKey("a wobbly gizmo")
+            file.append(Judgment(AT, "photos", query, name, "", number < 3))
+    result = visavis.train(
+        words_recipe,
+        data=captions_only,
+        index=index,
+        feedback=tmp_path / "votes.jsonl",
+        out=tmp_path / "run",
+        overrides={"epochs": 20},
+    )
+    assert "FeedbackSupervision" in result.supervision
+    vectors = read_index_vectors(index)
+    row = {name: number for number, name in enumerate(vectors[0])}
+    scores = vectors[1] @ visavis.load(result.run).encode_texts(["a wobbly gizmo"]).numpy()[0]
+    judged = scores[[row[name] for name in names[:6]]]
+    assert judged[:3].min() > judged[3:].max()
+
+
+def test_text_sides_are_compared_and_averaged(
+    captions_only, words_recipe, index, text_run, tmp_path
+):
+    comparison = visavis.compare(
+        words_recipe,
+        objective=["VLC()", "Unified()"],
+        seeds=2,
+        tune=False,
+        data=captions_only,
+        out=tmp_path / "comparison",
+        workers=1,
+        overrides=[f"visual={{ features = '{index}' }}", "epochs=1"],
+    )
+    runs = sorted(file.parent for file in comparison.folder.rglob("result.json"))
+    assert len(runs) == 4
+    mean, first = visavis.evaluate([text_run, runs[0]]), visavis.evaluate(text_run)
+    assert mean.num_images == first.num_images and mean.metrics != first.metrics
+    visavis.diagnose(text_run)
+
+
+def test_stopped_text_side_resumes(
+    captions_only, words_recipe, index, text_run, in_pieces, outcome, tmp_path
+):
+    stops = in_pieces(words_recipe, tmp_path / "run", data=captions_only, index=index)
+    assert stops and outcome(tmp_path / "run") == outcome(text_run)
+
+
+def test_changed_vectors_stop_a_resume(captions_only, words_recipe, index, stop_at, tmp_path):
+    names, vectors, _ = read_index_vectors(index)
+    np.save(tmp_path / "x.npy", vectors)
+    (tmp_path / "x.ids.txt").write_text("\n".join(names))
+    options = {"data": captions_only, "index": tmp_path / "x.npy", "out": tmp_path / "run"}
+    with pytest.raises(Stopped):
+        visavis.train(words_recipe, **options, progress=stop_at(2))
+    # Items that the data set does not have may be added.
+    np.save(tmp_path / "x.npy", np.concatenate([vectors, vectors[:1]]))
+    (tmp_path / "x.ids.txt").write_text("\n".join([*names, "new"]))
+    with pytest.raises(Stopped):
+        visavis.train(resume=tmp_path / "run", progress=stop_at(1))
+    np.save(tmp_path / "x.npy", np.concatenate([-vectors, vectors[:1]]))
+    with pytest.raises(RunError, match="stored_features changed"):
+        visavis.train(resume=tmp_path / "run")
+    with pytest.raises(RunError, match="expected the item vectors"):
+        visavis.evaluate(tmp_path / "run")

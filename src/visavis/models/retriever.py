@@ -163,6 +163,11 @@ class Retriever:
         content = f"{weights_checksum(matcher)} {description}"
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
+    @property
+    def items_fingerprint(self) -> str:
+        """Fingerprint of the model whose image vectors the texts of this model belong to."""
+        return self.processor.items or self.fingerprint
+
     def with_embedding_dim(self, embedding_dim: int) -> Retriever:
         """Return this model with shorter vectors: their first dimensions, as unit vectors.
         ``score`` continues to read all.

@@ -17,12 +17,7 @@ from visavis.data.dataset import Dataset
 from visavis.training.monitoring.tracking import check_trackers
 from visavis.training.processes import check_processes
 from visavis.training.recipes.data_module import batch_schedule, check_model_fields
-from visavis.training.recipes.features import (
-    check_data_exists,
-    open_data,
-    training_subset,
-    with_item_vectors,
-)
+from visavis.training.recipes.features import check_data_exists, open_data, training_subset
 from visavis.training.recipes.files import merge_values
 from visavis.training.recipes.published_tables import check_published_id
 from visavis.training.recipes.recipe import Recipe, build_recipe, normalize_values, with_feedback
@@ -157,7 +152,7 @@ def resolve(recipe: Recipe, context: RunContext | None = None) -> TrainingPlan:
         return TrainingPlan(
             recipe, {name: resolve(member, context) for name, member in members.items()}
         )
-    recipe = with_item_vectors(with_feedback(recipe))
+    recipe = with_feedback(recipe)
     check_model_fields(recipe)
     baselines = list[str]()
     for number, phase in enumerate(recipe.phases):

@@ -107,6 +107,11 @@ def check_exportable(model: Retriever) -> None:
             f"{model.matcher.name}, which scores pairs. "
             "Export one of these models and re-rank its results with this one."
         )
+    if model.processor.items is not None:
+        raise VisavisError(
+            "run: expected a model of images and texts to export, got one that encodes only texts, "
+            f"for the item vectors {model.processor.items}. Search with their index."
+        )
     if model.processor.frames_per_second or model.matcher.config.visual_granularity == "experts":
         raise VisavisError(
             f"run: expected a model of single images to export, got {model.matcher.name}, which "

@@ -494,6 +494,12 @@ def open_data_module(
         )
     if isinstance(visual, ItemVectors):
         visual.rows(image.name for image in data.images)
+        trained = None if training else trained_processor
+        if trained is not None and trained.items != visual.fingerprint:
+            raise RunError(
+                f"{visual.path}: expected the item vectors {trained.items}, for which the model was "
+                f"trained, got {visual.fingerprint}. Restore them, or train again."
+            )
         processor = replace(processor, items=visual.fingerprint)
         if training and trained_processor and processor.vocabulary is not None:
             # The captions may have words that the start model does not know.

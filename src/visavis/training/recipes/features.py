@@ -28,7 +28,7 @@ from visavis.data.dataset_reader import (
 )
 from visavis.data.features.arrays import ArrayFeatures, first_nonfinite_row
 from visavis.data.features.expert_store import ExpertStore, RegionFeatures
-from visavis.data.features.item_vectors import ItemVectors, holds_item_vectors
+from visavis.data.features.item_vectors import ItemVectors
 from visavis.data.features.store import FeatureStore
 from visavis.data.item_sources import AnyFeatures, ItemSource
 from visavis.data.sequences import read_items
@@ -43,7 +43,7 @@ from visavis.models.encoders.pretrained_files import can_be_extended
 from visavis.models.inference import equal_batches
 from visavis.models.layers import mean_pool
 from visavis.models.processor import Processor
-from visavis.training.recipes.recipe import Recipe, build_recipe
+from visavis.training.recipes.recipe import Recipe
 from visavis.training.recipes.settings import TextSettings, VisualSettings
 from visavis.training.supervision import PairSupervision
 
@@ -325,24 +325,6 @@ def text_features(
         data, encoder, group=group, on_progress=partial(progress.update, "caption features")
     )
     return features, Processor(visual_encoder, encoder, None)
-
-
-def with_item_vectors(recipe: Recipe) -> Recipe:
-    """Train only the text side of a recipe whose features are vectors with ids.
-
-    Args:
-        recipe: Recipe with absolute paths.
-
-    Returns:
-        The recipe with ``visual.item_vectors``, or unchanged.
-
-    Raises:
-        RecipeError: If other keys would change the vectors.
-    """
-    features = recipe.visual.features
-    if recipe.visual.granularity != "pooled" or not features or not holds_item_vectors(features):
-        return recipe
-    return build_recipe(recipe.to_dict(), {"visual.item_vectors": True}, recipe.name)
 
 
 def image_rows(features: AnyFeatures, split: Dataset) -> np.ndarray:

@@ -267,20 +267,25 @@ def open_peer_network(folder: Path, first: Matcher) -> Matcher:
 
 def with_absolute_paths(recipe: Recipe) -> Recipe:
     """Make the existing relative paths of a recipe absolute, so that its run can be used from any
-    folder.
+    folder. Features that are vectors with ids become item vectors.
 
     Args:
         recipe: Recipe.
 
     Returns:
         The recipe with absolute paths. Names of models and of data sets stay as they are.
+
+    Raises:
+        RecipeError: If other keys of the recipe would change item vectors.
     """
     values = flatten_recipe(recipe.to_dict())
-    paths = {
+    paths: dict[str, Any] = {
         key: os.path.realpath(values[key])
         for key, is_path in PATH_KEYS.items()
         if values.get(key) and is_path(values[key])
     }
+    if recipe.visual.granularity == "pooled" and holds_item_vectors(recipe.visual.features):
+        paths["visual.item_vectors"] = True
     for number, phase in enumerate(recipe.phases):
         source = phase.supervision
         if found := {

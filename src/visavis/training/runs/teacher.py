@@ -18,12 +18,15 @@ from visavis.core.encoded import unit_rows
 from visavis.core.errors import DataError, RunError
 from visavis.core.process_group import ProcessGroup
 from visavis.core.progress import Progress
+from visavis.core.run_context import RunContext
 from visavis.data.dataset import Dataset
+from visavis.data.features.item_vectors import ItemVectors
 from visavis.losses.scoring import DeviceScore, score_matrix
-from visavis.models.base import Matcher, evaluation_mode
+from visavis.models.base import Matcher, evaluation_mode, get_vectors
 from visavis.models.inference import device_of
+from visavis.models.retriever import Retriever
 from visavis.training.recipes.data_module import DataModule
-from visavis.training.recipes.features import open_data
+from visavis.training.recipes.features import image_rows, open_data, visual_features
 from visavis.training.recipes.recipe import Recipe
 from visavis.training.runs.evaluate_runs import encode_by_networks, read_run_recipes
 from visavis.training.runs.open_run import open_run
@@ -63,7 +66,16 @@ def open_teacher(
         train, validation = (_array_scores(path, whole, split) for split in splits)
         return train, validation
     opened = []
-    for folder, run in read_run_recipes([path], recipe.data.path, recipe.memory or None).items():
+    runs = read_run_recipes([path], recipe.data.path, recipe.memory or None)
+    if recipe.visual.item_vectors:
+        items, _ = visual_features(recipe, open_data(recipe, progress), RunContext(progress, group))
+        assert isinstance(items, ItemVectors)
+        models = [Retriever.load(folder, device=recipe.training.device) for folder in runs]
+        if all(items.fingerprint == model.items_fingerprint for model in models):
+            progress.message(f"The teacher {path} encodes the captions. Its items are stored.")
+            train, validation = (_item_scores(models, items, split) for split in splits)
+            return train, validation
+    for folder, run in runs.items():
         data = run.data.model_copy(update={"skip_bad": recipe.data.skip_bad})
         opened.append(open_run(folder, run.model_copy(update={"data": data}), progress, group))
         for split in splits:
@@ -102,6 +114,21 @@ def _run_scores(networks: Sequence[tuple[DataModule, Matcher, Dataset]]) -> Pair
             return score_matrix(score, visual[images], text[captions])
 
     return block
+
+
+def _item_scores(models: Sequence[Retriever], items: ItemVectors, split: Dataset) -> PairScores:
+    """Mean scores of models whose item vectors are stored, so that they encode only captions."""
+    visual = unit_rows(get_vectors(items.read(image_rows(items, split))))
+    dim = items.embedding_dim
+    texts = [
+        (model.with_embedding_dim(dim) if dim in model.matcher.matryoshka_dims else model)
+        .encode_texts(split.captions)
+        .cpu()
+        for model in models
+    ]
+    return lambda images, captions: torch.stack(
+        [visual[images] @ text[captions].T for text in texts]
+    ).mean(0)
 
 
 def _array_scores(path: Path, data: Dataset, split: Dataset) -> PairScores:
