@@ -1,7 +1,7 @@
 """Large indexes: time to the first result beyond the vector search, and time to update one file.
 
     python benchmarks/large_index.py [--items 10000 100000 1000000] [--width 256] [--top 30]
-    [--repeats 5] [--filter] [--keep FOLDER]
+    [--repeats 5] [--filter] [--queries CAPTIONS] [--keep FOLDER]
 
 The vectors are random, and the files of the items are one byte long. All times are processor time
 of one process, without loading libraries and the model. To compare two versions of visavis, run the
@@ -14,6 +14,10 @@ script with each of them first on ``PYTHONPATH``.
   of the index, is subtracted.
 
 Of the first two, the minimum of the repeats is printed. Each repeat opens the index again.
+
+With ``--queries``, the text side is trained on the index with this number of captions, five of each
+image, in the recipe of the index for one epoch. Then three commands are timed as a whole, with the
+start of Python: ``train``, ``index --queries`` and the first ``search`` by text.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -164,6 +170,31 @@ def measure(folder: Path, root: Path, run: Path, options: argparse.Namespace) ->
     return seconds
 
 
+def measure_queries(index: Path, root: Path, count: int) -> dict[str, float]:
+    """Seconds of the commands that train, use and ask another query model."""
+    words = np.random.default_rng(2).integers(0, 1000, (count, 8))
+    rows = [
+        f"{number // 5 // 1000:04d}/{number // 5:07d}.png,{split},{' '.join(f'w{word}' for word in line)}"
+        for number, line in enumerate(words)
+        for split in [("train", "val")[number // 5 % 20 == 0]]
+    ]
+    captions, run = root / "captions.csv", root.parent / f"queries-{root.name}"
+    captions.write_text("\n".join(["filename,split,caption", *rows]))
+    shutil.rmtree(run, ignore_errors=True)
+    commands = {
+        "train": ["train", "--index", index, "--data", captions, "--out", run],
+        "use": ["index", "--queries", run, "--out", index],
+        "ask": ["search", index, "w1 w2 w3", "--top", "5"],
+    }
+    seconds = dict[str, float]()
+    for name, words_of_command in commands.items():
+        started = time.perf_counter()
+        command = [sys.executable, "-m", "visavis", *map(str, words_of_command), "--quiet"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        seconds[name] = time.perf_counter() - started
+    return seconds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--items", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
@@ -175,6 +206,9 @@ def main() -> None:
     )
     parser.add_argument(
         "--keep", type=Path, help="keep the indexes in this folder, and use those in it"
+    )
+    parser.add_argument(
+        "--queries", type=int, default=0, help="captions of another query model, 0: none"
     )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -213,6 +247,14 @@ def main() -> None:
                     f"{seconds['listing']:.2f} s",
                     flush=True,
                 )
+                if options.queries:
+                    seconds = measure_queries(index, root, options.queries)
+                    print(
+                        f"{count:9,} items, {options.queries:,} captions: text side trained in "
+                        f"{seconds['train']:.1f} s, in use after {seconds['use']:.1f} s, first "
+                        f"result after {seconds['ask']:.1f} s more",
+                        flush=True,
+                    )
             if options.keep is None:
                 shutil.rmtree(root)
                 shutil.rmtree(index)
