@@ -191,6 +191,7 @@ def search(
     model: str | Path | None = None,
     store: str | Path | None = None,
     top: int = 5,
+    max_irrelevant: float | None = None,
     memory: MemoryLimit = None,
     progress: Progress | None = None,
 ) -> SearchResults:
@@ -220,6 +221,8 @@ def search(
             Default: the recorded or default model.
         store: Confirms the store of an index outside its folder. Default: only a store inside.
         top: Number of results.
+        max_irrelevant: Expected share of irrelevant results at which the list ends, such as 0.1.
+            --all prints the weaker results, too. Default: the list does not end.
         memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of
             the free memory.
         progress: Receives the progress.
@@ -236,6 +239,7 @@ def search(
         ```sh
         visavis search "two dogs on a beach" --collection photos/
         visavis search index "two dogs on a beach" --top 10
+        visavis search index "two dogs on a beach" --top 50 --max-irrelevant 0.1
         visavis search index --image photo.jpg --after 2024-05-31
         visavis search openai/clip-vit-base-patch32 "a red car" --collection photos/
         ```
@@ -303,7 +307,13 @@ def search(
             warn_unknown_words(encoder, parts, progress)
         reranker = None if rerank is None else Retriever.load(rerank, memory=memory)
         results = search_collection(
-            searched, parts, top, item_filter, group_duplicates=group_duplicates, rerank=reranker
+            searched,
+            parts,
+            top,
+            item_filter,
+            group_duplicates=group_duplicates,
+            rerank=reranker,
+            max_irrelevant=max_irrelevant,
         )
         results = attach_images(searched, results)
     if missing := [hit.name for hit in results if hit.image is None]:

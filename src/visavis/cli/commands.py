@@ -167,6 +167,7 @@ COMMANDS = {
     "index": Command("search_tables:print_index_report"),
     "search": Command(
         "search_tables:print_results",
+        has_all=True,
         to_json=lambda results, values: {"query": _query(values), **results.to_json()},
     ),
     "classify": Command(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from visavis.retrieval.compression import CompressionReport
     from visavis.retrieval.index_builder import IndexReport
     from visavis.retrieval.index_queries import QueryModels
-    from visavis.retrieval.search import SearchResults
+    from visavis.retrieval.search import SearchResult, SearchResults
 
 MAX_LISTED_LINES = 5
 """Number of removed, excluded and skipped files that are printed."""
@@ -117,19 +117,28 @@ def print_compression(report: CompressionReport) -> None:
     print_line(report.recommendation)
 
 
-def print_results(results: SearchResults) -> None:
+def print_results(results: SearchResults, *, print_all: bool = False) -> None:
     """Print the results of a search, with thumbnails on a terminal with 24-bit color.
 
     Args:
         results: Results, best first.
+        print_all: Whether to print the results after the level of irrelevant ones, too.
     """
     if not results.hits:
         print_line(results.message)
-        return
-    if results.no_match:
+    elif results.no_match:
         print_line("Probably no match. Nearest results:")
+    _print_hits(results.hits, 1)
+    if results.weaker and print_all:
+        print_line("Weaker results:")
+        _print_hits(results.weaker, len(results.hits) + 1)
+    elif results.weaker:
+        print_line(f"{len(results.weaker):,} weaker results. Show them with --all.")
+
+
+def _print_hits(hits: Iterable[SearchResult], first: int) -> None:
     console = standard_output()
-    for rank, hit in enumerate(results.hits, 1):
+    for rank, hit in enumerate(hits, first):
         match = (
             "" if hit.match_probability is None else f"  match {100 * hit.match_probability:3.0f} %"
         )

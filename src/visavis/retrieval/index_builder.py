@@ -63,8 +63,9 @@ from visavis.retrieval.index_folder import (
     write_manifest,
 )
 from visavis.retrieval.items import IndexItem, metadata_tags
+from visavis.retrieval.no_match import calibrate_without_labels
 from visavis.retrieval.query_model import record_text_queries
-from visavis.retrieval.search import Calibration, fit_calibration
+from visavis.retrieval.search import Calibration, NullScores, fit_calibration
 from visavis.retrieval.source_files import (
     FileCollection,
     SourceFile,
@@ -82,7 +83,7 @@ from visavis.retrieval.stores.arrow_tables import (
     text_lists,
     without_read_times,
 )
-from visavis.retrieval.stores.base import VectorStore
+from visavis.retrieval.stores.base import StoreDigest, VectorStore
 from visavis.retrieval.stores.catalog import find_store_kind
 
 if TYPE_CHECKING:
@@ -283,17 +284,19 @@ def build_index(
                 if file.path in unreadable and unreadable[file.path].is_damaged
             }
             skipped, digest = changes.skipped | damaged, vectors.digest()
-            # Fitted once: it depends on the model and its validation data, not on the items.
             with kept_if_stopped(lambda: "All files are in the index."):
+                # Fitted once: it depends on the model and its validation data, not on the items.
                 calibration = manifest.calibration or calibrate_index(
-                    Path(model), manifest.embedding_dim, progress, is_new=previous is None
+                    Path(model), manifest.embedding_dim, progress
                 )
+                manifest = replace(manifest, calibration=calibration)
+                null_scores = _null_scores(manifest, digest, encoder, vectors, progress)
             manifest = replace(
                 manifest,
                 skipped=skipped,
                 decoders=decoder_versions(),
                 digest=digest,
-                calibration=calibration,
+                null_scores=null_scores,
             )
             write_manifest(folder, manifest)
             kept_files = [
@@ -666,27 +669,18 @@ def _delete_old_items(
         store.delete(keys)
 
 
-def calibrate_index(
-    run: Path, embedding_dim: int, progress: Progress, *, is_new: bool = True
-) -> Calibration | None:
+def calibrate_index(run: Path, embedding_dim: int, progress: Progress) -> Calibration | None:
     """Fit match probabilities on the validation split of a run.
 
     Args:
         run: Run folder or pretrained model.
         embedding_dim: Dimension of the vectors of the index.
-        progress: Receives progress, and a message if match probabilities are not available.
-        is_new: Whether the index is new. A pretrained model never has match probabilities, so an
-            update does not repeat the message.
+        progress: Receives progress, and a message if a run has no validation data.
 
     Returns:
         The calibration. None if it is not available.
     """
     if not os.path.isfile(run / "run.toml"):
-        if is_new:
-            progress.message(
-                "Results are ranked without match probabilities, which need the validation data of "
-                "a trained run."
-            )
         return None
     # An update without changes needs no training code.
     from visavis.training.runs.open_run import read_run_recipe
@@ -698,8 +692,27 @@ def calibrate_index(
                 *validation_scores(run, validation, embedding_dim, BarsOnly(progress))
             )
     except VisavisError as error:
-        progress.message(f"Match probabilities are not available: {error}")
+        progress.message(f"Match probabilities by captions are not available: {error}")
         return None
+
+
+def _null_scores(
+    manifest: IndexManifest,
+    digest: StoreDigest,
+    model: Retriever,
+    store: VectorStore,
+    progress: Progress,
+) -> NullScores:
+    """Calibration without labels. It is fitted again if the items changed."""
+    if manifest.null_scores is not None and manifest.digest == digest:
+        return manifest.null_scores
+    with progress.activity("calibrating match probabilities"):
+        null_scores = calibrate_without_labels(
+            model, store, has_several_vectors=manifest.late_interaction is not None
+        )
+    if null_scores.problem and manifest.calibration is None and manifest.null_scores is None:
+        progress.message(null_scores.problem)
+    return null_scores
 
 
 def validation_scores(

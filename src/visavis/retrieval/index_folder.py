@@ -27,6 +27,7 @@ from visavis.retrieval.query_model import GivenVectors, PairedModel, open_query_
 from visavis.retrieval.search import (
     Calibration,
     EncodeTexts,
+    NullScores,
     SearchQuery,
     SearchResult,
     known_texts,
@@ -91,7 +92,8 @@ class IndexManifest:
         decoders: Versions of the decoders that could not decode them. Files are decoded again with
             other versions.
         digest: Content of the store. None while the index is built.
-        calibration: Calibration of scores. None if there is none for this model.
+        calibration: Calibration of scores by labels. None if there is none for this model.
+        null_scores: Calibration of scores without labels. None in an index of an earlier version.
         late_interaction: Which means of MaxSim the score contains. None for a model with one vector
             per item.
         full_decoding: Whether JPEG files are decoded in full.
@@ -115,6 +117,7 @@ class IndexManifest:
     decoders: str = ""
     digest: StoreDigest | None = None
     calibration: Calibration | None = None
+    null_scores: NullScores | None = None
     late_interaction: MaxSimDirection | None = None
     full_decoding: bool = False
     queries: tuple[QueryModel, ...] = ()
@@ -346,12 +349,24 @@ class Index:
 
     @cached_property
     def calibration(self) -> Calibration | None:
-        """Calibration of scores. None if there is none for this model, or it does not hold for this
-        number of items.
+        """Calibration of scores by labels. None if there is none for this model, or it does not
+        hold for this number of items.
         """
         calibration = self.manifest.query_model.calibration
         is_valid = calibration is not None and calibration.is_valid_for(self.store.count())
         return calibration if is_valid else None
+
+    @property
+    def null_scores(self) -> NullScores:
+        """Calibration of scores without labels, or the reason why there is none."""
+        return self.manifest.null_scores or NullScores(
+            problem="No match probabilities: the index was made by an earlier version, or its "
+            "update was interrupted. Run visavis index again."
+        )
+
+    def count(self, item_filter: ItemFilter) -> int:
+        """Count the items that pass a filter, see ``Collection.count``."""
+        return self.store.count(item_filter)
 
     def locate(self, item: IndexItem) -> ByteRange:
         """Find the bytes of an item.

@@ -26,7 +26,7 @@ from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.inference import consecutive_batches, encode_items, score_all_pairs
 from visavis.models.retriever import Retriever
 from visavis.retrieval.items import IndexItem, ItemFilter, ItemKind
-from visavis.retrieval.search import EncodeTexts, SearchQuery, SearchResult
+from visavis.retrieval.search import EncodeTexts, NullScores, SearchQuery, SearchResult
 from visavis.retrieval.source_files import list_readable_files
 from visavis.training.recipes.features import check_feature_dims, open_data, visual_features
 from visavis.training.runs.evaluate_runs import check_same_captions, read_run_recipes
@@ -48,6 +48,7 @@ class RunImages:
     """
 
     calibration = None
+    null_scores = NullScores(problem="No match probabilities: they need an index.")
 
     def __init__(
         self,
@@ -164,6 +165,10 @@ class RunImages:
             on_batch=lambda done, _: count(done),
         )
         return score_all_pairs(matcher, visual, model.encode_text([text]), model.memory)[:, 0]
+
+    def count(self, item_filter: ItemFilter) -> int:
+        """Count the images, see ``Collection.count``."""
+        return len(self.dataset.images)
 
     def nearest(
         self, encoded: Tensor, count: int, item_filter: ItemFilter

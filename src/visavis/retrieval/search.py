@@ -113,6 +113,8 @@ class SearchResult:
         score: Score of the item.
         match_probability: Probability that the item is relevant, 0 to 1. None if the scores are not
             calibrated.
+        irrelevant_share: Expected share of irrelevant results up to this one, 0 to 1. None if the
+            scores are not calibrated.
         duplicates: Keys of lower-ranked near-duplicates and of other moments of the same clip.
         image: The image or clip. None if it was not requested or no longer exists.
     """
@@ -120,6 +122,7 @@ class SearchResult:
     item: IndexItem
     score: float
     match_probability: float | None = None
+    irrelevant_share: float | None = None
     duplicates: tuple[str, ...] = ()
     image: Image | None = None
 
@@ -149,6 +152,7 @@ class SearchResult:
             **moment,
             "score": self.score,
             "match_probability": self.match_probability,
+            "irrelevant_share": self.irrelevant_share,
             "duplicates": list(self.duplicates),
             "metadata": dict(self.item.metadata),
         }
@@ -163,6 +167,8 @@ class SearchResults(Sequence[SearchResult], NotebookTable):
         no_match: Whether even the best result is probably irrelevant. None if the scores are not
             calibrated.
         message: Why nothing was found. Empty with results.
+        weaker: Results after the level of irrelevant ones was reached, best first. Empty without a
+            level.
     """
 
     ROWS: ClassVar[str] = "hits"
@@ -170,6 +176,7 @@ class SearchResults(Sequence[SearchResult], NotebookTable):
     hits: tuple[SearchResult, ...]
     no_match: bool | None = None
     message: str = ""
+    weaker: tuple[SearchResult, ...] = ()
 
     def __len__(self) -> int:
         return len(self.hits)
@@ -183,7 +190,7 @@ class SearchResults(Sequence[SearchResult], NotebookTable):
 
     def table_notes(self) -> list[str]:
         """Return why nothing was found."""
-        if self.no_match:
+        if self.no_match and self.hits:
             return ["Probably no match. These are the nearest results."]
         return [self.message] if self.message else []
 
@@ -200,7 +207,9 @@ class SearchResults(Sequence[SearchResult], NotebookTable):
         Returns:
             A JSON object.
         """
-        message = {"message": self.message} if self.message else {}
+        message: dict[str, Any] = {"message": self.message} if self.message else {}
+        if self.weaker:
+            message["weaker"] = [hit.to_json() for hit in self.weaker]
         return {"no_match": self.no_match, "hits": [hit.to_json() for hit in self.hits], **message}
 
 
@@ -221,7 +230,23 @@ class Collection(Protocol):
 
     @property
     def calibration(self) -> Calibration | None:
-        """Calibration of the scores of single texts. None: match probabilities are unknown."""
+        """Calibration of the scores of single texts by labels. None: there is none."""
+
+    @property
+    def null_scores(self) -> NullScores:
+        """Calibration of the scores of single texts without labels, or the reason why there is
+        none.
+        """
+
+    def count(self, item_filter: ItemFilter) -> int:
+        """Count the items that pass a filter.
+
+        Args:
+            item_filter: Conditions on the items.
+
+        Returns:
+            Number of items.
+        """
 
     def encode_query(self, query: SearchQuery, encode_texts: EncodeTexts | None = None) -> Any:
         """Encode a query once, for several calls of ``nearest``.
@@ -294,6 +319,7 @@ def search_collection(
     group_duplicates: bool = True,
     rerank: Retriever | None = None,
     encode_texts: EncodeTexts | None = None,
+    max_irrelevant: float | None = None,
 ) -> SearchResults:
     """Find the items of a collection that match a query best.
 
@@ -307,16 +333,21 @@ def search_collection(
             texts of the query.
         encode_texts: Encodes the texts of the query, such as from a cache. None: the models of the
             collection do.
+        max_irrelevant: Expected share of irrelevant results, 0 to 1, at which the list ends. None:
+            it does not end.
 
     Returns:
         Results, best first.
 
     Raises:
-        VisavisError: If the query is empty or ``top`` is below 1.
+        VisavisError: If the query is empty, ``top`` is below 1, or there are no match probabilities
+            for ``max_irrelevant``.
         DataError: If an item or image of the query does not exist, or no item has a metadata name
             of the filter.
     """
     validate_int(top, "top", 1)
+    if max_irrelevant is not None:
+        _check_max_irrelevant(collection, query, max_irrelevant, rerank)
     encoded = collection.encode_query(query, encode_texts)
     # The other model may find its best result far below the first search's best ones.
     count = max(top, RERANK_DEPTH) if rerank else top
@@ -335,14 +366,61 @@ def search_collection(
         return SearchResults((), message=collection.explain_no_results(item_filter))
     if rerank is not None:
         return SearchResults(tuple(_rerank(collection, rerank, query, results)[:top]))
-    calibration = collection.calibration
-    if calibration is None or not query.is_single_text:
+    if not query.is_single_text:
         return SearchResults(tuple(results))
+    return _assess(collection, results, item_filter, max_irrelevant)
+
+
+def _assess(
+    collection: Collection,
+    results: Sequence[SearchResult],
+    item_filter: ItemFilter,
+    max_irrelevant: float | None,
+) -> SearchResults:
+    """Results of a single text with match probabilities, cut at a level of irrelevant ones."""
+    calibration, scores = collection.calibration, [result.score for result in results]
+    if calibration is not None:
+        probabilities = [calibration.match_probability(score) for score in scores]
+        no_match = scores[0] < calibration.min_score
+    elif not collection.null_scores.problem:
+        count = collection.count(item_filter)
+        probabilities = collection.null_scores.match_probabilities(scores, count)
+        no_match = probabilities[0] < NO_MATCH
+    else:
+        return SearchResults(tuple(results))
+    shares = irrelevant_shares(probabilities)
     hits = tuple(
-        replace(result, match_probability=calibration.match_probability(result.score))
-        for result in results
+        replace(result, match_probability=probability, irrelevant_share=share)
+        for result, probability, share in zip(results, probabilities, shares, strict=True)
     )
-    return SearchResults(hits, results[0].score < calibration.min_score)
+    if max_irrelevant is None:
+        return SearchResults(hits, no_match)
+    kept = count_within(probabilities, max_irrelevant)
+    message = ""
+    if not kept:
+        message = (
+            f"Probably no match: even the best result is irrelevant with probability "
+            f"{shares[0]:.2f}."
+        )
+    return SearchResults(hits[:kept], no_match or not kept, message, hits[kept:])
+
+
+def _check_max_irrelevant(
+    collection: Collection, query: SearchQuery, level: float, rerank: Retriever | None
+) -> None:
+    """Check that a level of irrelevant results is valid and match probabilities exist."""
+    if not 0 <= level <= 1:
+        raise VisavisError(
+            f"max_irrelevant: expected a share from 0 to 1, got {level:g}. Pass a share such as "
+            "0.1."
+        )
+    problem = ""
+    if not query.is_single_text or rerank is not None:
+        problem = "Match probabilities exist for one text, without other parts and --rerank."
+    elif collection.calibration is None:
+        problem = collection.null_scores.problem
+    if problem:
+        raise VisavisError(f"max_irrelevant: {problem} Remove --max-irrelevant.")
 
 
 def warn_unknown_words(model: Retriever, query: SearchQuery, progress: Progress) -> None:
@@ -489,9 +567,11 @@ def attach_images(collection: Collection, results: SearchResults) -> SearchResul
     Returns:
         Results with ``image`` set.
     """
-    return replace(
-        results, hits=tuple(replace(hit, image=collection.image(hit.item)) for hit in results)
+    hits, weaker = (
+        tuple(replace(hit, image=collection.image(hit.item)) for hit in part)
+        for part in (results.hits, results.weaker)
     )
+    return replace(results, hits=hits, weaker=weaker)
 
 
 def rank_texts(
@@ -534,6 +614,8 @@ CALIBRATED_RESULTS = 10
 # The highest score of an irrelevant item grows with the number of items.
 MAX_SIZE_RATIO = 2.0
 """Largest ratio between the sizes of the searched and of the calibration collection."""
+NO_MATCH = 0.5
+"""Probability of being irrelevant above which even the best result is "probably no match"."""
 FALSE_ALARM_RATE = 0.05
 """Share of queries with a relevant item whose best score is below ``Calibration.min_score``."""
 
@@ -582,6 +664,97 @@ class Calibration:
             Probability that the result is relevant, 0 to 1.
         """
         return float(np.interp(score, self.scores, self.probabilities))
+
+
+@dataclass(frozen=True)
+class NullScores:
+    """Distribution of the scores of irrelevant items, for one query model and one collection.
+
+    Attributes:
+        scores: Knots of the distribution, falling. Empty if there are no probabilities.
+        shares: Share of the pairs of an item and an unrelated text that reach each knot.
+        tail_mean: Mean excess of the scores above the first knot.
+        num_texts: Number of texts of the bank.
+        contradicted: Share of their results that fit a contradicting text better, 0 to 1.
+        problem: Why there are no probabilities, as a sentence. Empty if there are.
+    """
+
+    scores: tuple[float, ...] = ()
+    shares: tuple[float, ...] = ()
+    tail_mean: float = 0.0
+    num_texts: int = 0
+    contradicted: float = 0.0
+    problem: str = ""
+
+    def share_above(self, scores: Sequence[float] | np.ndarray) -> np.ndarray:
+        """Compute the share of irrelevant items that reach scores.
+
+        Args:
+            scores: Scores, of any shape.
+
+        Returns:
+            Shares, 0 to 1, of the same shape.
+        """
+        values = np.asarray(scores, np.float64)
+        # Between the knots, the logarithm of the share is linear. np.interp expects rising knots.
+        shares = np.exp(np.interp(values, self.scores[::-1], np.log(self.shares[::-1])))
+        excess = np.maximum(values - self.scores[0], 0)
+        # Without a spread of the scores above the first knot, no irrelevant item exceeds it.
+        tail = np.exp(-excess / self.tail_mean) if self.tail_mean > 0 else (excess <= 0) * 1.0
+        return np.asarray(shares * tail)
+
+    def match_probabilities(self, scores: Sequence[float], num_items: int) -> list[float]:
+        """Convert the scores of the first results of a query to match probabilities.
+
+        Formula:
+            $p_k = 1 - max_(j <= k) min(1, N F(s_j) - N F(s_(j-1)))$ with $F$ the share of
+            irrelevant items that reach a score and $N$ the number of items. The difference is the
+            number of irrelevant items that are expected between two results.
+
+        Args:
+            scores: Scores of the results, falling, without gaps from the best one.
+            num_items: Number of searched items.
+
+        Returns:
+            Probability that each result is relevant, 0 to 1. It does not rise with the rank, and
+            does not depend on later results.
+
+        Source:
+            The local false discovery rate, Efron, Large-Scale Inference, 2010, chapter 5, with
+            a null distribution from unrelated queries.
+        """
+        expected = num_items * self.share_above(scores)
+        irrelevant = np.maximum.accumulate(np.diff(expected, prepend=0.0))
+        return [float(value) for value in 1 - np.clip(irrelevant, 0, 1)]
+
+
+def irrelevant_shares(probabilities: Sequence[float]) -> list[float]:
+    """Compute the expected share of irrelevant results in each beginning of a list.
+
+    Args:
+        probabilities: Match probability of each result, best first.
+
+    Returns:
+        Share of irrelevant results among the results up to each one, 0 to 1.
+    """
+    irrelevant = 1 - np.asarray(probabilities, np.float64)
+    return [float(share) for share in irrelevant.cumsum() / np.arange(1, len(irrelevant) + 1)]
+
+
+def count_within(probabilities: Sequence[float], max_irrelevant: float) -> int:
+    """Count the results up to an expected share of irrelevant ones.
+
+    Args:
+        probabilities: Match probability of each result, best first, not rising.
+        max_irrelevant: Level. 0 allows no result, 1 all.
+
+    Returns:
+        Length of the longest beginning whose expected share of irrelevant results is below the
+        level.
+    """
+    return sum(
+        max_irrelevant >= 1 or share < max_irrelevant for share in irrelevant_shares(probabilities)
+    )
 
 
 def fit_calibration(scores: Tensor, relevant: Tensor) -> Calibration:

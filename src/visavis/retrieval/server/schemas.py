@@ -211,12 +211,17 @@ class HitModel(ItemModel):
         score: Score. Null for an empty query.
         match_probability: Probability that the item is relevant, 0 to 1. Null if scores are not
             calibrated.
+        irrelevant_share: Expected share of irrelevant results up to this one, 0 to 1. Null if
+            scores are not calibrated.
         duplicates: Keys of near-duplicates and of other moments of the clip.
     """
 
     score: float | None = Field(description="Similarity to the query. Null for an empty query.")
     match_probability: float | None = Field(
         description="Probability that the item is relevant, 0 to 1. Null if unknown."
+    )
+    irrelevant_share: float | None = Field(
+        description="Expected share of irrelevant results up to this one, 0 to 1. Null if unknown."
     )
     duplicates: list[str] = Field(
         description="Keys of near-duplicates and of other moments of the video."

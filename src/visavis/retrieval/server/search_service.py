@@ -316,6 +316,7 @@ def result_values(key: QueryKey, result: SearchResult) -> dict[str, Any]:
     return item_values(result.item) | {
         "score": result.score if key and math.isfinite(result.score) else None,
         "match_probability": min(max(probability or 0.0, 0.0), 1.0) if is_known else None,
+        "irrelevant_share": result.irrelevant_share if is_known else None,
         "duplicates": list(result.duplicates),
     }
 

@@ -12,6 +12,8 @@ const PAGE_SIZE = 40;
 // Largest page that the server returns.
 const MAX_PAGE_SIZE = 100;
 const WAIT_MS = 180;
+// Expected share of irrelevant results at which the page draws a line.
+const MAX_IRRELEVANT = 0.5;
 const byId = (id) => document.getElementById(id);
 const text = byId("text");
 let info = { indexes: [], blind: false, votes: false };
@@ -22,6 +24,7 @@ let running = new AbortController();
 let waiting = 0;
 let response = null;
 let loading = false;
+let hasMore = false;
 let moved = 0;
 let restoring = false;
 
@@ -147,7 +150,8 @@ function show(newest) {
   if (!entries.length) {
     showNotice(emptyMessage(total, unfinished));
   } else if (newest.sides.every((side) => side.no_match)) {
-    showNotice("Probably no match. These are the nearest results.");
+    const isCut = byId("sides").querySelector(".cut");
+    showNotice(isCut ? "Probably no match." : "Probably no match. These are the nearest results.");
   }
   byId("preference").hidden = !info.blind || !entries.length;
   byId("preference-text").textContent = "Which side is better?";
@@ -166,12 +170,19 @@ function add(page) {
     const grid = byId("sides").querySelector(`[data-side="${side.side}"] .grid`);
     const before = entries.filter((entry) => entry.side === side.side).length;
     const added = side.hits.map((hit, number) => ({ hit, rank: before + number + 1, index: side.index, side: side.side }));
-    grid.append(...added.map((entry) => tile(entry, actions)));
+    for (const entry of added) {
+      const isWeak = entry.hit.irrelevant_share >= MAX_IRRELEVANT;
+      // Probabilities of a weak model may all be low. Without "no match", something is shown.
+      if (isWeak && !grid.querySelector(".line") && (entry.rank > 1 || side.no_match)) grid.append(weakerLine(grid));
+      grid.append(tile(entry, actions));
+      if (grid.querySelector(".line")) entry.tile.classList.add("weaker");
+    }
     for (const entry of added) entry.open.addEventListener("focus", () => setFocusable(entry));
     entries.push(...added);
   }
   if (!focused && entries.length) setFocusable(entries[0]);
-  byId("more").hidden = !page.sides.some((side) => side.has_more);
+  hasMore = page.sides.some((side) => side.has_more);
+  showMore();
   if (page.sides.some((side) => side.is_cut)) {
     byId("end").textContent = `These are the first ${formatNumber(countShown())} results. Add words or filters to find others.`;
   }
@@ -200,6 +211,30 @@ async function loadPage(limit) {
     loading = false;
     if (number === searchNumber) setBusy(false);
   }
+}
+
+function showMore() {
+  const grids = [...byId("sides").querySelectorAll(".grid")];
+  byId("more").hidden = !hasMore || grids.every((grid) => grid.classList.contains("cut"));
+}
+
+// The line above the weaker results of a grid, which are hidden until its button is pressed.
+function weakerLine(grid) {
+  const line = element("li", "line");
+  const button = element("button", "plain");
+  button.type = "button";
+  const setCut = (isCut) => {
+    grid.classList.toggle("cut", isCut);
+    button.textContent = isCut ? "Show weaker results" : "Hide weaker results";
+    button.setAttribute("aria-expanded", String(!isCut));
+  };
+  button.addEventListener("click", () => {
+    setCut(!grid.classList.contains("cut"));
+    showMore();
+  });
+  setCut(true);
+  line.append(element("span", "", "Results below this line are probably irrelevant."), button);
+  return line;
 }
 
 function setFocusable(entry) {

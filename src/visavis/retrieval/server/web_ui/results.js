@@ -107,7 +107,7 @@ export function neighbor(entries, current, key) {
   let nearest = null;
   let minDistance = Infinity;
   for (const entry of entries) {
-    if (entry === current) continue;
+    if (entry === current || !entry.open.offsetParent) continue;
     const other = entry.open.getBoundingClientRect();
     const [dx, dy] = [other.left + other.width / 2 - x, other.top + other.height / 2 - y];
     const sideways = key === "ArrowLeft" || key === "ArrowRight";
