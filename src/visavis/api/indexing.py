@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from visavis.api.arguments import (
+    as_text,
     check_choice,
     optional_path,
     optional_text,
+    read_bank,
     read_lines,
     to_list,
     to_paths,
@@ -40,6 +42,8 @@ def index(
     remove_missing: bool = False,
     moved: bool = False,
     compression: bool = False,
+    correction: str | None = None,
+    bank: str | Path | None = None,
     set_default: bool = False,
     engine: Literal["local", "ray"] = "local",
     workers: int | None = None,
@@ -78,6 +82,11 @@ def index(
             empty.
         moved: The source of the index --out was moved to this folder. Its vectors are kept.
         compression: Also measure recall, bytes and latency of compressed vectors.
+        correction: Correction of text queries for hubs, such as "QueryBankNorm()", see visavis
+            catalog corrections. It is on only if held-out queries gain from it. none removes it.
+            Default: that of the index.
+        bank: Texts that --correction learns from: a .txt file with one text per line, or a split of
+            the run. Default: train.
         set_default: Use --model for all later commands that name no model.
         engine: Encode locally, or on a Ray cluster.
         workers: Number of processes of a Ray cluster, or that read images. Default: 2 on Ray, else
@@ -92,19 +101,27 @@ def index(
     Raises:
         DataError: If the source cannot be read.
         RunError: If the folder is not a run, or the index is of another model, source or setting.
-        VisavisError: If a run and a model are given, ``moved`` without ``out``, or ``set_default``
-            without ``model``.
+        VisavisError: If a run and a model are given, ``moved`` without ``out``, ``set_default``
+            without ``model``, or ``bank`` without ``correction``.
 
     Command line:
         ```sh
         visavis index photos/
         visavis index runs/mine photos/ --out index
         visavis index runs/mine moved/photos/ --out index --moved
+        visavis index runs/mine photos/ --out index --correction "QueryBankNorm()"
         ```
     """
     from visavis.retrieval.index_builder import build_index, default_index_folder, index_source
 
-    progress = progress or NoProgress()
+    progress, correction = progress or NoProgress(), as_text(correction)
+    if bank is not None and correction in (None, "none"):
+        raise VisavisError("--bank: expected it with --correction, got no --correction. Pass both.")
+    if correction not in (None, "none"):
+        from visavis.evaluation.corrections import parse_correction
+
+        # A wrong spec is reported before files are encoded.
+        correction = repr(parse_correction(str(correction)))
     options: dict[str, Any] = {
         "store": optional_text(store),
         "moment_seconds": moment_seconds,
@@ -114,6 +131,8 @@ def index(
         "remove_missing": remove_missing,
         "moved": moved,
         "compression": compression,
+        "correction": "" if correction == "none" else correction,
+        "bank": None if bank is None else read_bank(bank),
         "engine": engine,
         "workers": workers,
         "device": device,

@@ -434,14 +434,16 @@ def _evaluate_index(
     opened = Index.open(indexes[0], model=model, store=store, memory=memory)
     table = opened.store.table()
     contents = dict(zip(table["key"].to_pylist(), table["content"].to_pylist(), strict=True))
-    return evaluate_feedback(
+    result = evaluate_feedback(
         feedback,
         contents,
-        lambda text: opened.store.search(
+        lambda text: opened.neighbors(
             opened.encode_query(SearchQuery.from_text(text)), len(contents)
-        )[0],
+        ),
         f"the index {opened.folder}",
     )
+    correction = opened.correction
+    return replace(result, correction=str(correction.settings)) if correction else result
 
 
 def mine(

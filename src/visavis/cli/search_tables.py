@@ -64,6 +64,8 @@ def print_index_report(report: IndexReport) -> None:
         print_line(f"{report.other_files}.")
     if report.compression is not None:
         print_compression(report.compression)
+    if report.correction is not None:
+        print_line(f"Correction: {report.correction}")
     print_line(f"Index: {report.folder}")
 
 
@@ -126,6 +128,8 @@ def print_results(results: SearchResults) -> None:
             and console.color_system == "truecolor"
         ):
             console.print(_thumbnail(hit.image.preview()))
+    if results.correction:
+        print_line(f"Scores are corrected: {results.correction}.")
 
 
 def print_feedback_evaluation(result: FeedbackEvaluation) -> None:
@@ -139,6 +143,8 @@ def print_feedback_evaluation(result: FeedbackEvaluation) -> None:
     if result.pairwise_accuracy is not None:
         accuracy = f"{result.pairwise_accuracy:.1f} % of {result.pairs:,} pairs"
         print_line(f"{accuracy} of a relevant and an irrelevant item are in the correct order.")
+    if result.correction:
+        print_line(f"Scores are corrected: {result.correction}.")
     if result.skipped:
         print_line(
             f"Left out: {result.skipped:,} judgments of image queries, of queries with excluded "

@@ -72,6 +72,18 @@ class DirectedScore:
     call returns the part that does not.
     """
 
+    def __call__(self, visual: Encoded, text: Encoded) -> Tensor:
+        """Compute scores that do not depend on them.
+
+        Args:
+            visual: Visual items.
+            text: Texts.
+
+        Returns:
+            Scores, shape ``[V, T]``.
+        """
+        raise NotImplementedError
+
     def query_rows(
         self,
         visual: Encoded,

@@ -47,6 +47,7 @@ from visavis.retrieval.encoding import (
     with_capture_time,
 )
 from visavis.retrieval.index_folder import (
+    CORRECTION_FILE,
     STORE_FOLDER,
     Index,
     IndexManifest,
@@ -119,6 +120,8 @@ class IndexReport(NotebookTable):
         excluded: Excluded folders and files.
         seconds: Duration of the update in seconds.
         compression: Measured vector encodings, if requested.
+        correction: Correction of text queries, whether it is on, and the result of its check. None:
+            there is none.
         other_files: Number and suffixes of the files that are neither images nor videos. None:
             there are none.
         files: Number of the files of the source: ``indexed``, ``companions`` (a part of another
@@ -139,6 +142,7 @@ class IndexReport(NotebookTable):
     warnings: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     compression: CompressionReport | None = None
+    correction: str | None = None
     other_files: str | None = None
     files: Mapping[str, int] = field(default_factory=dict)
     companions: Mapping[str, str] = field(default_factory=dict)
@@ -148,7 +152,7 @@ class IndexReport(NotebookTable):
 
         Returns:
             A JSON object, without ``compression`` if it was not measured, and without
-            ``other_files`` if there are none.
+            ``correction`` and ``other_files`` if there are none.
         """
         return {name: value for name, value in asdict(self).items() if value is not None}
 
@@ -166,6 +170,8 @@ def build_index(
     remove_missing: bool = False,
     moved: bool = False,
     compression: bool = False,
+    correction: str | None = None,
+    bank: str | Sequence[str] | None = None,
     engine: Engine = "local",
     workers: int | None = None,
     device: str | None = None,
@@ -194,6 +200,8 @@ def build_index(
             or their folder is empty.
         moved: Whether ``source`` is the new place of the source of an existing index.
         compression: Whether to measure other encodings of the vectors.
+        correction: Correction of text queries. Empty: none. None: that of an existing index.
+        bank: Texts, or a split of the run, that a new correction learns from.
         engine: ``"local"`` or ``"ray"``.
         workers: Number of Ray processes, or of processes that read images. Default: 2 Ray
             processes, else as ``choose_readers``.
@@ -328,6 +336,14 @@ def build_index(
                 compression=measure_compression(Index(folder, manifest, encoder, vectors), memory)
                 if compression
                 else None,
+                correction=_correct(
+                    Index(folder, manifest, encoder, vectors),
+                    model,
+                    correction,
+                    bank,
+                    memory,
+                    progress,
+                ),
                 other_files=collection.other_files,
                 files={
                     "indexed": len(collection.files) - num_unindexed,
@@ -342,6 +358,24 @@ def build_index(
     if len(report.warnings) > MAX_WARNINGS:
         log.warning("%s: ... and %d more warnings", source, len(report.warnings) - MAX_WARNINGS)
     return report
+
+
+def _correct(
+    index: Index,
+    model: str | Path,
+    correction: str | None,
+    bank: str | Sequence[str] | None,
+    memory: MemoryLimit,
+    progress: Progress,
+) -> str | None:
+    """Make or update the correction of an index, if it has or gets one."""
+    if correction is None and not os.path.exists(index.folder / CORRECTION_FILE):
+        return None
+    # Only here, because most indexes have none.
+    from visavis.retrieval.correction_builder import update_correction
+
+    with kept_if_stopped(lambda: "All files are in the index."):
+        return update_correction(index, Path(model), correction, bank, memory, progress)
 
 
 def _warnings(changes: _IndexChanges, source: FileCollection) -> Iterator[str]:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from visavis.core.progress import Progress
     from visavis.data.dataset import Image
     from visavis.models.retriever import Retriever
+    from visavis.retrieval.corrections import IndexCorrection
+    from visavis.retrieval.stores.base import Queries
 
 
 MIN_DUPLICATE_COSINE = 0.95
@@ -163,6 +165,7 @@ class SearchResults(Sequence[SearchResult], NotebookTable):
         no_match: Whether even the best result is probably irrelevant. None if the scores are not
             calibrated.
         message: Why nothing was found. Empty with results.
+        correction: Correction of the scores with its bank. Empty: none.
     """
 
     ROWS: ClassVar[str] = "hits"
@@ -170,6 +173,7 @@ class SearchResults(Sequence[SearchResult], NotebookTable):
     hits: tuple[SearchResult, ...]
     no_match: bool | None = None
     message: str = ""
+    correction: str = ""
 
     def __len__(self) -> int:
         return len(self.hits)
@@ -185,6 +189,8 @@ class SearchResults(Sequence[SearchResult], NotebookTable):
         """Return why nothing was found."""
         if self.no_match:
             return ["Probably no match. These are the nearest results."]
+        if self.correction:
+            return [f"Scores are corrected: {self.correction}."]
         return [self.message] if self.message else []
 
     def table_images(self) -> list[PILImage | None]:
@@ -201,7 +207,21 @@ class SearchResults(Sequence[SearchResult], NotebookTable):
             A JSON object.
         """
         message = {"message": self.message} if self.message else {}
+        message |= {"correction": self.correction} if self.correction else {}
         return {"no_match": self.no_match, "hits": [hit.to_json() for hit in self.hits], **message}
+
+
+@dataclass(frozen=True)
+class CorrectedQuery:
+    """A query whose scores are corrected.
+
+    Attributes:
+        queries: The encoded query.
+        correction: The correction of the index.
+    """
+
+    queries: Queries
+    correction: IndexCorrection
 
 
 EncodeTexts = Callable[[Sequence[str]], "Sequence[Tensor]"]
@@ -336,6 +356,8 @@ def search_collection(
     if rerank is not None:
         return SearchResults(tuple(_rerank(collection, rerank, query, results)[:top]))
     calibration = collection.calibration
+    if isinstance(encoded, CorrectedQuery):
+        return SearchResults(tuple(results), correction=str(encoded.correction.settings))
     if calibration is None or not query.is_single_text:
         return SearchResults(tuple(results))
     hits = tuple(

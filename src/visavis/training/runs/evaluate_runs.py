@@ -296,7 +296,9 @@ def _encode_bank(
                 split = split.take(np.sort(sample))
             banks.append((module, network, split))
         _, images, texts = encode_by_networks(banks)
-        return QueryBank(f"{len(texts):,} captions and {len(images):,} images of {bank}", texts, images)
+        return QueryBank(
+            f"{len(texts):,} captions and {len(images):,} images of {bank}", texts, images
+        )
     unseen = exclude_texts(bank, members[0][2].captions, progress)
     for module, network, split in members:
         # One item of the split, because encoders read whole data sets.
