@@ -10,7 +10,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from visavis.core.errors import RecipeError, RunError, SpecError, format_value
+from visavis.core.errors import DataError, RecipeError, RunError, SpecError, format_value
 from visavis.core.own_code import name_part
 from visavis.core.progress import Progress
 
@@ -116,6 +116,25 @@ def read_lines(file: str | Path) -> list[str]:
     from visavis.core import storage
 
     return [text for line in storage.read_text(file).splitlines() if (text := line.strip())]
+
+
+def read_bank(bank: str | Path) -> str | list[str]:
+    """Read the queries that a correction of scores learns from.
+
+    Args:
+        bank: Name of a split, or .txt file with one text per line.
+
+    Returns:
+        The name, or the texts.
+
+    Raises:
+        DataError: If the file cannot be read, or is empty.
+    """
+    if Path(bank).suffix != ".txt":
+        return str(bank)
+    if not (texts := read_lines(bank)):
+        raise DataError(f"{bank}: expected one text per line, got an empty file. Add texts.")
+    return texts
 
 
 def parse_overrides(overrides: dict[str, Any] | Sequence[str]) -> dict[str, Any]:

@@ -98,6 +98,15 @@ def relevance_estimators() -> list[CatalogEntry]:
     return [_class_entry(kind, "Source:") | {"defaults": _defaults(kind)} for kind in CATALOG]
 
 
+def corrections() -> list[CatalogEntry]:
+    """Return every correction of scores with its formula, source and defaults."""
+    from visavis.evaluation.corrections import CATALOG
+
+    return [
+        _class_entry(kind, "Formula:", "Source:") | {"defaults": repr(kind())} for kind in CATALOG
+    ]
+
+
 def stores() -> list[CatalogEntry]:
     """Return every kind of vector store with its locations, its extra and its defaults."""
     from visavis.retrieval.stores.catalog import store_kinds
@@ -188,6 +197,7 @@ CATALOGS: dict[str, Callable[[], list[CatalogEntry]]] = {
     "relevance": relevance_estimators,
     "recipes": recipes,
     "protocols": protocols,
+    "corrections": corrections,
     "stores": stores,
 }
 """Kinds of the catalog, in the order in which they are printed."""

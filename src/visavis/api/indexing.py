@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from visavis.api.arguments import (
+    as_text,
     check_choice,
     optional_path,
     optional_text,
+    read_bank,
     read_lines,
     to_list,
     to_paths,
@@ -44,6 +46,8 @@ def index(
     remove_missing: bool = False,
     moved: bool = False,
     compression: bool = False,
+    correction: str | None = None,
+    bank: str | Path | None = None,
     set_default: bool = False,
     engine: Literal["local", "ray"] = "local",
     workers: int | None = None,
@@ -89,6 +93,11 @@ def index(
             empty.
         moved: The source of the index --out was moved to this folder. Its vectors are kept.
         compression: Also measure recall, bytes and latency of compressed vectors.
+        correction: Correction of text queries for hubs, such as "QueryBankNorm()", see visavis
+            catalog corrections. It is on only if held-out queries gain from it. none removes it.
+            Default: that of the index.
+        bank: Texts that --correction learns from: a .txt file with one text per line, or a split of
+            the run. Default: train.
         set_default: Use --model for all later commands that name no model.
         engine: Encode locally, or on a Ray cluster.
         workers: Number of processes of a Ray cluster, or that read images. Default: 2 on Ray, else
@@ -104,13 +113,15 @@ def index(
         DataError: If the source cannot be read.
         RunError: If the folder is not a run, or the index is of another model, source or setting.
         VisavisError: If a run and a model are given, ``moved`` without ``out``, ``set_default``
-            without ``model``, or neither a folder nor a query model.
+            without ``model``, ``bank`` without ``correction``, or neither a folder nor a query
+            model.
 
     Command line:
         ```sh
         visavis index photos/
         visavis index runs/mine photos/ --out index
         visavis index runs/mine moved/photos/ --out index --moved
+        visavis index runs/mine photos/ --out index --correction "QueryBankNorm()"
         visavis index --queries runs/my-words --out index
         visavis index --roll-back --out index
         ```
@@ -119,17 +130,18 @@ def index(
     if any(changes):
         if sum(changes) > 1 or out is None or run is not None:
             raise VisavisError(
-                "--queries, --list-queries, --roll-back: expected one of them with --out and "
-                "nothing else, got more or no --out. Change the query model and update the index "
+                "--queries, --list-queries, --roll-back: expected one of them with --out "
+                "(and --store), got more or no --out. Change the query model and update the index "
                 "in two commands."
             )
         from visavis.retrieval import index_queries
 
         if list_queries:
             return index_queries.list_queries(Path(out))
+        progress, place = progress or NoProgress(), optional_text(store)
         if queries is None:
-            return index_queries.roll_back_queries(Path(out))
-        return index_queries.use_queries(Path(out), queries, progress or NoProgress())
+            return index_queries.roll_back_queries(Path(out), progress, place)
+        return index_queries.use_queries(Path(out), queries, progress, place)
     if run is None:
         raise VisavisError(
             "index: expected a folder of images, or --queries RUN with --out INDEX, got neither. "
@@ -137,7 +149,14 @@ def index(
         )
     from visavis.retrieval.index_builder import build_index, default_index_folder, index_source
 
-    progress = progress or NoProgress()
+    progress, correction = progress or NoProgress(), as_text(correction)
+    if bank is not None and correction in (None, "none"):
+        raise VisavisError("--bank: expected it with --correction, got no --correction. Pass both.")
+    if correction not in (None, "none"):
+        from visavis.evaluation.corrections import parse_correction
+
+        # A wrong spec is reported before files are encoded.
+        correction = repr(parse_correction(str(correction)))
     options: dict[str, Any] = {
         "store": optional_text(store),
         "moment_seconds": moment_seconds,
@@ -147,6 +166,8 @@ def index(
         "remove_missing": remove_missing,
         "moved": moved,
         "compression": compression,
+        "correction": "" if correction == "none" else correction,
+        "bank": None if bank is None else read_bank(bank),
         "engine": engine,
         "workers": workers,
         "device": device,

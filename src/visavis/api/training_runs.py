@@ -15,6 +15,7 @@ from visavis.api.arguments import (
     optional_path,
     optional_text,
     parse_overrides,
+    read_bank,
     read_lines,
     resolve_recipe,
     to_list,
@@ -218,6 +219,8 @@ def evaluate(
     store: str | Path | None = None,
     trec: str | Path | None = None,
     distractors: str | Path | Sequence[str | Path] = (),
+    correction: str | None = None,
+    bank: str | Path | None = None,
     memory: MemoryLimit = None,
     progress: Progress | None = None,
 ) -> Evaluation | FeedbackEvaluation | ZeroShotResult:
@@ -253,6 +256,10 @@ def evaluate(
             none.
         distractors: Folder or data set whose images are candidates and not queries, or .txt file
             with one text per line. Images of the evaluated split are left out. Default: none.
+        correction: Correction of the scores for hubs, such as "QueryBankNorm()", see visavis catalog
+            corrections. Default: none.
+        bank: Queries that --correction learns from: a split, a .txt file with one text per line, or
+            queries for the test queries (transductive). Default: train.
         memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of
             the free memory.
         progress: Receives the progress.
@@ -274,10 +281,11 @@ def evaluate(
         visavis evaluate runs/mine runs/other --split val
         visavis evaluate index --feedback votes.jsonl
         visavis evaluate runs/mine --distractors photos
+        visavis evaluate runs/mine --correction "QueryBankNorm()" --bank train
         visavis evaluate runs/mine --classes photos_by_species
         ```
     """
-    relevance = as_text(relevance)
+    relevance, correction = as_text(relevance), as_text(correction)
     options = {
         "protocol": protocol,
         "split": split,
@@ -286,6 +294,8 @@ def evaluate(
         "published": published,
         "trec": trec,
         "distractors": distractors or None,
+        "correction": correction,
+        "bank": bank,
     }
     unused = [name for name, value in options.items() if value is not None]
     if classes is not None:
@@ -308,6 +318,7 @@ def evaluate(
                 f"--feedback: expected an index without {unused[0]}. Remove --{unused[0]}."
             )
         return _evaluate_index(to_paths(run), Path(feedback), model, store, memory)
+    from visavis.evaluation.corrections import parse_correction
     from visavis.evaluation.graded.catalog import named_estimator
     from visavis.retrieval.index_folder import is_index
     from visavis.training.recipes.published_tables import measured_result
@@ -325,6 +336,11 @@ def evaluate(
             f"{index}: expected a run or a model, got an index. Pass --feedback FILE to evaluate "
             "an index."
         )
+    if bank is not None and correction is None:
+        raise RunError("--bank: expected it with --correction, got no --correction. Pass both.")
+    corrected: dict[str, Any] = {}
+    if correction is not None:
+        corrected = {"correction": parse_correction(correction), "bank": read_bank(bank or "train")}
     row = None if published is None else measured_result(published)
     runs, data, progress = to_paths(run), optional_text(data), progress or NoProgress()
     added: list[Dataset] = []
@@ -343,11 +359,14 @@ def evaluate(
         average_networks=average,
         trec=optional_path(trec),
         distractors=added,
+        **corrected,
     )
     result = result if row is None else replace(result, published=row)
     if not pretrained:
         return result
-    return with_base_model(result, runs, split, data, progress, memory, distractors=added)
+    return with_base_model(
+        result, runs, split, data, progress, memory, distractors=added, **corrected
+    )
 
 
 def _read_distractors(path: Path, frames_per_second: float, progress: Progress) -> Dataset:
@@ -423,14 +442,16 @@ def _evaluate_index(
     opened = Index.open(indexes[0], model=model, store=store, memory=memory)
     table = opened.store.table()
     contents = dict(zip(table["key"].to_pylist(), table["content"].to_pylist(), strict=True))
-    return evaluate_feedback(
+    result = evaluate_feedback(
         feedback,
         contents,
-        lambda text: opened.store.search(
+        lambda text: opened.neighbors(
             opened.encode_query(SearchQuery.from_text(text)), len(contents)
-        )[0],
+        ),
         f"the index {opened.folder}",
     )
+    correction = opened.correction
+    return replace(result, correction=str(correction.settings)) if correction else result
 
 
 def mine(

@@ -70,6 +70,8 @@ def print_index_report(report: IndexReport | QueryModels) -> None:
         print_line(f"{report.other_files}.")
     if report.compression is not None:
         print_compression(report.compression)
+    if report.correction is not None:
+        print_line(f"Correction: {report.correction}")
     print_line(f"Index: {report.folder}")
 
 
@@ -134,6 +136,8 @@ def print_results(results: SearchResults, *, print_all: bool = False) -> None:
         _print_hits(results.weaker, len(results.hits) + 1)
     elif results.weaker:
         print_line(f"{len(results.weaker):,} weaker results. Show them with --all.")
+    if results.correction:
+        print_line(f"Scores are corrected: {results.correction}.")
 
 
 def _print_hits(hits: Iterable[SearchResult], first: int) -> None:
@@ -164,6 +168,8 @@ def print_feedback_evaluation(result: FeedbackEvaluation) -> None:
     if result.pairwise_accuracy is not None:
         accuracy = f"{result.pairwise_accuracy:.1f} % of {result.pairs:,} pairs"
         print_line(f"{accuracy} of a relevant and an irrelevant item are in the correct order.")
+    if result.correction:
+        print_line(f"Scores are corrected: {result.correction}.")
     if result.skipped:
         print_line(
             f"Left out: {result.skipped:,} judgments of image queries, of queries with excluded "

@@ -19,6 +19,7 @@ from visavis.core.errors import ShapeError, SpecError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.process_group import ONE_PROCESS, ProcessGroup
 from visavis.data.dataset import Dataset
+from visavis.evaluation.corrections import CorrectedScore
 from visavis.evaluation.graded import RelevanceEstimator
 from visavis.evaluation.graded.ranking_coherence import ranking_coherence
 from visavis.evaluation.metrics import ranking_metrics
@@ -57,7 +58,7 @@ def evaluate(
         visual: Encoded images.
         text: Encoded texts.
         score: ``score(visual[rows], text[columns]) -> [rows, columns]``, such as the method
-            ``score`` of a model.
+            ``score`` of a model, or a `visavis.evaluation.corrections.CorrectedScore`.
         image_ids: One id per image, shape ``[V]``. Equal ids belong together. -1: an image without
             a text, which is a candidate and not a query.
         text_ids: One id per text, shape ``[T]``. -1: a text without an image.
@@ -122,8 +123,11 @@ def evaluate(
     }
     return Evaluation(
         protocol=protocol.describe(
-            len(image_ids) - len(image_queries), len(text_ids) - len(text_queries)
+            len(image_ids) - len(image_queries),
+            len(text_ids) - len(text_queries),
+            _correction_of(score),
         ),
+        correction=_correction_of(score),
         # All folds have the same size.
         num_images=len(image_folds[-1]),
         num_texts=len(text_folds[-1]),
@@ -145,6 +149,11 @@ def evaluate(
             for name, parts in scores.items()
         },
     )
+
+
+def _correction_of(score: Score) -> str:
+    """Correction of a score with its bank. Empty: none."""
+    return str(score) if isinstance(score, CorrectedScore) else ""
 
 
 def _merge_folds(
@@ -280,7 +289,8 @@ def evaluate_listed(
         memory=memory,
     )
     return Evaluation(
-        protocol=protocol.name,
+        protocol=protocol.describe(correction=_correction_of(score)),
+        correction=_correction_of(score),
         num_images=len(visual),
         num_texts=len(text),
         captions_per_image=len(text) / len(visual),

@@ -85,13 +85,16 @@ class Protocol:
             None,
         )
 
-    def describe(self, unpaired_images: int = 0, unpaired_texts: int = 0) -> str:
-        """Name the protocol and the candidates that are not queries, so that results of different
-        galleries have different names. `get_protocol` reads it.
+    def describe(
+        self, unpaired_images: int = 0, unpaired_texts: int = 0, correction: str = ""
+    ) -> str:
+        """Name the protocol, the candidates that are not queries and the correction, so that results
+        that cannot be compared have different names. `get_protocol` reads it.
 
         Args:
             unpaired_images: Number of images without captions.
             unpaired_texts: Number of texts without images.
+            correction: Correction with its bank. Empty: the scores are not corrected.
 
         Returns:
             The text.
@@ -109,7 +112,7 @@ class Protocol:
             for kind, lacking, number in unpaired
             if number
         ]
-        return GALLERY_SEPARATOR.join([self.name, *added])
+        return GALLERY_SEPARATOR.join([self.name, *added, *filter(None, [correction])])
 
     def validate(self, image_ids: Ids, text_ids: Ids) -> None:
         """Check that data match the protocol.
@@ -171,7 +174,7 @@ UNPAIRED = -1
 EQUAL_TEXTS = "+equal-texts"
 """End of the name of a protocol whose equal texts are positives."""
 GALLERY_SEPARATOR = " + "
-"""Separator of the name of a protocol and the candidates that are not queries."""
+"""Separator of the name of a protocol, the candidates that are not queries, and the correction."""
 
 CATALOG: tuple[Protocol, ...] = (
     Protocol(name="plain", description="all images of the split against all its captions"),

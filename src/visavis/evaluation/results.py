@@ -20,7 +20,7 @@ class Evaluation(NotebookTable):
     """Result of a model and the rules behind it.
 
     Attributes:
-        protocol: Name of the protocol.
+        protocol: Name of the protocol, with a correction of the scores.
         num_images: Number of candidates of a text (in one fold).
         num_texts: Number of candidates of an image (in one fold).
         captions_per_image: Ratio of texts to images.
@@ -40,6 +40,8 @@ class Evaluation(NotebookTable):
         text_ids: Id of the image of each text query.
         top_texts: Position of the best-scored text of each image query.
         top_images: Position of the best-scored image of each text query.
+        correction: Correction of the scores with its bank, "fixed-bank" or "transductive". Empty:
+            none.
         score_samples: Scores of all positives ("positive") and of the hardest negative of each
             query that has one ("hardest_i2t", "hardest_t2i"). Empty if the protocol lists its
             positives.
@@ -62,6 +64,7 @@ class Evaluation(NotebookTable):
     text_ids: np.ndarray | None = None
     top_texts: np.ndarray | None = None
     top_images: np.ndarray | None = None
+    correction: str = ""
     score_samples: dict[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -126,7 +129,8 @@ class Evaluation(NotebookTable):
         return flat | {"ir_measures": equivalent_measures(flat)}
 
     def _flat(self) -> dict[str, Any]:
-        rules = ("protocol", "num_images", "num_texts", "captions_per_image", "ties")
+        rules = ["protocol", "num_images", "num_texts", "captions_per_image", "ties"]
+        rules += ["correction"] * bool(self.correction)
         queries = {"image_queries": len(self.image_ranks), "text_queries": len(self.text_ranks)}
         graded = self.coherence.to_json() if self.coherence else {}
         return {name: getattr(self, name) for name in rules} | queries | self.metrics | graded

@@ -41,7 +41,13 @@ from visavis.evaluation.metrics.ranking import (
     ranks_from_counts,
     tie_comparisons,
 )
-from visavis.losses.scoring import TwoStageScore, score_query_rows, select_items, tile_shape
+from visavis.losses.scoring import (
+    DirectedScore,
+    TwoStageScore,
+    score_query_rows,
+    select_items,
+    tile_shape,
+)
 from visavis.losses.targets import Targets
 
 MAX_TILE_ROWS = 256
@@ -126,9 +132,9 @@ def rank_by_tiles(
     Args:
         visual: Encoded images.
         text: Encoded texts.
-        score: ``score(visual[rows], text[columns]) -> [rows, columns]``. A two-stage score orders
-            the candidates of each direction differently, so it is computed by rows, once per
-            direction.
+        score: ``score(visual[rows], text[columns]) -> [rows, columns]``. A two-stage or
+            directed score orders the candidates of each direction differently, so it is computed
+            by rows, once per direction.
         image_ids: One id per image, shape ``[V]``. Equal ids belong together.
         text_ids: One id per text, shape ``[T]``.
         targets: Targets of the images against all texts, by ids or by a relation. None: equal ids
@@ -148,7 +154,7 @@ def rank_by_tiles(
     if targets is None:
         targets = Targets(query_ids=image_ids, candidate_ids=text_ids)
     image, text_of_pair = _all_pairs(targets)
-    if isinstance(score, TwoStageScore):
+    if isinstance(score, TwoStageScore | DirectedScore):
         images, texts = image.unique(), text_of_pair.unique()
         by_images = rank_by_rows(
             select_items(visual, images),

@@ -67,6 +67,47 @@ class DeviceScore:
         return self.score(visual.to(self.device), text.to(self.device)).cpu()
 
 
+class DirectedScore:
+    """Base class of a score that depends on the direction and on all candidates of a ranking. A
+    call returns the part that does not.
+    """
+
+    def __call__(self, visual: Encoded, text: Encoded) -> Tensor:
+        """Compute scores that do not depend on them.
+
+        Args:
+            visual: Visual items.
+            text: Texts.
+
+        Returns:
+            Scores, shape ``[V, T]``.
+        """
+        raise NotImplementedError
+
+    def query_rows(
+        self,
+        visual: Encoded,
+        text: Encoded,
+        direction: Direction,
+        *,
+        caller_bytes_per_pair: float,
+        memory: MemoryLimit,
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the scores of a direction, see ``score_query_rows``.
+
+        Args:
+            visual: Visual items.
+            text: Texts.
+            direction: Which side holds the queries.
+            caller_bytes_per_pair: Bytes per pair that the caller holds.
+            memory: Memory of a block.
+
+        Yields:
+            The queries of a block, and their scores, shape ``[R, C]``.
+        """
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class TwoStageScore(DeviceScore):
     """A cheap score of all pairs, and a better score of the first candidates of each query.
@@ -221,6 +262,11 @@ def score_query_rows(
         VisavisError: If one pair does not fit into memory.
     """
     visual, text = as_encoded(visual), as_encoded(text)
+    if isinstance(score, DirectedScore):
+        yield from score.query_rows(
+            visual, text, direction, caller_bytes_per_pair=caller_bytes_per_pair, memory=memory
+        )
+        return
     stages = score if isinstance(score, TwoStageScore) else None
     first_visual, first_text = visual, text
     if stages is not None:
@@ -267,7 +313,7 @@ def score_direction(
     Raises:
         VisavisError: If one pair does not fit into memory.
     """
-    if not isinstance(score, TwoStageScore):
+    if not isinstance(score, TwoStageScore | DirectedScore):
         scores = score_matrix(score, visual, text, memory)
         return scores if direction == "i2t" else scores.T
     blocks = score_query_rows(

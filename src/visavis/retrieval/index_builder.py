@@ -49,6 +49,7 @@ from visavis.retrieval.encoding import (
 )
 from visavis.retrieval.given_vectors import VectorFile
 from visavis.retrieval.index_folder import (
+    CORRECTION_FILE,
     STORE_FOLDER,
     Index,
     IndexManifest,
@@ -56,6 +57,7 @@ from visavis.retrieval.index_folder import (
     check_model,
     is_free_folder,
     is_index,
+    open_index_model,
     open_index_store,
     read_manifest,
     relative_store,
@@ -64,7 +66,7 @@ from visavis.retrieval.index_folder import (
 )
 from visavis.retrieval.items import IndexItem, metadata_tags
 from visavis.retrieval.no_match import calibrate_without_labels
-from visavis.retrieval.query_model import record_text_queries
+from visavis.retrieval.query_model import GivenVectors, record_text_queries
 from visavis.retrieval.search import Calibration, NullScores, fit_calibration
 from visavis.retrieval.source_files import (
     FileCollection,
@@ -122,6 +124,8 @@ class IndexReport(NotebookTable):
         excluded: Excluded folders and files.
         seconds: Duration of the update in seconds.
         compression: Measured vector encodings, if requested.
+        correction: Correction of text queries, whether it is on, and the result of its check. None:
+            there is none.
         other_files: Number and suffixes of the files that are neither images nor videos. None:
             there are none.
         files: Number of the files of the source: ``indexed``, ``companions`` (a part of another
@@ -142,6 +146,7 @@ class IndexReport(NotebookTable):
     warnings: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     compression: CompressionReport | None = None
+    correction: str | None = None
     other_files: str | None = None
     files: Mapping[str, int] = field(default_factory=dict)
     companions: Mapping[str, str] = field(default_factory=dict)
@@ -151,7 +156,7 @@ class IndexReport(NotebookTable):
 
         Returns:
             A JSON object, without ``compression`` if it was not measured, and without
-            ``other_files`` if there are none.
+            ``correction`` and ``other_files`` if there are none.
         """
         return {name: value for name, value in asdict(self).items() if value is not None}
 
@@ -169,6 +174,8 @@ def build_index(
     remove_missing: bool = False,
     moved: bool = False,
     compression: bool = False,
+    correction: str | None = None,
+    bank: str | Sequence[str] | None = None,
     engine: Engine = "local",
     workers: int | None = None,
     device: str | None = None,
@@ -197,6 +204,8 @@ def build_index(
             or their folder is empty.
         moved: Whether ``source`` is the new place of the source of an existing index.
         compression: Whether to measure other encodings of the vectors.
+        correction: Correction of text queries. Empty: none. None: that of an existing index.
+        bank: Texts, or a split of the run, that a new correction learns from.
         engine: ``"local"`` or ``"ray"``.
         workers: Number of Ray processes, or of processes that read images. Default: 2 Ray
             processes, else as ``choose_readers``.
@@ -215,29 +224,19 @@ def build_index(
     """
     folder, started = Path(out), time.perf_counter()
     validate_workers(workers)
-    if moment_seconds is not None and not 0 < moment_seconds < math.inf:
-        raise VisavisError(
-            f"moment_seconds: expected a number > 0, got {moment_seconds:g}. Pass a length such as "
-            f"{MOMENT_SECONDS:g}."
-        )
-    if not is_index(folder) and not is_free_folder(folder):
-        raise RefusedOverwrite(
-            f"{folder}: expected a new folder or an index, got other files. Pass another folder "
-            "with --out."
-        )
+    _check_request(folder, moment_seconds)
     previous = read_manifest(folder) if is_index(folder) else None
     with progress.activity("loading the model"):
         retriever = _open_model(model, device, memory)
-    if full_decoding or (previous is not None and previous.full_decoding):
-        retriever = retriever.with_full_decoding()
-    if embedding_dim is not None:
-        retriever = retriever.with_embedding_dim(embedding_dim)
+        if full_decoding or (previous is not None and previous.full_decoding):
+            retriever = retriever.with_full_decoding()
+        if embedding_dim is not None:
+            retriever = retriever.with_embedding_dim(embedding_dim)
     exclude = tuple(filter(None, exclude)) if exclude or previous is None else previous.exclude
     is_known = previous is not None and previous.source == str(source_root(source))
     with progress.activity("listing files"):
         collection = (list_readable_files if is_known else list_source_files)(source, exclude)
-        if isinstance(retriever, VectorFile):
-            collection = retriever.keep_files(collection)
+        collection = _with_vectors(collection, retriever)
     # Without waiting: a second update of the same files would only repeat the first.
     with storage.folder_lock(folder / "index", wait=False, subject=folder):
         # The manifest is read again under the lock. Another update may have ended since.
@@ -246,6 +245,12 @@ def build_index(
         )
         encoder = truncate_model(retriever, manifest.embedding_dim)
         record_text_queries(str(model), manifest.fingerprint, encoder)
+        has_own_queries = manifest.query_model.fingerprint != manifest.fingerprint
+        queries = (
+            open_index_model(folder, manifest, device=device, memory=memory)
+            if has_own_queries
+            else encoder
+        )
         with closing(
             open_index_store(folder, manifest, memory, confirmed=store, create=True)
         ) as vectors:
@@ -289,13 +294,15 @@ def build_index(
                 calibration = manifest.calibration or calibrate_index(
                     Path(model), manifest.embedding_dim, progress
                 )
-                manifest = replace(manifest, calibration=calibration)
-                null_scores = _null_scores(manifest, digest, encoder, vectors, progress)
+                null_scores = fit_null_scores(
+                    replace(manifest, calibration=calibration), digest, queries, vectors, progress
+                )
             manifest = replace(
                 manifest,
                 skipped=skipped,
                 decoders=decoder_versions(),
                 digest=digest,
+                calibration=calibration,
                 null_scores=null_scores,
             )
             write_manifest(folder, manifest)
@@ -332,9 +339,17 @@ def build_index(
                 ),
                 excluded=collection.excluded,
                 seconds=time.perf_counter() - started,
-                compression=measure_compression(Index(folder, manifest, encoder, vectors), memory)
+                compression=measure_compression(Index(folder, manifest, queries, vectors), memory)
                 if compression
                 else None,
+                correction=_correct(
+                    Index(folder, manifest, queries, vectors),
+                    manifest.query_model.model,
+                    correction,
+                    bank,
+                    memory,
+                    progress,
+                ),
                 other_files=collection.other_files,
                 files={
                     "indexed": len(collection.files) - num_unindexed,
@@ -351,11 +366,48 @@ def build_index(
     return report
 
 
+def _check_request(folder: Path, moment_seconds: float | None) -> None:
+    """Check the length of a moment, and that the folder is new or an index."""
+    if moment_seconds is not None and not 0 < moment_seconds < math.inf:
+        raise VisavisError(
+            f"moment_seconds: expected a number > 0, got {moment_seconds:g}. Pass a length such as "
+            f"{MOMENT_SECONDS:g}."
+        )
+    if not is_index(folder) and not is_free_folder(folder):
+        raise RefusedOverwrite(
+            f"{folder}: expected a new folder or an index, got other files. Pass another folder "
+            "with --out."
+        )
+
+
+def _with_vectors(collection: FileCollection, model: Retriever) -> FileCollection:
+    """The files that can be indexed: of vectors of a file, those with a vector."""
+    return model.keep_files(collection) if isinstance(model, VectorFile) else collection
+
+
 def _open_model(model: str | Path, device: str | None, memory: MemoryLimit) -> Retriever:
     """The model of the items, or the file of their vectors."""
     if os.path.isfile(model) and holds_item_vectors(model):
         return VectorFile(model)
     return Retriever.load(model, device=device, memory=memory)
+
+
+def _correct(
+    index: Index,
+    model: str | Path,
+    correction: str | None,
+    bank: str | Sequence[str] | None,
+    memory: MemoryLimit,
+    progress: Progress,
+) -> str | None:
+    """Make or update the correction of an index, if it has or gets one."""
+    if correction is None and not os.path.exists(index.folder / CORRECTION_FILE):
+        return None
+    # Only here, because most indexes have none.
+    from visavis.retrieval.correction_builder import update_correction
+
+    with kept_if_stopped(lambda: "All files are in the index."):
+        return update_correction(index, Path(model), correction, bank, memory, progress)
 
 
 def _warnings(changes: _IndexChanges, source: FileCollection) -> Iterator[str]:
@@ -696,21 +748,35 @@ def calibrate_index(run: Path, embedding_dim: int, progress: Progress) -> Calibr
         return None
 
 
-def _null_scores(
+def fit_null_scores(
     manifest: IndexManifest,
-    digest: StoreDigest,
+    digest: StoreDigest | None,
     model: Retriever,
     store: VectorStore,
     progress: Progress,
 ) -> NullScores:
-    """Calibration without labels. It is fitted again if the items changed."""
+    """Calibrate the scores of text queries without labels, again if the items changed.
+
+    Args:
+        manifest: Manifest of the index, with the calibration of the items before.
+        digest: Content of the store. None: it is fitted in any case.
+        model: Model of text queries.
+        store: Vectors of the items.
+        progress: Receives progress, and a message if a new index has no match probabilities.
+
+    Returns:
+        Distribution of the scores of irrelevant items.
+    """
     if manifest.null_scores is not None and manifest.digest == digest:
         return manifest.null_scores
+    if isinstance(model, GivenVectors):
+        return NullScores(problem="No match probabilities: the index has no model of texts.")
     with progress.activity("calibrating match probabilities"):
         null_scores = calibrate_without_labels(
             model, store, has_several_vectors=manifest.late_interaction is not None
         )
-    if null_scores.problem and manifest.calibration is None and manifest.null_scores is None:
+    calibration = manifest.query_model.calibration
+    if null_scores.problem and calibration is None and manifest.null_scores is None:
         progress.message(null_scores.problem)
     return null_scores
 

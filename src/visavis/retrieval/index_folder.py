@@ -22,10 +22,11 @@ from visavis.core.errors import DataError, RunError, ShapeError, StorageError, V
 from visavis.core.memory_budget import MemoryLimit
 from visavis.data.dataset import ByteRange, Image
 from visavis.models.retriever import Retriever
-from visavis.retrieval.items import MANIFEST, IndexItem, ItemFilter
+from visavis.retrieval.items import MANIFEST, NO_FILTER, IndexItem, ItemFilter
 from visavis.retrieval.query_model import GivenVectors, PairedModel, open_query_model
 from visavis.retrieval.search import (
     Calibration,
+    CorrectedQuery,
     EncodeTexts,
     NullScores,
     SearchQuery,
@@ -36,6 +37,7 @@ from visavis.retrieval.stores.arrow_tables import items_from_table, metadata_nam
 from visavis.retrieval.stores.base import (
     REMEDY,
     MaxSimQuery,
+    Neighbor,
     Queries,
     StoreDigest,
     VectorSets,
@@ -45,9 +47,11 @@ from visavis.retrieval.stores.catalog import open_store
 
 if TYPE_CHECKING:
     from visavis.core.environment import EnvironmentCheck
+    from visavis.retrieval.corrections import IndexCorrection
     from visavis.retrieval.source_files import SourceFile
 
 STORE_FOLDER = "items.lance"
+CORRECTION_FILE = "correction.safetensors"
 FORMAT = 2
 VECTOR_SUFFIXES = (".parquet", ".npy")
 """Suffixes of a file that takes the place of the model of an index."""
@@ -93,7 +97,8 @@ class IndexManifest:
             other versions.
         digest: Content of the store. None while the index is built.
         calibration: Calibration of scores by labels. None if there is none for this model.
-        null_scores: Calibration of scores without labels. None in an index of an earlier version.
+        null_scores: Calibration of the scores of text queries without labels. None in an index of an
+            earlier version.
         late_interaction: Which means of MaxSim the score contains. None for a model with one vector
             per item.
         full_decoding: Whether JPEG files are decoded in full.
@@ -221,8 +226,10 @@ class Index:
         """The model of the index, in a list."""
         return [self.model]
 
-    def encode_query(self, query: SearchQuery, encode_texts: EncodeTexts | None = None) -> Queries:
-        """Encode a query for the store.
+    def encode_query(
+        self, query: SearchQuery, encode_texts: EncodeTexts | None = None
+    ) -> Queries | CorrectedQuery:
+        """Encode a query for the store. A single text is corrected, if the index has a correction.
 
         Args:
             query: The query.
@@ -233,9 +240,16 @@ class Index:
             Unit vector, shape ``[1, D]``, or one query of late interaction.
 
         Raises:
+            RunError: If the file of the correction is damaged.
             VisavisError: If the query is empty, has only negative weights, or its parts cancel out.
             DataError: If an item or image of the query does not exist.
         """
+        encoded = self._encode_parts(query, encode_texts)
+        if self.correction is not None and query.is_single_text:
+            return CorrectedQuery(encoded, self.correction)
+        return encoded
+
+    def _encode_parts(self, query: SearchQuery, encode_texts: EncodeTexts | None) -> Queries:
         texts, parts = known_texts(self.model, query), list[tuple[float, torch.Tensor]]()
         if texts:
             vectors = (encode_texts or self.encode_texts)([text for _, text in texts])
@@ -275,14 +289,31 @@ class Index:
         raise VisavisError(f"query: expected {problem}")
 
     def nearest(
-        self, encoded: Queries, count: int, item_filter: ItemFilter
+        self, encoded: Queries | CorrectedQuery, count: int, item_filter: ItemFilter
     ) -> tuple[list[SearchResult], bool]:
         """Find the items with the highest scores, see ``Collection.nearest``."""
-        [neighbors] = self.store.search(encoded, count, item_filter)
+        neighbors = self.neighbors(encoded, count, item_filter)
         # Only the items of the results are read. A shared store may have lost an item since.
         items = self.store.get([key for key, _ in neighbors])
         results = [SearchResult(items[key], score) for key, score in neighbors if key in items]
         return results, len(neighbors) == count
+
+    def neighbors(
+        self, encoded: Queries | CorrectedQuery, count: int, item_filter: ItemFilter = NO_FILTER
+    ) -> list[Neighbor]:
+        """Find the keys of the items with the highest scores.
+
+        Args:
+            encoded: The encoded query.
+            count: Maximum number of items.
+            item_filter: Conditions on the items.
+
+        Returns:
+            Keys and scores, best first.
+        """
+        if isinstance(encoded, CorrectedQuery):
+            return encoded.correction.nearest(self.store, encoded.queries, count, item_filter)
+        return self.store.search(encoded, count, item_filter)[0]
 
     def item_vectors(self, items: Sequence[IndexItem]) -> np.ndarray:
         """Read one unit vector per item, see ``Collection.item_vectors``."""
@@ -348,17 +379,30 @@ class Index:
         return {item.key: item for item in items_from_table(self.store.table())}
 
     @cached_property
+    def correction(self) -> IndexCorrection | None:
+        """Correction of the scores of single texts. None: there is none, or it is off."""
+        if not os.path.exists(path := self.folder / CORRECTION_FILE):
+            return None
+        from visavis.retrieval.corrections import open_correction
+
+        manifest = self.manifest
+        fingerprint = manifest.query_model.fingerprint
+        return open_correction(path, fingerprint, manifest.digest, self.store)
+
+    @cached_property
     def calibration(self) -> Calibration | None:
-        """Calibration of scores by labels. None if there is none for this model, or it does not
-        hold for this number of items.
+        """Calibration of scores by labels. None if there is none for this model, it does not hold
+        for this number of items, or scores are corrected.
         """
-        calibration = self.manifest.query_model.calibration
+        calibration = None if self.correction else self.manifest.query_model.calibration
         is_valid = calibration is not None and calibration.is_valid_for(self.store.count())
         return calibration if is_valid else None
 
     @property
     def null_scores(self) -> NullScores:
         """Calibration of scores without labels, or the reason why there is none."""
+        if self.correction:
+            return NullScores(problem="No match probabilities: the scores are corrected for hubs.")
         return self.manifest.null_scores or NullScores(
             problem="No match probabilities: the index was made by an earlier version, or its "
             "update was interrupted. Run visavis index again."

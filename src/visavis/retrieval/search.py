@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from visavis.core.progress import Progress
     from visavis.data.dataset import Image
     from visavis.models.retriever import Retriever
+    from visavis.retrieval.corrections import IndexCorrection
+    from visavis.retrieval.stores.base import Queries
 
 
 MIN_DUPLICATE_COSINE = 0.95
@@ -169,6 +171,7 @@ class SearchResults(Sequence[SearchResult], NotebookTable):
         message: Why nothing was found. Empty with results.
         weaker: Results after the level of irrelevant ones was reached, best first. Empty without a
             level.
+        correction: Correction of the scores with its bank. Empty: none.
     """
 
     ROWS: ClassVar[str] = "hits"
@@ -177,6 +180,7 @@ class SearchResults(Sequence[SearchResult], NotebookTable):
     no_match: bool | None = None
     message: str = ""
     weaker: tuple[SearchResult, ...] = ()
+    correction: str = ""
 
     def __len__(self) -> int:
         return len(self.hits)
@@ -192,6 +196,8 @@ class SearchResults(Sequence[SearchResult], NotebookTable):
         """Return why nothing was found."""
         if self.no_match and self.hits:
             return ["Probably no match. These are the nearest results."]
+        if self.correction:
+            return [f"Scores are corrected: {self.correction}."]
         return [self.message] if self.message else []
 
     def table_images(self) -> list[PILImage | None]:
@@ -210,7 +216,21 @@ class SearchResults(Sequence[SearchResult], NotebookTable):
         message: dict[str, Any] = {"message": self.message} if self.message else {}
         if self.weaker:
             message["weaker"] = [hit.to_json() for hit in self.weaker]
+        message |= {"correction": self.correction} if self.correction else {}
         return {"no_match": self.no_match, "hits": [hit.to_json() for hit in self.hits], **message}
+
+
+@dataclass(frozen=True)
+class CorrectedQuery:
+    """A query whose scores are corrected.
+
+    Attributes:
+        queries: The encoded query.
+        correction: The correction of the index.
+    """
+
+    queries: Queries
+    correction: IndexCorrection
 
 
 EncodeTexts = Callable[[Sequence[str]], "Sequence[Tensor]"]
@@ -366,6 +386,8 @@ def search_collection(
         return SearchResults((), message=collection.explain_no_results(item_filter))
     if rerank is not None:
         return SearchResults(tuple(_rerank(collection, rerank, query, results)[:top]))
+    if isinstance(encoded, CorrectedQuery):
+        return SearchResults(tuple(results), correction=str(encoded.correction.settings))
     if not query.is_single_text:
         return SearchResults(tuple(results))
     return _assess(collection, results, item_filter, max_irrelevant)

@@ -228,6 +228,7 @@ class FeedbackEvaluation(NotebookTable):
             without pairs.
         skipped: Number of judgments that cannot be evaluated: image queries, queries with excluded
             words, items that are missing.
+        correction: Correction of the scores with its bank. Empty: none.
     """
 
     queries: int
@@ -236,11 +237,13 @@ class FeedbackEvaluation(NotebookTable):
     pairs: int
     pairwise_accuracy: float | None
     skipped: int
+    correction: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object, with recall by metric key."""
+        """Return a JSON object, with recall by metric key, and without an empty correction."""
         recalls = {f"t2i_r{k}": value for k, value in self.recall.items()}
-        return {key: value for key, value in asdict(self).items() if key != "recall"} | recalls
+        left_out = {"recall", *([] if self.correction else ["correction"])}
+        return {key: value for key, value in asdict(self).items() if key not in left_out} | recalls
 
 
 def evaluate_feedback(

@@ -13,12 +13,15 @@ from typing import Any, Literal
 
 import numpy as np
 
+from visavis.core.blocking import Score
 from visavis.core.encoded import Encoded
-from visavis.core.errors import RunError, SpecError, format_value
+from visavis.core.errors import DataError, RunError, SpecError, format_value
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
+from visavis.data.equal_texts import text_keys
 from visavis.evaluation import Evaluation
+from visavis.evaluation.corrections import CorrectedScore, Correction, QueryBank
 from visavis.evaluation.evaluate_items import evaluate_dataset
 from visavis.evaluation.graded import RelevanceEstimator
 from visavis.evaluation.protocols import (
@@ -27,8 +30,10 @@ from visavis.evaluation.protocols import (
     select_captions,
     select_for_protocol,
     with_distractors,
+    without_images,
 )
 from visavis.evaluation.trec import trec_rankings, write_trec
+from visavis.losses.scoring import select_items
 from visavis.models.base import Matcher, evaluation_mode
 from visavis.models.inference import ScoreEnsemble, device_of, device_score, join_member_encodings
 from visavis.training.recipes.data_module import DataModule
@@ -49,6 +54,10 @@ EVALUATION_OPTIONS = {
     "evaluation.protocol": "protocol",
     "evaluation.relevance": "relevance",
 }
+TEST_QUERIES = "queries"
+"""Bank of a correction that consists of the test queries."""
+MAX_BANK = 10_000
+"""Maximum number of captions of a split in the bank of a correction."""
 
 
 def read_run_recipes(
@@ -156,6 +165,8 @@ def evaluate_runs(
     max_images: int = 0,
     trec: Path | None = None,
     distractors: Sequence[Dataset] = (),
+    correction: Correction | None = None,
+    bank: str | Sequence[str] = "train",
 ) -> Evaluation:
     """Evaluate the best model of a run, or the mean of the scores of several runs.
 
@@ -174,14 +185,18 @@ def evaluate_runs(
         trec: Folder for TREC files of both directions. One subfolder per protocol if there are
             several. None: not written.
         distractors: Images and texts that are candidates and not queries.
+        correction: Correction of the scores. None: none.
+        bank: Queries that the correction learns from: the name of another split, texts, or
+            ``TEST_QUERIES``.
 
     Returns:
         The evaluation.
 
     Raises:
+        DataError: If a split does not exist, or the bank is empty.
         SpecError: If there are distractors, and a protocol fixes its candidates.
-        RunError: If a run has no second network to average, or if runs differ in their evaluation
-            settings or captions.
+        RunError: If a run has no second network to average, if runs differ in their evaluation
+            settings or captions, or if the bank is the evaluated split.
         RefusedOverwrite: If the folder ``trec`` has files of these runs, or of other queries.
     """
     recipes = read_run_recipes(folders, data, memory)
@@ -221,30 +236,29 @@ def evaluate_runs(
         else [matcher]
         for folder, (_, matcher) in opened.items()
     }
-    scorer, visual, text = encode_by_networks(
-        [
-            (data_module, network, splits[folder])
-            for folder, (data_module, _) in opened.items()
-            for network in networks[folder]
-        ]
-    )
+    members = [
+        (data_module, network, splits[folder])
+        for folder, (data_module, _) in opened.items()
+        for network in networks[folder]
+    ]
+    scorer, visual, text = encode_by_networks(members)
     ranked, limit = next(iter(splits.values())), next(iter(recipes.values())).memory or None
+    score: Score = device_score(scorer)
+    name = "+".join(_run_names(folders))
+    if correction is not None:
+        score = CorrectedScore(score, correction, _encode_bank(members, bank, split, progress))
+        # The files of --trec have no other place that names the correction.
+        name += f"+{type(correction).__name__}-{score.kind}"
     with evaluation_mode(scorer):
         if trec is not None:
             for one in protocols:
                 selected, images, captions = select_for_protocol(ranked, visual, text, one)
-                lists = trec_rankings(
-                    images, captions, device_score(scorer), selected, one, memory=limit
-                )
-                write_trec(
-                    trec / one.name if len(protocols) > 1 else trec,
-                    "+".join(_run_names(folders)),
-                    lists,
-                )
+                lists = trec_rankings(images, captions, score, selected, one, memory=limit)
+                write_trec(trec / one.name if len(protocols) > 1 else trec, name, lists)
         result = evaluate_dataset(
             visual,
             text,
-            device_score(scorer),
+            score,
             ranked,
             protocols,
             relevance=relevance or None,
@@ -254,6 +268,74 @@ def evaluate_runs(
     if not is_own_test or len(folders) > 1:
         return result
     return with_published(result, read_ensemble_recipe(folders[0]) or recipes[folders[0]])
+
+
+def _encode_bank(
+    members: Sequence[tuple[DataModule, Matcher, Dataset]],
+    bank: str | Sequence[str],
+    evaluated: str,
+    progress: Progress,
+) -> QueryBank | None:
+    """Encode the queries that a correction learns from by the networks of an evaluation. None: the
+    test queries.
+    """
+    if bank == TEST_QUERIES:
+        return None
+    if bank == evaluated:
+        raise RunError(
+            f"--bank: expected another split than the evaluated {evaluated}, got the same. Pass "
+            f"--bank {TEST_QUERIES} for a transductive correction."
+        )
+    banks = list[tuple[DataModule, Matcher, Dataset]]()
+    if isinstance(bank, str):
+        for module, network, _ in members:
+            split = replace(module.data.split(bank), unpaired=())
+            count = max(1, MAX_BANK * len(split.images) // max(len(split.captions), 1))
+            if count < len(split.images):
+                sample = np.random.default_rng(0).choice(len(split.images), count, replace=False)
+                split = split.take(np.sort(sample))
+            banks.append((module, network, split))
+        _, images, texts = encode_by_networks(banks)
+        return QueryBank(
+            f"{len(texts):,} captions and {len(images):,} images of {bank}", texts, images
+        )
+    unseen = exclude_texts(bank, members[0][2].captions, progress)
+    for module, network, split in members:
+        # One item of the split, because encoders read whole data sets.
+        first = split.take(np.arange(1))
+        banks.append((module, network, replace(first, unpaired=(without_images("bank", unseen),))))
+    _, _, texts = encode_by_networks(banks)
+    texts = select_items(texts, slice(len(texts) - len(unseen), None))
+    return QueryBank(f"{len(unseen):,} texts", texts)
+
+
+def exclude_texts(bank: Sequence[str], queries: Sequence[str], progress: Progress) -> list[str]:
+    """Leave out the texts of a bank that are test queries, so that it is known without them.
+
+    Args:
+        bank: Texts of the bank.
+        queries: Test queries.
+        progress: Receives the number of texts that were left out.
+
+    Returns:
+        The other texts.
+
+    Raises:
+        DataError: If no text is left.
+    """
+    keys = text_keys([*queries, *bank]).tolist()
+    seen = set(keys[: len(queries)])
+    unseen = [text for text, key in zip(bank, keys[len(queries) :], strict=True) if key not in seen]
+    if len(unseen) < len(bank):
+        progress.message(
+            f"--bank: left out {len(bank) - len(unseen):,} texts that are test queries."
+        )
+    if not unseen:
+        raise DataError(
+            "--bank: expected texts that are not test queries, got none. Pass other texts, or "
+            f"--bank {TEST_QUERIES} for a transductive correction."
+        )
+    return unseen
 
 
 def encode_by_networks(
@@ -286,6 +368,8 @@ def with_base_model(
     memory: MemoryLimit = None,
     *,
     distractors: Sequence[Dataset] = (),
+    correction: Correction | None = None,
+    bank: str | Sequence[str] = "train",
 ) -> Evaluation:
     """Add the result of the pretrained model that the runs fine-tuned, on the same items and
     protocols.
@@ -298,6 +382,8 @@ def with_base_model(
         progress: Receives progress and warnings.
         memory: Memory limit of score blocks.
         distractors: Images and texts that are candidates and not queries.
+        correction: Correction of the scores.
+        bank: Queries that the correction learns from.
 
     Returns:
         The evaluation with ``pretrained`` set.
@@ -324,6 +410,8 @@ def with_base_model(
         "",
         memory=memory,
         distractors=distractors,
+        correction=correction,
+        bank=bank,
     )
     return replace(result, pretrained=evaluation)
 
