@@ -123,9 +123,10 @@ def open_correction(
     """
     tensors, settings = read_correction_file(path)
     keys, hubs = store.table()["key"].combine_chunks(), tensors.get("is_hub")
-    problem = ""
+    problem, fix = "", "Run visavis index again to compute it."
     if settings.fingerprint != fingerprint:
         problem = "belongs to another query model"
+        fix = "Make one for this model with visavis index --correction."
     elif (
         digest is None
         or len(keys) != len(tensors["bias"])
@@ -134,10 +135,10 @@ def open_correction(
         problem = "does not cover all items, because an update was interrupted or is running"
     if problem and settings.is_on:
         logging.getLogger(__name__).warning(
-            "%s: the correction %s. Results are not corrected. Run visavis index again to compute "
-            "it.",
+            "%s: the correction %s. Results are not corrected. %s",
             path.parent,
             problem,
+            fix,
         )
     if problem or not settings.is_on or not len(keys):
         return None
