@@ -11,8 +11,8 @@ same captions. The gain is the test RSUM above that of the start.
 - ``raw``: no first run. The items are MobileNetV2 features of all training images, the start is a
   random ranking.
 
-``distilled`` trains words from scratch with the scores of the whole ``heads-flickr8k``, on its
-frozen image vectors, and measures the time of a text query on one core.
+``distilled`` trains new word embeddings with the scores of a run of frozen MiniLM and a head, on
+its frozen image vectors, and measures the time of a text query on one core.
 
     VISAVIS_DATA=... OMP_NUM_THREADS=1 python studies/query_side.py [--seeds 1 2 3 4 5]
 """
@@ -25,6 +25,7 @@ import json
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,14 @@ from visavis.training.recipes.files import read_recipe
 FEATURES = "backbone/flickr8k_mobilenet_v2_pool_fp16.npy"
 HEADS, WORDS = "heads-flickr8k", "words-flickr8k/single"
 SHARED = {"training.threads": 1, "training.metric_batches": 1, "evaluation.protocol": "plain"}
-SMALL = {"model.embedding_dim": 512, "model.hidden_dim": 1024}
+# Sizes that train in half a minute on one core.
+SMALL = {
+    "model.embedding_dim": 256,
+    "model.hidden_dim": 512,
+    "epochs": 6,
+    "evaluation.validation_images": 300,
+}
+SMALL_WORDS = SMALL | {"model.num_filters": 128, "model.word_dim": 64}
 
 
 def other_word(word: str) -> str:
@@ -52,8 +60,8 @@ def other_word(word: str) -> str:
 
 def write_part(
     data: Dataset, images: np.ndarray, folder: Path, features: np.ndarray, *, translate: bool
-) -> dict[str, Any]:
-    """Write a part of the data set, and return the overrides that name it."""
+) -> None:
+    """Write a part of the data set with its image features."""
     part, sentences = data.take(images), list[str]()
     for caption in part.captions:
         words = caption.lower().split()
@@ -69,7 +77,6 @@ def write_part(
     folder.mkdir(parents=True)
     (folder / "dataset.json").write_text(json.dumps({"images": content}))
     np.save(folder / "features.npy", features[images])
-    return {"data.path": str(folder), "visual.features": str(folder / "features.npy")}
 
 
 @torch.inference_mode()
@@ -84,16 +91,15 @@ def write_items(run: Path, data: Dataset, features: np.ndarray, file: Path) -> P
     return file
 
 
-def new_text_side(first: Path, settings: dict[str, Any], folder: Path) -> Path:
+def new_text_side(first: Path, settings: dict[str, Any], folder: Path) -> None:
     """Write a model with the image side of a run and new word embeddings for new captions."""
     module, matcher = prepare_training(read_recipe(WORDS, settings))
     model = visavis.load(first)
-    matcher.visual.load_state_dict(model.matcher.visual.state_dict())  # type: ignore[union-attr, arg-type]
-    matcher.eval()
-    processor = module.processor
-    object.__setattr__(processor, "standardization", model.processor.standardization)
-    processor.save(matcher, folder)
-    return folder
+    matcher.get_submodule("visual").load_state_dict(
+        model.matcher.get_submodule("visual").state_dict()
+    )
+    standardization = model.processor.standardization
+    replace(module.processor, standardization=standardization).save(matcher, folder)
 
 
 def query_time(run: Path, texts: list[str]) -> float:
@@ -111,41 +117,113 @@ def text_parameters(run: Path) -> int:
     """Parameters of the text side of a run, with its frozen encoder."""
     model = visavis.load(run)
     parts = model.matcher.parameters_by_part()
-    head = sum(weight.numel() for part in ("text", "whitening") for _, weight in parts.get(part, ()))
+    head = sum(
+        weight.numel() for part in ("text", "whitening") for _, weight in parts.get(part, ())
+    )
     encoder = () if model.processor.text is None else model.processor.text_encoder.parameters()
     return head + sum(weight.numel() for weight in encoder)
 
 
 class Study:
-    """Runs of one seed in a folder."""
+    """Runs and results of one seed after the other, in a folder.
 
-    def __init__(self, folder: Path, seed: int):
-        self.folder, self.seed = folder, seed
-        self.rsum = dict[str, float]()
+    Args:
+        folder: Folder of the runs. Finished ones are kept.
+    """
 
-    def train(self, name: str, recipe: str, **settings: Any) -> Path:
+    def __init__(self, folder: Path):
+        self.folder, self.seed, self.rsum = folder, 0, dict[str, list[float]]()
+        self.data, self.features = open_dataset("flickr8k"), np.load(resolve_path(FEATURES))
+        self.sizes, self.times = list[int](), list[float]()
+        splits = np.array([image.split for image in self.data.images])
+        train, held_out = np.flatnonzero(splits == "train"), np.flatnonzero(splits != "train")
+        halves = [np.sort(np.concatenate([train[start::2], held_out])) for start in (0, 1)]
+        [captions] = visavis.features("flickr8k", text="minilm")
+        stored = {"text": {"features": str(captions.folder), "granularity": "pooled"}}
+        self.old = stored | self.part("first-half", halves[0])
+        self.new = stored | self.part("second-half", halves[1])
+        self.other = self.part("second-half-other-words", halves[1], translate=True)
+        self.whole = {"visual.features": str(resolve_path(FEATURES))}
+
+    def part(self, name: str, images: np.ndarray, *, translate: bool = False) -> dict[str, Any]:
+        """Write a part of the data set once."""
+        place = self.folder / name
+        if not place.exists():
+            write_part(self.data, images, place, self.features, translate=translate)
+        return {"data.path": str(place), "visual.features": str(place / "features.npy")}
+
+    def train(
+        self, name: str, recipe: str, settings: dict[str, Any], index: Path | None = None
+    ) -> Path:
         """Train, or read the result of an earlier call, and return the run."""
         run = self.folder / f"{name}-{self.seed}"
         if not (run / "result.json").exists():
-            index = settings.pop("index", None)
-            visavis.train(
-                recipe, out=run, index=index, overrides=SHARED | settings | {"seed": self.seed}
-            )
+            overrides = SHARED | settings | {"seed": self.seed}
+            visavis.train(recipe, out=run, index=index, overrides=overrides)
         result = json.loads((run / "result.json").read_text())
-        self.rsum[name] = result["rsum"]
-        print(
-            f"{name}, seed {self.seed}: test {result['rsum']:.1f}, validation "
-            f"{result['validation_rsum']:.1f}, {result['seconds']:.0f} s",
-            flush=True,
-        )
+        self.rsum.setdefault(name, []).append(result["rsum"])
+        print(f"{name}, seed {self.seed}: {result['rsum']:.1f}", flush=True)
         return run
 
-    def gain(self, name: str, items: Path, recipe: str, start: Path | None, **both: Any) -> None:
-        """Train the text side on items, and both sides, from one start."""
-        started = {} if start is None else {"start_from": str(start)}
+    def compare(self, name: str, items: Path, recipe: str, both: dict[str, Any]) -> None:
+        """Train the text side on items, and both sides."""
         text = {key: value for key, value in both.items() if not key.startswith("visual.")}
-        self.train(f"{name}, text side", recipe, index=items, **text, **started)
-        self.train(f"{name}, both sides", recipe, **both, **started)
+        self.train(f"{name}, text side", recipe, text, items)
+        self.train(f"{name}, both sides", recipe, both)
+
+    def run_seed(self, seed: int, settings: list[str]) -> None:
+        """Train all runs of a seed."""
+        self.seed = seed
+        if "english" in settings or "other words" in settings:
+            first = self.train("start", HEADS, SMALL | self.old)
+            items = write_items(first, self.data, self.features, self.folder / f"items-{seed}.npy")
+        if "english" in settings:
+            self.compare("english", items, HEADS, {"start_from": str(first)} | SMALL | self.new)
+        if "other words" in settings:
+            words, start = SMALL_WORDS | self.other, self.folder / f"new-words-{seed}"
+            if not start.exists():
+                new_text_side(first, SHARED | words | {"seed": seed}, start)
+            self.compare("other words", items, WORDS, {"start_from": str(start)} | words)
+        if "raw" in settings:
+            self.compare("raw", resolve_path(FEATURES), HEADS, SMALL | self.whole)
+        if "distilled" in settings:
+            self.distill()
+
+    def distill(self) -> None:
+        """Train a teacher, and a small text side with its scores."""
+        teacher = self.train("teacher", HEADS, SMALL | self.whole)
+        file = self.folder / f"teacher-items-{self.seed}.npy"
+        items = write_items(teacher, self.data, self.features, file)
+        supervision = f"DistillationSupervision(teacher={str(teacher)!r})"
+        changes = {"phases.0.supervision": supervision}
+        student = self.train("distilled", WORDS, SMALL_WORDS | changes, items)
+        self.times.append(query_time(student, list(self.data.split("test").captions[:300])))
+        self.sizes = [text_parameters(run) for run in (teacher, student)]
+
+    def print_results(self) -> None:
+        """Print a table of gains, and the distilled text encoder."""
+        rsum = {name: np.array(values) for name, values in self.rsum.items()}
+        print(
+            "| setting | start | text side | both sides | share of the gain |\n|---|---|---|---|---|"
+        )
+        for name, base in (("english", "start"), ("other words", ""), ("raw", "")):
+            if f"{name}, text side" not in rsum:
+                continue
+            text, both = rsum[f"{name}, text side"], rsum[f"{name}, both sides"]
+            start = rsum.get(base, np.zeros(len(text)))
+            share = 100 * (text - start) / (both - start)
+            print(
+                f"| {name} | {start.mean():.1f} | {text.mean():.1f} | {both.mean():.1f} | "
+                f"{share.mean():.1f} % ({share.min():.1f} to {share.max():.1f}) |"
+            )
+        if self.times:
+            teacher, student = rsum["teacher"], rsum["distilled"]
+            share, (large, small) = 100 * student / teacher, self.sizes
+            print(
+                f"Distilled: {student.mean():.1f} of {teacher.mean():.1f}, {share.mean():.1f} % "
+                f"({share.min():.1f} to {share.max():.1f}). Text parameters: {small / 1e6:.2f} of "
+                f"{large / 1e6:.2f} million. Median query: {statistics.median(self.times):.2f} ms."
+            )
 
 
 def main() -> None:
@@ -154,84 +232,13 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, help="folder for the runs (default: removed at the end)"
     )
-    parser.add_argument(
-        "--only", nargs="+", default=["english", "other words", "raw", "distilled"]
-    )
+    parser.add_argument("--only", nargs="+", default=["english", "other words", "raw", "distilled"])
     options = parser.parse_args()
-    data = open_dataset("flickr8k")
-    features = np.load(resolve_path(FEATURES), mmap_mode="r")
-    splits = np.array([image.split for image in data.images])
-    train, held_out = np.flatnonzero(splits == "train"), np.flatnonzero(splits != "train")
-    halves = [np.sort(np.concatenate([train[start::2], held_out])) for start in (0, 1)]
-    shares, rows = dict[str, list[float]](), dict[str, list[list[float]]]()
-    times, sizes = list[float](), list[int]()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = options.out or Path(temporary)
-
-        def part(name: str, images: np.ndarray, *, translate: bool) -> dict[str, Any]:
-            place = folder / name
-            if place.exists():
-                return {"data.path": str(place), "visual.features": str(place / "features.npy")}
-            return write_part(data, images, place, features, translate=translate)
-
-        [captions] = visavis.features("flickr8k", text="minilm")
-        stored = {"text": {"features": str(captions.folder), "granularity": "pooled"}}
-        old = stored | part("first-half", halves[0], translate=False)
-        new = stored | part("second-half", halves[1], translate=False)
-        other = part("second-half-other-words", halves[1], translate=True)
-        whole = {"visual.features": str(resolve_path(FEATURES))}
+        study = Study(options.out or Path(temporary))
         for seed in options.seeds:
-            study = Study(folder, seed)
-            if {"english", "other words"} & {*options.only}:
-                first = study.train("start", HEADS, **SMALL, **old)
-                items = write_items(first, data, features, folder / f"items-{seed}.npy")
-            if "english" in options.only:
-                study.gain("english", items, HEADS, first, **SMALL, **new)
-            if "other words" in options.only:
-                settings = SMALL | other
-                start = folder / f"new-words-{seed}"
-                if not start.exists():
-                    new_text_side(first, SHARED | settings | {"seed": seed}, start)
-                study.gain("other words", items, WORDS, start, **settings)
-            if "raw" in options.only:
-                study.gain("raw", Path(str(whole["visual.features"])), HEADS, None, **SMALL, **whole)
-            for name, base in (("english", "start"), ("other words", ""), ("raw", "")):
-                if f"{name}, text side" in study.rsum:
-                    values = [
-                        study.rsum.get(base, 0.0),
-                        study.rsum[f"{name}, text side"],
-                        study.rsum[f"{name}, both sides"],
-                    ]
-                    rows.setdefault(name, []).append(values)
-                    shares.setdefault(name, []).append(
-                        100 * (values[1] - values[0]) / (values[2] - values[0])
-                    )
-            if "distilled" in options.only:
-                teacher = study.train("teacher", HEADS, **whole)
-                items = write_items(teacher, data, features, folder / f"teacher-items-{seed}.npy")
-                supervision = f"DistillationSupervision(teacher={str(teacher)!r}, weight=1.0)"
-                student = study.train(
-                    "distilled",
-                    WORDS,
-                    index=items,
-                    **{"phases.0.supervision": supervision},
-                )
-                values = [study.rsum["teacher"], study.rsum["distilled"]]
-                rows.setdefault("distilled", []).append(values)
-                shares.setdefault("distilled", []).append(100 * values[1] / values[0])
-                texts = list(data.split("test").captions[:300])
-                times.append(query_time(student, texts))
-                sizes = [text_parameters(run) for run in (teacher, student)]
-    print("| setting | test RSUM | share |\n|---|---|---|")
-    for name, values in rows.items():
-        means = " to ".join(f"{statistics.mean(column):.1f}" for column in zip(*values, strict=True))
-        spread = f"{min(shares[name]):.1f} to {max(shares[name]):.1f} %"
-        print(f"| {name} | {means} | {statistics.mean(shares[name]):.1f} % ({spread}) |")
-    if times:
-        print(
-            f"Text parameters: {sizes[0] / 1e6:.1f} million, distilled {sizes[1] / 1e6:.1f} million. "
-            f"Median query: {min(times):.2f} to {max(times):.2f} ms."
-        )
+            study.run_seed(seed, options.only)
+        study.print_results()
 
 
 if __name__ == "__main__":

@@ -296,8 +296,8 @@ def test_text_side_trains_on_feedback(captions_only, words_recipe, index, tmp_pa
     vectors = read_index_vectors(index)
     row = {name: number for number, name in enumerate(vectors[0])}
     scores = vectors[1] @ visavis.load(result.run).encode_texts(["a wobbly gizmo"]).numpy()[0]
-    judged = scores[[row[name] for name in names[:6]]]
-    assert judged[:3].min() > judged[3:].max()
+    rated = scores[[row[name] for name in names[:6]]]
+    assert rated[:3].min() > rated[3:].max()
 
 
 def test_text_sides_are_compared_and_averaged(

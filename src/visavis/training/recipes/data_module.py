@@ -474,6 +474,7 @@ def open_data_module(
     Raises:
         RecipeError: If the recipe does not fit the data.
         DataError: If the data cannot be read.
+        RunError: If the features are other item vectors than those of the trained model.
     """
     context = context or RunContext()
     progress = context.progress
