@@ -1,6 +1,7 @@
 """Training the text side alone on item vectors: of an index, a Parquet file or an array with ids."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -112,6 +113,7 @@ def test_text_side_is_not_exported(text_run, tmp_path):
         visavis.export(text_run, format="onnx", out=tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [{}, {"phases.0.trainable": ["text"]}])
 def test_pretrained_text_encoder_trains_on_items(parts, scenes, words_recipe, index, tmp_path):
     from transformers import BertConfig, BertModel
@@ -147,6 +149,20 @@ def test_default_recipe_is_text_side_of_run(scenes, index, two_sides, tmp_path):
     assert visavis.evaluate(result.run).metrics == result.test.metrics
     start, now = (visavis.load(run).matcher.state_dict() for run in (two_sides, tmp_path / "run"))
     assert set(now) < set(start)
+
+
+def test_new_words_extend_vocabulary_of_run(captions_only, index, two_sides, tmp_path):
+    file = shutil.copytree(captions_only, tmp_path / "data") / "captions.jsonl"
+    file.write_text(re.sub(r"(?i)\bred\b", "zorb", file.read_text()))
+    run = visavis.train(data=tmp_path / "data", index=index, out=tmp_path / "run").run
+    old, new = visavis.load(two_sides), visavis.load(run)
+    words = old.processor.vocabulary.words
+    assert new.processor.vocabulary.words[: len(words)] == words
+    assert new.unknown_words("a zorb circle") == [] != old.unknown_words("a zorb circle")
+    # A word that no new caption has keeps its embedding.
+    row, name = words.index("red"), "text.embedding.weight"
+    before, now = (model.matcher.state_dict()[name] for model in (old, new))
+    assert torch.equal(now[row], before[row]) and not torch.equal(now[: len(words)], before)
 
 
 @pytest.mark.parametrize("kind", ["npy", "parquet", "scaled"])
@@ -290,7 +306,7 @@ def test_text_side_trains_on_feedback(captions_only, words_recipe, index, tmp_pa
         index=index,
         feedback=tmp_path / "votes.jsonl",
         out=tmp_path / "run",
-        overrides={"epochs": 20},
+        overrides={"epochs": 8},
     )
     assert "FeedbackSupervision" in result.supervision
     vectors = read_index_vectors(index)
@@ -300,6 +316,7 @@ def test_text_side_trains_on_feedback(captions_only, words_recipe, index, tmp_pa
     assert rated[:3].min() > rated[3:].max()
 
 
+@pytest.mark.slow
 def test_text_sides_are_compared_and_averaged(
     captions_only, words_recipe, index, text_run, tmp_path
 ):

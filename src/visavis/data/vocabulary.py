@@ -164,6 +164,17 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.words)
 
+    def extended_by(self, other: Vocabulary) -> Vocabulary:
+        """Add the words of another vocabulary that are not known, after all others.
+
+        Args:
+            other: The other vocabulary.
+
+        Returns:
+            The words, in which the known ones keep their token ids.
+        """
+        return Vocabulary((*self.words, *(word for word in other.words if word not in self._id_of)))
+
     @cached_property
     def _id_of(self) -> dict[str, int]:
         # Vocabularies of earlier versions may have words in other forms.

@@ -487,7 +487,14 @@ def open_data_module(
         data = visual.keep_items(data)
     queries = feedback.queries if feedback else ()
     text, processor = text_features(
-        recipe, data, context, trained_processor, visual_encoder, queries, stream
+        recipe,
+        data,
+        context,
+        trained_processor,
+        visual_encoder,
+        queries,
+        stream,
+        new_words=training and recipe.visual.item_vectors,
     )
     if trained_processor:
         processor = replace(
