@@ -1,6 +1,7 @@
 """Training the text side alone on item vectors: of an index, a Parquet file or an array with ids."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -17,7 +18,7 @@ from visavis.core.progress import NoProgress
 from visavis.data.dataset import Image
 from visavis.data.dataset_reader import open_dataset
 from visavis.evaluation.feedback.records import Judgment, QueryKey, open_feedback
-from visavis.retrieval.item_vectors import read_index_vectors
+from visavis.retrieval.index_vectors import read_index_vectors
 from visavis.training.recipes.files import read_recipe
 from visavis.training.runs.open_run import open_run, read_run_recipe
 from visavis.training.runs.teacher import open_teacher
@@ -112,6 +113,7 @@ def test_text_side_is_not_exported(text_run, tmp_path):
         visavis.export(text_run, format="onnx", out=tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [{}, {"phases.0.trainable": ["text"]}])
 def test_pretrained_text_encoder_trains_on_items(parts, scenes, words_recipe, index, tmp_path):
     from transformers import BertConfig, BertModel
@@ -147,6 +149,20 @@ def test_default_recipe_is_text_side_of_run(scenes, index, two_sides, tmp_path):
     assert visavis.evaluate(result.run).metrics == result.test.metrics
     start, now = (visavis.load(run).matcher.state_dict() for run in (two_sides, tmp_path / "run"))
     assert set(now) < set(start)
+
+
+def test_new_words_extend_vocabulary_of_run(captions_only, index, two_sides, tmp_path):
+    file = shutil.copytree(captions_only, tmp_path / "data") / "captions.jsonl"
+    file.write_text(re.sub(r"(?i)\bred\b", "zorb", file.read_text()))
+    run = visavis.train(data=tmp_path / "data", index=index, out=tmp_path / "run").run
+    old, new = visavis.load(two_sides), visavis.load(run)
+    words = old.processor.vocabulary.words
+    assert new.processor.vocabulary.words[: len(words)] == words
+    assert new.unknown_words("a zorb circle") == [] != old.unknown_words("a zorb circle")
+    # A word that no new caption has keeps its embedding.
+    row, name = words.index("red"), "text.embedding.weight"
+    before, now = (model.matcher.state_dict()[name] for model in (old, new))
+    assert torch.equal(now[row], before[row]) and not torch.equal(now[: len(words)], before)
 
 
 @pytest.mark.parametrize("kind", ["npy", "parquet", "scaled"])
@@ -290,16 +306,17 @@ def test_text_side_trains_on_feedback(captions_only, words_recipe, index, tmp_pa
         index=index,
         feedback=tmp_path / "votes.jsonl",
         out=tmp_path / "run",
-        overrides={"epochs": 20},
+        overrides={"epochs": 8},
     )
     assert "FeedbackSupervision" in result.supervision
     vectors = read_index_vectors(index)
     row = {name: number for number, name in enumerate(vectors[0])}
     scores = vectors[1] @ visavis.load(result.run).encode_texts(["a wobbly gizmo"]).numpy()[0]
-    judged = scores[[row[name] for name in names[:6]]]
-    assert judged[:3].min() > judged[3:].max()
+    rated = scores[[row[name] for name in names[:6]]]
+    assert rated[:3].min() > rated[3:].max()
 
 
+@pytest.mark.slow
 def test_text_sides_are_compared_and_averaged(
     captions_only, words_recipe, index, text_run, tmp_path
 ):

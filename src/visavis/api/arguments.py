@@ -4,6 +4,7 @@ overrides.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import is_dataclass
@@ -177,7 +178,7 @@ def index_model(path: Path) -> str | None:
     Raises:
         RunError: If the path is a folder without a valid index.
     """
-    if not path.is_dir():
+    if not os.path.isdir(path):
         return None
     from visavis.retrieval.index_folder import VECTOR_SUFFIXES, read_manifest
 

@@ -161,21 +161,19 @@ class Vocabulary:
             )
         )
 
-    def extended(self, captions: Iterable[str], min_count: int) -> Vocabulary:
-        """Add the frequent words of more captions.
-
-        Args:
-            captions: The captions.
-            min_count: Smallest number of occurrences.
-
-        Returns:
-            The words of this vocabulary, then the new ones.
-        """
-        words = Vocabulary.from_captions(captions, min_count).words
-        return Vocabulary((*self.words, *(word for word in words if word not in self._id_of)))
-
     def __len__(self) -> int:
         return len(self.words)
+
+    def extended_by(self, other: Vocabulary) -> Vocabulary:
+        """Add the words of another vocabulary that are not known, after all others.
+
+        Args:
+            other: The other vocabulary.
+
+        Returns:
+            The words, in which the known ones keep their token ids.
+        """
+        return Vocabulary((*self.words, *(word for word in other.words if word not in self._id_of)))
 
     @cached_property
     def _id_of(self) -> dict[str, int]:

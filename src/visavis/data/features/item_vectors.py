@@ -24,7 +24,7 @@ from visavis.data.features.arrays import ROWS_PER_READ, ArrayFeatures
 INDEX_FILE = "index.json"
 """File that makes a folder an index."""
 # An index is read by a layer above this one, as the kinds of stores are: by its place.
-INDEX_READER = "visavis.retrieval.item_vectors:read_index_vectors"
+INDEX_READER = "visavis.retrieval.index_vectors:read_index_vectors"
 
 
 def holds_item_vectors(path: str | Path) -> bool:

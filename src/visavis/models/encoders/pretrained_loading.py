@@ -184,18 +184,18 @@ def _text_class(config: Any) -> Any:
     with torch.device("meta"):
         kind = type(transformers.AutoModel.from_config(config, trust_remote_code=False))
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def build(self: Any, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, *args, **kwargs)
         for name, _ in list(self.named_children()):
             if not name.startswith("text_"):
                 delattr(self, name)
 
-    def _init_weights(self: Any, module: Any) -> None:
+    def initialize(self: Any, module: Any) -> None:
         # Of the whole model, it initializes the projections of both sides.
         if module is not self:
             kind._init_weights(self, module)
 
-    methods = {"__init__": __init__, "_init_weights": _init_weights}
+    methods = {"__init__": build, "_init_weights": initialize}
     return type(kind.__name__, (kind,), {"__module__": kind.__module__, **methods})
 
 

@@ -328,7 +328,7 @@ def open_text_pair_encoder(name: str, *, new_head: bool = False) -> TextPairEnco
         DataError: If the model does not exist, or if it has several outputs.
     """
     folder = model_folder(name)
-    options = {"num_labels": 1} if new_head else {}
+    options: dict[str, Any] = {"num_labels": 1} if new_head else {}
     model = load_pretrained_model(
         folder,
         "AutoModelForSequenceClassification",

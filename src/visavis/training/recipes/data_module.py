@@ -474,6 +474,7 @@ def open_data_module(
     Raises:
         RecipeError: If the recipe does not fit the data.
         DataError: If the data cannot be read.
+        RunError: If the features are other item vectors than those of the trained model.
     """
     context = context or RunContext()
     progress = context.progress
@@ -486,7 +487,14 @@ def open_data_module(
         data = visual.keep_items(data)
     queries = feedback.queries if feedback else ()
     text, processor = text_features(
-        recipe, data, context, trained_processor, visual_encoder, queries, stream
+        recipe,
+        data,
+        context,
+        trained_processor,
+        visual_encoder,
+        queries,
+        stream,
+        new_words=training and recipe.visual.item_vectors,
     )
     if trained_processor:
         processor = replace(
@@ -501,11 +509,6 @@ def open_data_module(
                 f"trained, got {visual.fingerprint}. Restore them, or train again."
             )
         processor = replace(processor, items=visual.fingerprint)
-        if training and trained_processor and processor.vocabulary is not None:
-            # The captions may have words that the start model does not know.
-            captions = training_subset(recipe, data).split("train").captions
-            words = processor.vocabulary.extended(captions, recipe.text.min_count)
-            processor = replace(processor, vocabulary=words)
     for skipped in data.skipped:
         progress.message(f"Skipped: {skipped}")
     if training and data.unpaired:

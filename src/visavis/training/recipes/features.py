@@ -257,6 +257,8 @@ def text_features(
     visual_encoder: EncoderSpec | None,
     extra_captions: Sequence[str] = (),
     stream: ShardStream | None = None,
+    *,
+    new_words: bool = False,
 ) -> tuple[AnyFeatures | None, Processor]:
     """Open or compute the features of the captions, and build the processor of new images and
     texts.
@@ -269,6 +271,8 @@ def text_features(
         visual_encoder: Encoder of the images.
         extra_captions: Further texts whose words are added to the vocabulary.
         stream: Shards of the training. The vocabulary has the words of its first captions.
+        new_words: Whether the words of the training captions extend the vocabulary of the trained
+            model.
 
     Returns:
         The features (None: the model reads tokens) and the processor.
@@ -295,8 +299,9 @@ def text_features(
             )
         return store, Processor(visual_encoder, None, None, stored_text_features=True)
     if text.encoder == "vocabulary":
-        if trained_processor and trained_processor.vocabulary:
-            return None, Processor(visual_encoder, None, trained_processor.vocabulary)
+        known = trained_processor.vocabulary if trained_processor else None
+        if known and not new_words:
+            return None, Processor(visual_encoder, None, known)
         train = (
             training_subset(recipe, data).split("train")
             if stream is None
@@ -309,9 +314,9 @@ def text_features(
             )
         ):
             progress.message(f"{data.name}: {MULTILINGUAL_ADVICE}.")
-        return None, Processor(
-            visual_encoder, None, _build_vocabulary(train, extra_captions, text.min_count)
-        )
+        vocabulary = _build_vocabulary(train, extra_captions, text.min_count)
+        vocabulary = known.extended_by(vocabulary) if known else vocabulary
+        return None, Processor(visual_encoder, None, vocabulary)
     if text.granularity == "tokens":
         tokenizer_folder = trained_processor.tokenizer_folder if trained_processor else None
         processor = Processor(

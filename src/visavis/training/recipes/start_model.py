@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from visavis.core.errors import RecipeError, RunError, SpecError
 from visavis.models import Matcher
@@ -87,23 +88,22 @@ def copy_start_weights(
         )
     before, now = start.processor.to_config, processor.to_config
     if has_items:
-        # Only the text side of the other model is read. New words follow its own.
-        for key in ("visual", "standardization", "items"):
-            before.pop(key, None), now.pop(key, None)
-        if (words := before["vocabulary"]) and now["vocabulary"][: len(words)] == words:
-            now["vocabulary"] = words
+        # Only the text side of the other model is read.
+        for config in (before, now):
+            for key in ("visual", "standardization", "items", "vocabulary"):
+                config.pop(key, None)
     if changed := next((key for key in {**before, **now} if before.get(key) != now.get(key)), None):
         raise RecipeError(
             f"{source}: expected the same {changed} as in this recipe, got another. {advice}"
         )
     weights, initial_weights = start.matcher.state_dict(), matcher.state_dict()
     if has_items:
-        weights = {name: part for name, part in weights.items() if name in initial_weights}
         sizes = [len(each.vocabulary or ()) for each in (start.processor, processor)]
-        for name, part in weights.items():
-            initial = initial_weights[name]
-            if sizes[0] < sizes[1] and [part.shape[:1], initial.shape[:1]] == [(n,) for n in sizes]:
-                weights[name] = torch.cat([part, initial[len(part) :]])
+        weights = {
+            name: _with_new_words(weights[name], initial, *sizes)
+            for name, initial in initial_weights.items()
+            if name in weights
+        }
     # A scale or bias that the earlier training did not learn starts as in a new training.
     scale_names = {name for name, _ in matcher.parameters_by_part().get(SCALE_PART, ())}
     weights |= {name: initial_weights[name] for name in scale_names - weights.keys()}
@@ -119,6 +119,12 @@ def copy_start_weights(
             )
             raise RecipeError(f"{source}: {name}: expected {expected}, got {actual}. {advice}")
     matcher.load_state_dict(weights)
+
+
+def _with_new_words(start: Tensor, initial: Tensor, known: int, all_words: int) -> Tensor:
+    """Word embeddings of a model with further rows for new words. Other weights are unchanged."""
+    is_extended = (len(start), len(initial)) == (known, all_words) if start.dim() == 2 else False
+    return torch.cat([start, initial[known:]]) if is_extended else start
 
 
 def learned_start_values(matcher: Matcher, phase: Phase) -> dict[str, float]:
