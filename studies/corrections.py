@@ -24,7 +24,9 @@ from __future__ import annotations
 import argparse
 import csv
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +52,7 @@ from visavis.models.inference import device_score
 from visavis.models.retriever import Retriever
 from visavis.training.runs.open_run import open_run, read_run_recipe
 
-BANK_SIZE = 2_000
+BANK_SIZE = 1_000
 DEFAULTS = (InvertedSoftmax(), DualSoftmax(), QueryBankNorm(), CSLS())
 TEMPERATURES, KS = (0.01, 0.02, 0.05, 0.1, 0.2), (1, 5, 10, 50)
 LONG, SHORT = 0.8, 0.2
@@ -87,16 +89,18 @@ class Study:
         """
         known = []
         for text in texts:
-            try:
+            with suppress(VisavisError):
                 self.model.unknown_words(text)
                 known.append(text)
-            except VisavisError:
-                pass
         if not known:
             return {}
+        # Repeated texts are encoded once.
+        different, row = np.unique(known, return_inverse=True)
         with evaluation_mode(self.matcher):
-            encoded = self.model.encode_text(known)
-        return {split: self.text_scores(split, encoded) for split in (self.validation, self.test)}
+            encoded = self.model.encode_text(different.tolist())
+        return {
+            split: self.text_scores(split, encoded)[row] for split in (self.validation, self.test)
+        }
 
     def gain(
         self,
@@ -137,7 +141,7 @@ def bank_is_empty(encoded: Sequence[dict[str, dict[str, torch.Tensor]]], name: s
     return any(name in banks and not banks[name] for banks in encoded)
 
 
-def candidates(kind: type[Correction]) -> list[Correction]:
+def candidates(kind: Any) -> list[Correction]:
     """A correction with each temperature or k."""
     if kind is CSLS:
         return [CSLS(k=k) for k in KS]
@@ -228,7 +232,10 @@ def main() -> None:
     rsum, recalls = (
         np.mean([getattr(each, name) for each in studies]) for name in ("rsum", "recalls")
     )
-    print(f"{first.data.name}, {len(studies)} runs: RSUM {rsum:.1f}, text to image {recalls:.1f}")
+    print(
+        f"{first.data.name}, {len(studies)} runs: RSUM {rsum:.1f}, text to image {recalls:.1f}",
+        flush=True,
+    )
 
     print("\nGain in RSUM on the test split: mean [runs] (95 % interval)")
     corrections: list[list[Correction]] = [[kind] * len(studies) for kind in DEFAULTS]
