@@ -14,7 +14,7 @@ import visavis
 from visavis.core.errors import DataError, RunError, SpecError, VisavisError
 from visavis.evaluation.corrections import CATALOG, CandidateBias, parse_correction
 from visavis.retrieval.correction_builder import BANK_FILE, bank_scores
-from visavis.retrieval.corrections import read_correction_file, write_correction_file
+from visavis.retrieval.index_correction import read_correction_file, write_correction_file
 from visavis.retrieval.index_folder import CORRECTION_FILE, Index
 from visavis.retrieval.items import NO_FILTER, ItemFilter
 from visavis.retrieval.search import SearchQuery, search_collection
@@ -35,7 +35,7 @@ def built(run, scenes, tmp_path_factory):
 
 @pytest.fixture
 def index(built, tmp_path):
-    """An index with a correction over training captions, whatever the check says."""
+    """An index with a correction over training captions that is on, whatever the check reports."""
     return switch_on(shutil.copytree(built, tmp_path / "index"))
 
 

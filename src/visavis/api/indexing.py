@@ -95,7 +95,7 @@ def index(
         compression: Also measure recall, bytes and latency of compressed vectors.
         correction: Correction of text queries for hubs, such as "QueryBankNorm()", see visavis
             catalog corrections. It is on only if held-out queries gain from it. none removes it.
-            Default: that of the index.
+            Default: the one of the index.
         bank: Texts that --correction learns from: a .txt file with one text per line, or a split of
             the run. Default: train.
         set_default: Use --model for all later commands that name no model.

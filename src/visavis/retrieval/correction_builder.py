@@ -19,7 +19,7 @@ from visavis.core.encoded import MaxSimDirection, Vectors
 from visavis.core.errors import DataError, RunError, VisavisError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import BarsOnly, Progress
-from visavis.retrieval.corrections import (
+from visavis.retrieval.index_correction import (
     CorrectionSettings,
     digest_tensors,
     read_correction_file,
@@ -83,7 +83,7 @@ def update_correction(
         if settings.fingerprint != index.model.fingerprint:
             return f"{settings}: off, because it belongs to another query model."
     else:
-        texts, description = _read_bank(run, bank, progress)
+        texts, description = _read_bank(index, run, bank, progress)
         kind = parse_correction(correction)
         with progress.activity("encoding the bank of the correction"):
             vectors = _encode(index, texts)
@@ -143,9 +143,9 @@ def bank_scores(
 
 
 def _read_bank(
-    run: Path, bank: str | Sequence[str] | None, progress: Progress
+    index: Index, run: Path, bank: str | Sequence[str] | None, progress: Progress
 ) -> tuple[list[str], str]:
-    """The texts of a bank, at most ``MAX_TEXTS``, and their description."""
+    """The texts of a bank that the model can encode, at most ``MAX_TEXTS``, and their description."""
     if bank is None or isinstance(bank, str):
         split = bank or "train"
         if not os.path.isfile(run / "run.toml"):
@@ -159,13 +159,27 @@ def _read_bank(
         texts, name = list(module.data.split(split).captions), f"captions of {split}"
     else:
         texts, name = list(bank), "texts"
-    texts = [text for text in texts if text.strip()]
-    if not texts:
-        raise DataError("--bank: expected at least one text, got none. Pass other texts.")
+    known = [text for text in texts if text.strip() and _is_known(index, text)]
+    if len(known) < len(texts):
+        progress.message(
+            f"--bank: left out {len(texts) - len(known):,} texts without a word that the model knows."
+        )
+    if not (texts := known):
+        raise DataError(
+            "--bank: expected at least one text that the model can encode, got none. Pass other "
+            "texts."
+        )
     if len(texts) > MAX_TEXTS:
         sample = np.random.default_rng(0).choice(len(texts), MAX_TEXTS, replace=False)
         texts = [texts[number] for number in np.sort(sample).tolist()]
     return texts, f"{len(texts):,} {name}"
+
+
+def _is_known(index: Index, text: str) -> bool:
+    with suppress(VisavisError):
+        index.model.unknown_words(text)
+        return True
+    return False
 
 
 def _encode(index: Index, texts: Sequence[str]) -> ItemVectors:

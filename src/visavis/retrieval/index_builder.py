@@ -204,7 +204,7 @@ def build_index(
             or their folder is empty.
         moved: Whether ``source`` is the new place of the source of an existing index.
         compression: Whether to measure other encodings of the vectors.
-        correction: Correction of text queries. Empty: none. None: that of an existing index.
+        correction: Correction of text queries. Empty: none. None: the one of an existing index.
         bank: Texts, or a split of the run, that a new correction learns from.
         engine: ``"local"`` or ``"ray"``.
         workers: Number of Ray processes, or of processes that read images. Default: 2 Ray

@@ -47,7 +47,7 @@ from visavis.retrieval.stores.catalog import open_store
 
 if TYPE_CHECKING:
     from visavis.core.environment import EnvironmentCheck
-    from visavis.retrieval.corrections import IndexCorrection
+    from visavis.retrieval.index_correction import IndexCorrection
     from visavis.retrieval.source_files import SourceFile
 
 STORE_FOLDER = "items.lance"
@@ -383,7 +383,7 @@ class Index:
         """Correction of the scores of single texts. None: there is none, or it is off."""
         if not os.path.exists(path := self.folder / CORRECTION_FILE):
             return None
-        from visavis.retrieval.corrections import open_correction
+        from visavis.retrieval.index_correction import open_correction
 
         manifest = self.manifest
         fingerprint = manifest.query_model.fingerprint

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from visavis.core.progress import Progress
     from visavis.data.dataset import Image
     from visavis.models.retriever import Retriever
-    from visavis.retrieval.corrections import IndexCorrection
+    from visavis.retrieval.index_correction import IndexCorrection
     from visavis.retrieval.stores.base import Queries
 
 

@@ -405,6 +405,7 @@ async def _search_sides(service: SearchService, request: SearchRequest) -> Searc
                 has_more=has_more and not at_limit,
                 is_cut=has_more and at_limit,
                 no_match=results.no_match,
+                correction=results.correction,
             )
         )
     milliseconds = round(1000 * (time.perf_counter() - started), 1)

@@ -69,14 +69,14 @@ class FoundItems(BaseModel):
     Attributes:
         hits: The results, best first.
         no_match: Whether even the best result is probably irrelevant. None without a calibration.
-        message: Why nothing was found. Empty with results.
+        message: Why nothing was found, or how the scores are corrected.
     """
 
     hits: list[FoundItem] = Field(description="Results, best first.")
     no_match: bool | None = Field(
         description="Whether even the best result is probably irrelevant. Null if unknown."
     )
-    message: str = Field(description="Why nothing was found. Empty with results.")
+    message: str = Field(description="Why nothing was found, or how the scores are corrected.")
 
     def __str__(self) -> str:
         lines = [self.message] if self.message else []
@@ -297,6 +297,8 @@ class FilterTool(IndexTool):
             for result in results
         ]
         message = results.message
+        if results.correction:
+            message = f"Scores are corrected: {results.correction}."
         if not hits and not message:
             message = index.index.explain_no_results(item_filter)
         return FoundItems(hits=hits, no_match=results.no_match, message=message), None

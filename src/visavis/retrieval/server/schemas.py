@@ -255,6 +255,7 @@ class SideResponse(BaseModel):
         is_cut: Whether there are more results than the server returns for one query.
         no_match: Whether even the best result is probably irrelevant. Null if scores are not
             calibrated.
+        correction: Correction of the scores with its bank. Empty: none.
     """
 
     side: SideName
@@ -263,6 +264,7 @@ class SideResponse(BaseModel):
     has_more: bool
     is_cut: bool
     no_match: bool | None
+    correction: str
 
 
 class SearchResponse(BaseModel):
