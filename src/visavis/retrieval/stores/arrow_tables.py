@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -128,12 +129,15 @@ def flat_values(column: pa.ChunkedArray) -> np.ndarray:
     return values
 
 
-def matching_rows(table: pa.Table, item_filter: ItemFilter) -> np.ndarray:
+def matching_rows(
+    table: pa.Table, item_filter: ItemFilter, times: Callable[[], np.ndarray] | None = None
+) -> np.ndarray:
     """Apply a filter to a table.
 
     Args:
         table: Table of items.
         item_filter: Conditions on the items.
+        times: Returns the times of the items. None: they are read from the table.
 
     Returns:
         Whether each item matches, bool, shape ``[N]``.
@@ -141,6 +145,7 @@ def matching_rows(table: pa.Table, item_filter: ItemFilter) -> np.ndarray:
     import pyarrow.compute as pc
 
     mask = np.ones(len(table), bool)
+    times = times or partial(item_times, table)
     if item_filter.path:
         # SQL patterns: % and _ are wildcards, so that those of the path are escaped first.
         escaped = re.sub(r"([\\%_])", r"\\\1", item_filter.path)
@@ -148,9 +153,9 @@ def matching_rows(table: pa.Table, item_filter: ItemFilter) -> np.ndarray:
     if item_filter.kind is not None:
         mask &= pc.equal(table["kind"], item_filter.kind).to_numpy()
     if item_filter.after is not None:
-        mask &= item_times(table) >= item_filter.after
+        mask &= times() >= item_filter.after
     if item_filter.before is not None:
-        mask &= item_times(table) < item_filter.before
+        mask &= times() < item_filter.before
     if item_filter.metadata:
         tags = table["metadata"].combine_chunks()
         tag_rows, tag_texts = pc.list_parent_indices(tags).to_numpy(), pc.list_flatten(tags)

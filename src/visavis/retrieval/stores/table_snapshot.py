@@ -26,6 +26,7 @@ from visavis.core.memory_budget import MemoryLimit
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 from visavis.retrieval.stores.arrow_tables import (
     find_keys,
+    item_times,
     items_from_table,
     matching_rows,
     row_indices,
@@ -57,6 +58,10 @@ ITEMS_FILE, VECTORS_FILE, REMOVED_FILE, CHECKSUMS_FILE = (
     "removed.npy",
     "checksums.json",
 )
+MAX_MASKS = 8
+"""Recent filters whose rows each part keeps, 1 byte per item. Pages of results and further queries
+usually have the same filter.
+"""
 OFFSETS_FILE, POOLED_FILE, POOLED_OFFSETS_FILE = "offsets.npy", "pooled.npy", "pooled_offsets.npy"
 
 
@@ -174,6 +179,7 @@ class SnapshotPart:
     vector_search: ExactSearch | MaxSimSearch
     name: str = ""
     live: np.ndarray | None = None
+    _masks: dict[ItemFilter, np.ndarray] = field(default_factory=dict, repr=False)
 
     @classmethod
     def open(
@@ -245,8 +251,20 @@ class SnapshotPart:
         """
         if not item_filter:
             return self.live
-        matching = matching_rows(self.table, item_filter)
-        return matching if self.live is None else matching & self.live
+        mask = self._masks.get(item_filter)
+        if mask is None:
+            mask = matching_rows(self.table, item_filter, lambda: self.times)
+            if self.live is not None:
+                mask &= self.live
+            # A new dictionary, because other threads may read the old one. The oldest go first.
+            kept = list(self._masks.items())[1 - MAX_MASKS :]
+            self._masks = {**dict(kept), item_filter: mask}
+        return mask
+
+    @cached_property
+    def times(self) -> np.ndarray:
+        """Times of the items, see ``item_times``."""
+        return item_times(self.table)
 
     def find(self, keys: Sequence[str]) -> np.ndarray:
         """Find the rows of keys.
