@@ -18,7 +18,7 @@ from visavis.api.arguments import (
     to_paths,
 )
 from visavis.core.errors import DataError, VisavisError
-from visavis.core.memory_budget import MemoryLimit
+from visavis.core.memory_budget import MemoryLimit, parse_memory
 from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def index(
     remove_missing: bool = False,
     moved: bool = False,
     compression: bool = False,
+    item_bytes: MemoryLimit = None,
     set_default: bool = False,
     engine: Literal["local", "ray"] = "local",
     workers: int | None = None,
@@ -78,6 +79,8 @@ def index(
             empty.
         moved: The source of the index --out was moved to this folder. Its vectors are kept.
         compression: Also measure recall, bytes and latency of compressed vectors.
+        item_bytes: Compress the vectors of a late-interaction model to this size per item, such as
+            2KB. Default: float32, or the value of the index.
         set_default: Use --model for all later commands that name no model.
         engine: Encode locally, or on a Ray cluster.
         workers: Number of processes of a Ray cluster, or that read images. Default: 2 on Ray, else
@@ -114,6 +117,7 @@ def index(
         "remove_missing": remove_missing,
         "moved": moved,
         "compression": compression,
+        "item_bytes": parse_memory(item_bytes, "item_bytes"),
         "engine": engine,
         "workers": workers,
         "device": device,

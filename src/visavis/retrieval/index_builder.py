@@ -46,6 +46,7 @@ from visavis.retrieval.encoding import (
     read_capture_time,
     with_capture_time,
 )
+from visavis.retrieval.index_compression import check_item_bytes, compress_index
 from visavis.retrieval.index_folder import (
     STORE_FOLDER,
     Index,
@@ -166,6 +167,7 @@ def build_index(
     remove_missing: bool = False,
     moved: bool = False,
     compression: bool = False,
+    item_bytes: int | None = None,
     engine: Engine = "local",
     workers: int | None = None,
     device: str | None = None,
@@ -194,6 +196,8 @@ def build_index(
             or their folder is empty.
         moved: Whether ``source`` is the new place of the source of an existing index.
         compression: Whether to measure other encodings of the vectors.
+        item_bytes: Maximum bytes per item, for a late-interaction model. An existing index keeps
+            its value. None: vectors in float32.
         engine: ``"local"`` or ``"ray"``.
         workers: Number of Ray processes, or of processes that read images. Default: 2 Ray
             processes, else as ``choose_readers``.
@@ -229,6 +233,7 @@ def build_index(
         retriever = retriever.with_full_decoding()
     if embedding_dim is not None:
         retriever = retriever.with_embedding_dim(embedding_dim)
+    check_item_bytes(item_bytes, retriever.matcher.late_interaction, previous)
     exclude = tuple(filter(None, exclude)) if exclude or previous is None else previous.exclude
     is_known = previous is not None and previous.source == str(source_root(source))
     with progress.activity("listing files"):
@@ -337,6 +342,7 @@ def build_index(
                 },
                 companions=collection.companions,
             )
+        compress_index(folder, item_bytes, memory, progress)
     for warning in report.warnings[:MAX_WARNINGS]:
         log.warning("%s: %s", source, warning)
     if len(report.warnings) > MAX_WARNINGS:

@@ -41,12 +41,13 @@ from visavis.retrieval.stores.base import (
     VectorStore,
 )
 from visavis.retrieval.stores.catalog import open_store
+from visavis.retrieval.stores.set_codec import SetCodec, SetEncoding
 
 if TYPE_CHECKING:
     from visavis.core.environment import EnvironmentCheck
     from visavis.retrieval.source_files import SourceFile
 
-STORE_FOLDER = "items.lance"
+STORE_FOLDER, CODEC_FILE = "items.lance", "codec.npy"
 FORMAT = 2
 # Below this length the direction of a weighted sum is rounding noise.
 MIN_QUERY_NORM = 1e-6
@@ -78,6 +79,9 @@ class IndexManifest:
         late_interaction: Which means of MaxSim the score contains. None for a model with one vector
             per item.
         full_decoding: Whether JPEG files are decoded in full.
+        item_bytes: Requested bytes per item of compressed vectors. None: they are not compressed.
+        encoding: Encoding of compressed vectors.
+        codec_hash: Hash of the file with the principal axes of the encoding.
     """
 
     model: str
@@ -96,6 +100,9 @@ class IndexManifest:
     calibration: Calibration | None = None
     late_interaction: MaxSimDirection | None = None
     full_decoding: bool = False
+    item_bytes: int | None = None
+    encoding: SetEncoding | None = None
+    codec_hash: str = ""
 
 
 class Index:
@@ -215,7 +222,9 @@ class Index:
                     f"like: expected the key of an item of {self.folder}, got {key!r}. Copy a key "
                     "from search results."
                 )
-            parts.append((weight, torch.from_numpy(next(iter(self.store.vectors([key]))))))
+            stored = self.store.vectors([key])
+            stored = stored.decoded() if isinstance(stored, VectorSets) else stored
+            parts.append((weight, torch.from_numpy(next(iter(stored)))))
         problem = ""
         if not any(weight > 0 for weight, _ in parts):
             problem = (
@@ -567,6 +576,7 @@ def open_index_store(
                 # Without a digest, the last update was interrupted.
                 verify_files=manifest.digest is None,
                 digest=manifest.digest,
+                codec=_read_codec(folder, manifest),
             )
             # The caller closes the store. Up to ``pop_all``, an error closes it.
             stack.callback(vectors.close)
@@ -588,6 +598,20 @@ def open_index_store(
     except (DataError, ShapeError, StorageError) as error:
         problem = str(error)
     raise RunError(f"{folder}: the store of the index cannot be used: {problem}")
+
+
+def _read_codec(folder: Path, manifest: IndexManifest) -> SetCodec | None:
+    """The codec of an index with compressed vectors."""
+    if manifest.encoding is None:
+        return None
+    path = folder / CODEC_FILE
+    codec = SetCodec.read(path, manifest.encoding)
+    if storage.content_hash(path) != manifest.codec_hash:
+        raise DataError(
+            f"{path}: has another checksum than when the index was made. Delete the index and make "
+            "it again."
+        )
+    return codec
 
 
 def check_index(folder: Path, stores: Sequence[str | Path] = ()) -> EnvironmentCheck:

@@ -29,19 +29,20 @@ MAX_BISECTED_KEYS, MAX_BISECTED_SHARE = 64, 1 / 64
 """Keys that are found by bisection: at most this number, or this share of the table."""
 
 
-def arrow_schema(embedding_dim: int, *, several: bool) -> pa.Schema:
+def arrow_schema(width: int, *, several: bool, compressed: bool = False) -> pa.Schema:
     """Return the columns of a table of items and vectors.
 
     Args:
-        embedding_dim: Dimension of the vectors.
+        width: Dimension of the vectors, or bytes of a row of codes.
         several: Whether an item has several vectors.
+        compressed: Whether the vectors are codes.
 
     Returns:
         The schema.
     """
     import pyarrow as pa
 
-    vector = pa.list_(pa.float32(), embedding_dim)
+    vector = pa.list_(pa.uint8() if compressed else pa.float32(), width)
     vectors = (
         [(NUM_VECTORS, pa.int64()), ("vector", pa.list_(vector))]
         if several
@@ -97,7 +98,8 @@ def arrow_table(index_id: str, items: Sequence[IndexItem], vectors: ItemVectors)
 
     several = isinstance(vectors, VectorSets)
     values = vectors.rows if isinstance(vectors, VectorSets) else vectors
-    schema = arrow_schema(values.shape[1], several=several)
+    compressed = values.dtype == np.uint8
+    schema = arrow_schema(values.shape[1], several=several, compressed=compressed)
     rows = [item.to_row() for item in items]
     rows = [
         row | {CHECKSUM: row_checksum(index_id, row, vector), NUM_VECTORS: len(vector)}
@@ -118,7 +120,7 @@ def flat_values(column: pa.ChunkedArray) -> np.ndarray:
         column: One or several vectors per row.
 
     Returns:
-        All numbers in their order, float32.
+        All numbers in their order, float32, or uint8 of codes.
     """
     import pyarrow as pa
 

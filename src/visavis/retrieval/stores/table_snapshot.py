@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from visavis.retrieval.stores.maxsim_search import MaxSimSearch
+    from visavis.retrieval.stores.set_codec import SetCodec
 
 ITEMS_FILE, VECTORS_FILE, REMOVED_FILE, CHECKSUMS_FILE = (
     "items.arrow",
@@ -188,6 +189,7 @@ class SnapshotPart:
         description: PartDescription,
         memory: MemoryLimit,
         late_interaction: MaxSimDirection | None,
+        codec: SetCodec | None = None,
     ) -> SnapshotPart:
         """Map the files of a part.
 
@@ -196,6 +198,7 @@ class SnapshotPart:
             description: Its description.
             memory: Memory limit of a search.
             late_interaction: Which means of MaxSim a score contains. None: one vector per item.
+            codec: Codec of compressed vectors.
 
         Returns:
             The part.
@@ -204,7 +207,12 @@ class SnapshotPart:
 
         with pa.memory_map(str(folder / ITEMS_FILE)) as file:
             table = pa.ipc.open_file(file).read_all()
-        rows: np.ndarray = storage.read_array(folder / VECTORS_FILE, dimensions=2, memory_map=True)
+        rows: np.ndarray = storage.read_array(
+            folder / VECTORS_FILE,
+            dimensions=2,
+            kinds="f" if codec is None else "u",
+            memory_map=True,
+        )
         # Everything is opened now: another process may remove the files of this version later.
         if late_interaction is None:
             has_codes = os.path.exists(folder / CODES) and is_int8_faster(*rows.shape)
@@ -216,7 +224,7 @@ class SnapshotPart:
         from visavis.retrieval.stores.maxsim_search import MaxSimSearch
 
         offsets = storage.read_array(folder / OFFSETS_FILE, dimensions=1, kinds="i")
-        sets, pooled = VectorSets(rows, offsets), None
+        sets, pooled = VectorSets(rows, offsets, codec), None
         if os.path.exists(folder / POOLED_FILE):
             pooled_rows = storage.read_array(folder / POOLED_FILE, dimensions=2, memory_map=True)
             offsets = storage.read_array(folder / POOLED_OFFSETS_FILE, dimensions=1, kinds="i")
@@ -304,6 +312,7 @@ class TableSnapshot:
         description: PartDescription,
         memory: MemoryLimit = None,
         late_interaction: MaxSimDirection | None = None,
+        codec: SetCodec | None = None,
     ) -> TableSnapshot:
         """Open the snapshot that was written with a part.
 
@@ -312,6 +321,7 @@ class TableSnapshot:
             description: Its description.
             memory: Memory limit of a search.
             late_interaction: Which means of MaxSim a score contains. None: one vector per item.
+            codec: Codec of compressed vectors.
 
         Returns:
             The snapshot.
@@ -322,7 +332,11 @@ class TableSnapshot:
         folders = [*(folder.parent / name for name in description.parts), folder]
         parts = [
             SnapshotPart.open(
-                path, PartDescription.read(path, description.index_id), memory, late_interaction
+                path,
+                PartDescription.read(path, description.index_id),
+                memory,
+                late_interaction,
+                codec,
             )
             for path in folders
         ]
