@@ -72,10 +72,9 @@ class MaxSimSearch:
         codec = self.sets.codec
         if self._pooled is not None or codec is None or len(self.sets) <= MIN_CANDIDATES:
             return self._pooled
-        # float16 halves the memory. The means have 8 bits.
-        means = np.empty((len(self.sets), codec.dim), np.float16)
-        for chunk in chunk_slices(len(self.sets), CHUNK_ROWS):
-            means[chunk] = codec.means(self.sets[chunk])
+        # Of 100,000 means of 128 dimensions, bytes are converted in 5 ms, and float16 in 40 ms.
+        chunks = chunk_slices(len(self.sets), CHUNK_ROWS)
+        means = np.concatenate([codec.mean_codes(self.sets[chunk]) for chunk in chunks])
         return VectorSets(means, np.arange(len(means) + 1))
 
     def search(
@@ -122,7 +121,9 @@ class MaxSimSearch:
         scores = self.scores(query, items)
         # A product of two unit vectors sums D terms, and a mean sums at most one term per vector.
         num_terms = self.sets.dim + max(*map(len, query.parts), int(self.sets.counts.max()))
-        error = 2 * num_terms * UNIT_ROUNDOFF * MAX_NORM**2
+        # Decoded vectors may be longer than 1, but by less than 1.
+        max_norm = MAX_NORM if self.sets.codec is None else 2.0
+        error = 2 * num_terms * UNIT_ROUNDOFF * max_norm**2
         # Both the k-th best score and that of another item may be wrong by the error.
         items = items[scores >= np.partition(scores, -top)[-top] - 2 * error]
         exact = self.exact_scores(items, query)
@@ -143,7 +144,7 @@ class MaxSimSearch:
         if len(items) <= count or self.pooled is None:
             return items
         if self.sets.codec is not None:
-            query = self.sets.codec.rotate(query)
+            query = self.sets.codec.rotate_to_codes(query)
         scores = MaxSimSearch(self.pooled, self.direction, memory=self.memory).scores(query, items)
         return items[np.sort(np.argpartition(-scores, count)[:count])]
 
@@ -190,11 +191,16 @@ class MaxSimSearch:
         factor = 0.5 if self.direction == "both" else 1.0
         for chunk in chunk_slices(len(selected), chunk_items):
             sets = self.sets[chunk] if is_dense else self.sets[selected[chunk]]
-            if codec is not None:
-                sets = codec.rotated(sets)
             # Shape [words, rows]. The vectors of an item are adjacent in a row of this product, so
             # that their maximum is fast.
-            products = vectors @ shared_tensor(sets.rows).to(vectors.dtype).T
+            if codec is None:
+                products = vectors @ shared_tensor(sets.rows).to(vectors.dtype).T
+            else:
+                means, sets = torch.from_numpy(codec.means(sets)), codec.differences(sets)
+                coordinates = torch.from_numpy(sets.rows).to(vectors.dtype)
+                products = vectors[:, : sets.dim] @ coordinates.T
+                of_means = vectors @ means.to(vectors.dtype).T
+                products += of_means.repeat_interleave(torch.from_numpy(sets.counts), dim=1)
             total = products.new_zeros(len(sets))
             if self.direction != "i2t":
                 best = _reduce_items(products, sets, "max").split(lengths)

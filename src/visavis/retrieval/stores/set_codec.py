@@ -138,7 +138,7 @@ class SetCodec:
 
     @cached_property
     def _bytes(self) -> list[tuple[slice, np.ndarray]]:
-        """Dimensions of each byte, and their values for each value of the byte, ``[256, n]``."""
+        """Dimensions of each byte, and their values for each value of the byte, ``[n, 256]``."""
         decoded = list[tuple[slice, np.ndarray]]()
         for byte in range(self.encoding.vector_bytes):
             own = [field for field in self._fields if field[1] == byte]
@@ -146,7 +146,7 @@ class SetCodec:
                 columns = [
                     values[(np.arange(256) >> shift) % len(values)] for _, _, shift, values in own
                 ]
-                decoded.append((slice(own[0][0], own[-1][0] + 1), np.stack(columns, 1)))
+                decoded.append((slice(own[0][0], own[-1][0] + 1), np.stack(columns)))
         return decoded
 
     def encode(self, sets: VectorSets) -> VectorSets:
@@ -191,26 +191,52 @@ class SetCodec:
         result.rows[is_mean], result.rows[~is_mean] = padded.reshape(-1, codes.shape[1]), codes
         return result.rows, counts
 
-    def rotated(self, codes: VectorSets) -> VectorSets:
-        """Decode vectors in the coordinates of the principal axes.
+    def differences(self, codes: VectorSets) -> VectorSets:
+        """Decode the differences of vectors from the means of their items.
 
         Args:
             codes: Codes of items.
 
         Returns:
-            Vectors of length at most 1, float32, for queries of ``rotate``.
+            The first coordinates along the principal axes, float32. Others are 0.
         """
         counts = codes.counts - self.mean_rows
         offsets = np.concatenate([[0], np.cumsum(counts)])
-        first = np.repeat(codes.offsets[1:] - offsets[1:], counts) + np.arange(offsets[-1])
-        rows = np.repeat(self.means(codes), counts, axis=0)
-        own = codes.rows[first]
-        for byte, (dims, values) in enumerate(self._bytes):
-            rows[:, dims] += values[own[:, byte]]
-        norms = np.sqrt(np.einsum("nd,nd->n", rows, rows))
-        if (too_long := norms > 1).any():
-            rows[too_long] /= norms[too_long, None]
-        return VectorSets(rows, offsets)
+        own = np.repeat(codes.offsets[1:] - offsets[1:], counts) + np.arange(offsets[-1])
+        # One row per byte. Selecting along contiguous rows takes a quarter of the time.
+        numbers = codes.rows[own].T.astype(np.intp)
+        coordinates = np.empty((int(np.count_nonzero(self.widths)), len(own)), np.float32)
+        for (dims, values), byte in zip(self._bytes, numbers, strict=False):
+            np.take(values, byte, axis=1, out=coordinates[dims], mode="clip")
+        return VectorSets(coordinates.T, offsets)
+
+    def mean_codes(self, codes: VectorSets) -> np.ndarray:
+        """Read the codes of the means of items, for the first pass of a search.
+
+        Args:
+            codes: Codes of items.
+
+        Returns:
+            Codes and a last column of ones, uint8, shape ``[N, D + 1]``, for queries of
+            ``rotate_to_codes``.
+        """
+        first = codes.offsets[:-1, None] + np.arange(self.mean_rows)
+        packed = codes.rows[first].reshape(len(codes), -1)[:, : self.dim]
+        return np.pad(packed, ((0, 0), (0, 1)), constant_values=1)
+
+    def rotate_to_codes(self, query: MaxSimQuery) -> MaxSimQuery:
+        """Rotate and scale a query for products with ``mean_codes``.
+
+        Args:
+            query: A query.
+
+        Returns:
+            The query, whose products with codes are its products with means.
+        """
+        low, step = self.mean_range
+        rotated = self.rotate(query)
+        parts = (np.column_stack([part * step, part @ low]) for part in rotated.parts)
+        return MaxSimQuery(query.weights, tuple(parts))
 
     def means(self, codes: VectorSets) -> np.ndarray:
         """Decode the means of items, in the coordinates of the principal axes.
@@ -221,9 +247,8 @@ class SetCodec:
         Returns:
             Means, float32, shape ``[N, D]``.
         """
-        first = codes.offsets[:-1, None] + np.arange(self.mean_rows)
         low, step = self.mean_range
-        means: np.ndarray = codes.rows[first].reshape(len(codes), -1)[:, : self.dim] * step + low
+        means: np.ndarray = self.mean_codes(codes)[:, :-1] * step + low
         return means
 
     def decode(self, codes: VectorSets) -> VectorSets:
@@ -233,11 +258,12 @@ class SetCodec:
             codes: Codes of items.
 
         Returns:
-            Vectors close to those that were encoded, or to their means, of length at most 1,
-            float32.
+            Vectors close to those that were encoded, or to their means, float32.
         """
-        rotated = self.rotated(codes)
-        return VectorSets(rotated.rows @ self.basis.T, rotated.offsets)
+        differences = self.differences(codes)
+        rows = np.repeat(self.means(codes), differences.counts, axis=0)
+        rows[:, : differences.dim] += differences.rows
+        return VectorSets(rows @ self.basis.T, differences.offsets)
 
     def rotate(self, query: MaxSimQuery) -> MaxSimQuery:
         """Rotate a query to the principal axes.
@@ -246,7 +272,7 @@ class SetCodec:
             query: A query.
 
         Returns:
-            The query with vectors in the coordinates of ``rotated``.
+            The query in the coordinates of ``means`` and ``differences``.
         """
         return MaxSimQuery(query.weights, tuple(part @ self.basis for part in query.parts))
 
