@@ -14,6 +14,7 @@ from visavis.retrieval.stores.exact_search import (
     GROUP_ROWS,
     MAX_CODE,
     ExactSearch,
+    Int8Pass,
     dot_kernels,
     open_int8_codes,
     supports_int8_matmul,
@@ -97,12 +98,12 @@ def test_search_equals_numpy_with_ties(seed, rows, width, queries, top, share):
 
 
 @pytest.mark.parametrize("top", [1, 10, 700])
-@pytest.mark.parametrize("masked", [False, True])
-def test_search_does_not_depend_on_blocks(monkeypatch, top, masked):
+@pytest.mark.parametrize("share", [None, 0.05, 0.3])
+def test_search_does_not_depend_on_blocks(monkeypatch, top, share):
     generator = np.random.default_rng(0)
     rows, queries = unit(generator, 3001, 48), unit(generator, 7, 48)
     rows[2000:] = rows[:1001]  # all of these are ties
-    mask = generator.random(len(rows)) < 0.3 if masked else None
+    mask = None if share is None else generator.random(len(rows)) < share
     for scores, candidates in ((2**21, 2**20), (7 * 64, 2**20), (7 * 320, 50)):
         monkeypatch.setattr("visavis.retrieval.stores.exact_search.MAX_SCORES", scores)
         monkeypatch.setattr("visavis.retrieval.stores.exact_search.MAX_CANDIDATES", candidates)
@@ -110,11 +111,13 @@ def test_search_does_not_depend_on_blocks(monkeypatch, top, masked):
 
 
 @pytest.mark.usefixtures("products")
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("share", [None, 0.05, 0.5, 1.0])
 @pytest.mark.parametrize(
     "kind", ["plain", "large mean", "large dimension", "ties", "varying norms", "zeros"]
 )
-def test_search_with_int8_codes_is_exact(tmp_path, kind, masked):
+def test_search_with_int8_codes_is_exact(tmp_path, monkeypatch, kind, share):
+    # Also few selected rows are read as codes.
+    monkeypatch.setattr(exact_search, "MIN_ROWS", 64)
     generator = np.random.default_rng(1)
     rows, queries = unit(generator, 5011, 96), unit(generator, 9, 96)
     if kind == "large mean":
@@ -129,7 +132,7 @@ def test_search_with_int8_codes_is_exact(tmp_path, kind, masked):
         rows[40:] = 0
         queries[3] = 0
     write_int8_codes(tmp_path, rows)
-    mask = generator.random(len(rows)) < 0.3 if masked else None
+    mask = None if share is None else generator.random(len(rows)) < share
     for top in (1, 10, 300):
         # One query and several take different products.
         for chosen in (queries, queries[:1]):
@@ -146,6 +149,24 @@ def test_search_in_float32_is_exact_for_one_query(monkeypatch, threads):
     rows = unit(generator, 3001, 96) * np.exp(3 * generator.standard_normal((3001, 1)))
     rows[2000:] = rows[:1001]
     assert_equals_reference(ExactSearch(rows.astype(np.float32)), unit(generator, 1, 96), 20)
+
+
+@pytest.mark.parametrize("selectivity", [0.001, 0.01, 0.1, 0.5, 0.999, 1.0])
+@pytest.mark.parametrize("chosen", ["random", "best", "worst"])
+def test_filtered_search_equals_brute_force(selectivity, chosen):
+    generator = np.random.default_rng(4)
+    rows, queries = unit(generator, 9000, 64), unit(generator, 3, 64)
+    # Filters that agree or disagree with the first query find all or none of its best rows.
+    order = {
+        "random": generator.random(9000),
+        "best": -rows @ queries[0],
+        "worst": rows @ queries[0],
+    }
+    mask = np.zeros(9000, bool)
+    mask[np.argsort(order[chosen])[: round(selectivity * 9000)]] = True
+    for search in (ExactSearch(rows), ExactSearch(rows, coarse=Int8Pass.from_vectors(rows))):
+        for top in (1, 10, 2000):
+            assert_equals_reference(search, queries, top, mask)
 
 
 @pytest.mark.usefixtures("products")

@@ -20,7 +20,7 @@ from visavis.api.arguments import (
     to_paths,
 )
 from visavis.core.errors import DataError, VisavisError
-from visavis.core.memory_budget import MemoryLimit
+from visavis.core.memory_budget import MemoryLimit, parse_memory
 from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def index(
     compression: bool = False,
     correction: str | None = None,
     bank: str | Path | None = None,
+    item_bytes: MemoryLimit = None,
     set_default: bool = False,
     engine: Literal["local", "ray"] = "local",
     workers: int | None = None,
@@ -98,6 +99,8 @@ def index(
             Default: the one of the index.
         bank: Texts that --correction learns from: a .txt file with one text per line, or a split of
             the run. Default: train.
+        item_bytes: Compress the vectors of a late-interaction model to this size per item, such as
+            2KB. Default: float32, or the value of the index.
         set_default: Use --model for all later commands that name no model.
         engine: Encode locally, or on a Ray cluster.
         workers: Number of processes of a Ray cluster, or that read images. Default: 2 on Ray, else
@@ -168,6 +171,7 @@ def index(
         "compression": compression,
         "correction": "" if correction == "none" else correction,
         "bank": None if bank is None else read_bank(bank),
+        "item_bytes": parse_memory(item_bytes, "item_bytes"),
         "engine": engine,
         "workers": workers,
         "device": device,

@@ -39,11 +39,12 @@ BYTE_UNITS = {"": 1, "b": 1} | {f"{unit}b": 1000**power for power, unit in enume
 BYTE_UNITS |= {f"{unit}ib": 1024**power for power, unit in enumerate("kmgt", 1)}
 
 
-def parse_memory(memory: MemoryLimit) -> int | None:
+def parse_memory(memory: MemoryLimit, name: str = "memory") -> int | None:
     """Convert a memory setting to bytes.
 
     Args:
         memory: Bytes, a text such as "2GiB", or None.
+        name: Name of the setting, for the error.
 
     Returns:
         Bytes. None stays None.
@@ -65,9 +66,9 @@ def parse_memory(memory: MemoryLimit) -> int | None:
     size = int(float(match[1]) * BYTE_UNITS[match[2]]) if match and match[2] in BYTE_UNITS else 0
     if size <= 0:
         raise SpecError(
-            "memory: expected bytes such as 2000000000, a text such as '2GiB' or '500MB', or "
+            f"{name}: expected bytes such as 2000000000, a text such as '2GiB' or '500MB', or "
             f"None, got {format_value(memory)}. "
-            "Set a positive size, or None for a share of the free memory."
+            "Set a positive size, or None for the default."
         )
     return size
 

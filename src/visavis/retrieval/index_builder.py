@@ -48,6 +48,7 @@ from visavis.retrieval.encoding import (
     with_capture_time,
 )
 from visavis.retrieval.given_vectors import VectorFile
+from visavis.retrieval.index_compression import check_item_bytes, compress_index
 from visavis.retrieval.index_folder import (
     CORRECTION_FILE,
     STORE_FOLDER,
@@ -176,6 +177,7 @@ def build_index(
     compression: bool = False,
     correction: str | None = None,
     bank: str | Sequence[str] | None = None,
+    item_bytes: int | None = None,
     engine: Engine = "local",
     workers: int | None = None,
     device: str | None = None,
@@ -206,6 +208,8 @@ def build_index(
         compression: Whether to measure other encodings of the vectors.
         correction: Correction of text queries. Empty: none. None: the one of an existing index.
         bank: Texts, or a split of the run, that a new correction learns from.
+        item_bytes: Maximum bytes per item, for a late-interaction model. An existing index keeps
+            its value. None: vectors in float32.
         engine: ``"local"`` or ``"ray"``.
         workers: Number of Ray processes, or of processes that read images. Default: 2 Ray
             processes, else as ``choose_readers``.
@@ -232,6 +236,7 @@ def build_index(
             retriever = retriever.with_full_decoding()
         if embedding_dim is not None:
             retriever = retriever.with_embedding_dim(embedding_dim)
+        check_item_bytes(item_bytes, retriever.matcher.late_interaction, previous)
     exclude = tuple(filter(None, exclude)) if exclude or previous is None else previous.exclude
     is_known = previous is not None and previous.source == str(source_root(source))
     with progress.activity("listing files"):
@@ -245,12 +250,7 @@ def build_index(
         )
         encoder = truncate_model(retriever, manifest.embedding_dim)
         record_text_queries(str(model), manifest.fingerprint, encoder)
-        has_own_queries = manifest.query_model.fingerprint != manifest.fingerprint
-        queries = (
-            open_index_model(folder, manifest, device=device, memory=memory)
-            if has_own_queries
-            else encoder
-        )
+        queries = _open_queries(folder, manifest, encoder, device, memory)
         with closing(
             open_index_store(folder, manifest, memory, confirmed=store, create=True)
         ) as vectors:
@@ -359,11 +359,25 @@ def build_index(
                 },
                 companions=collection.companions,
             )
+        compress_index(folder, item_bytes, memory, progress)
     for warning in report.warnings[:MAX_WARNINGS]:
         log.warning("%s: %s", source, warning)
     if len(report.warnings) > MAX_WARNINGS:
         log.warning("%s: ... and %d more warnings", source, len(report.warnings) - MAX_WARNINGS)
     return report
+
+
+def _open_queries(
+    folder: Path,
+    manifest: IndexManifest,
+    encoder: Retriever,
+    device: str | None,
+    memory: MemoryLimit,
+) -> Retriever:
+    """The model of text queries, which may be the model of the items."""
+    if manifest.query_model.fingerprint == manifest.fingerprint:
+        return encoder
+    return open_index_model(folder, manifest, device=device, memory=memory)
 
 
 def _check_request(folder: Path, moment_seconds: float | None) -> None:

@@ -44,13 +44,14 @@ from visavis.retrieval.stores.base import (
     VectorStore,
 )
 from visavis.retrieval.stores.catalog import open_store
+from visavis.retrieval.stores.set_codec import SetCodec, SetEncoding
 
 if TYPE_CHECKING:
     from visavis.core.environment import EnvironmentCheck
     from visavis.retrieval.index_correction import IndexCorrection
     from visavis.retrieval.source_files import SourceFile
 
-STORE_FOLDER = "items.lance"
+STORE_FOLDER, CODEC_FILE = "items.lance", "codec.npy"
 CORRECTION_FILE = "correction.safetensors"
 FORMAT = 2
 VECTOR_SUFFIXES = (".parquet", ".npy")
@@ -106,6 +107,9 @@ class IndexManifest:
         active_queries: Fingerprint of the model that encodes text queries. Empty: the model of the
             items.
         previous_queries: Fingerprint of the model that did before.
+        item_bytes: Requested bytes per item of compressed vectors. None: they are not compressed.
+        encoding: Encoding of compressed vectors.
+        codec_hash: Hash of the file with the principal axes of the encoding.
     """
 
     model: str
@@ -125,6 +129,9 @@ class IndexManifest:
     null_scores: NullScores | None = None
     late_interaction: MaxSimDirection | None = None
     full_decoding: bool = False
+    item_bytes: int | None = None
+    encoding: SetEncoding | None = None
+    codec_hash: str = ""
     queries: tuple[QueryModel, ...] = ()
     active_queries: str = ""
     previous_queries: str = ""
@@ -265,7 +272,9 @@ class Index:
                     f"like: expected the key of an item of {self.folder}, got {key!r}. Copy a key "
                     "from search results."
                 )
-            parts.append((weight, torch.from_numpy(next(iter(self.store.vectors([key]))))))
+            stored = self.store.vectors([key])
+            stored = stored.decoded() if isinstance(stored, VectorSets) else stored
+            parts.append((weight, torch.from_numpy(next(iter(stored)))))
         problem = ""
         if not any(weight > 0 for weight, _ in parts):
             problem = (
@@ -687,6 +696,7 @@ def open_index_store(
                 # Without a digest, the last update was interrupted.
                 verify_files=manifest.digest is None,
                 digest=manifest.digest,
+                codec=_read_codec(folder, manifest),
             )
             # The caller closes the store. Up to ``pop_all``, an error closes it.
             stack.callback(vectors.close)
@@ -708,6 +718,20 @@ def open_index_store(
     except (DataError, ShapeError, StorageError) as error:
         problem = str(error)
     raise RunError(f"{folder}: the store of the index cannot be used: {problem}")
+
+
+def _read_codec(folder: Path, manifest: IndexManifest) -> SetCodec | None:
+    """The codec of an index with compressed vectors."""
+    if manifest.encoding is None:
+        return None
+    path = folder / CODEC_FILE
+    codec = SetCodec.read(path, manifest.encoding)
+    if storage.content_hash(path) != manifest.codec_hash:
+        raise DataError(
+            f"{path}: has another checksum than when the index was made. Delete the index and make "
+            "it again."
+        )
+    return codec
 
 
 def check_index(folder: Path, stores: Sequence[str | Path] = ()) -> EnvironmentCheck:

@@ -120,6 +120,10 @@ class ItemFilter:
     def __bool__(self) -> bool:
         return self != NO_FILTER
 
+    def __hash__(self) -> int:
+        conditions = self.path, self.kind, self.after, self.before
+        return hash((*conditions, *sorted(self.metadata.items())))
+
     def matches(self, item: IndexItem) -> bool:
         """Check whether an item satisfies all conditions.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,19 +29,20 @@ MAX_BISECTED_KEYS, MAX_BISECTED_SHARE = 64, 1 / 64
 """Keys that are found by bisection: at most this number, or this share of the table."""
 
 
-def arrow_schema(embedding_dim: int, *, several: bool) -> pa.Schema:
+def arrow_schema(width: int, *, several: bool, compressed: bool = False) -> pa.Schema:
     """Return the columns of a table of items and vectors.
 
     Args:
-        embedding_dim: Dimension of the vectors.
+        width: Dimension of the vectors, or bytes of a row of codes.
         several: Whether an item has several vectors.
+        compressed: Whether the vectors are codes.
 
     Returns:
         The schema.
     """
     import pyarrow as pa
 
-    vector = pa.list_(pa.float32(), embedding_dim)
+    vector = pa.list_(pa.uint8() if compressed else pa.float32(), width)
     vectors = (
         [(NUM_VECTORS, pa.int64()), ("vector", pa.list_(vector))]
         if several
@@ -96,7 +98,8 @@ def arrow_table(index_id: str, items: Sequence[IndexItem], vectors: ItemVectors)
 
     several = isinstance(vectors, VectorSets)
     values = vectors.rows if isinstance(vectors, VectorSets) else vectors
-    schema = arrow_schema(values.shape[1], several=several)
+    compressed = values.dtype == np.uint8
+    schema = arrow_schema(values.shape[1], several=several, compressed=compressed)
     rows = [item.to_row() for item in items]
     rows = [
         row | {CHECKSUM: row_checksum(index_id, row, vector), NUM_VECTORS: len(vector)}
@@ -117,7 +120,7 @@ def flat_values(column: pa.ChunkedArray) -> np.ndarray:
         column: One or several vectors per row.
 
     Returns:
-        All numbers in their order, float32.
+        All numbers in their order, float32, or uint8 of codes.
     """
     import pyarrow as pa
 
@@ -128,12 +131,15 @@ def flat_values(column: pa.ChunkedArray) -> np.ndarray:
     return values
 
 
-def matching_rows(table: pa.Table, item_filter: ItemFilter) -> np.ndarray:
+def matching_rows(
+    table: pa.Table, item_filter: ItemFilter, times: Callable[[], np.ndarray] | None = None
+) -> np.ndarray:
     """Apply a filter to a table.
 
     Args:
         table: Table of items.
         item_filter: Conditions on the items.
+        times: Returns the times of the items. None: they are read from the table.
 
     Returns:
         Whether each item matches, bool, shape ``[N]``.
@@ -141,6 +147,7 @@ def matching_rows(table: pa.Table, item_filter: ItemFilter) -> np.ndarray:
     import pyarrow.compute as pc
 
     mask = np.ones(len(table), bool)
+    times = times or partial(item_times, table)
     if item_filter.path:
         # SQL patterns: % and _ are wildcards, so that those of the path are escaped first.
         escaped = re.sub(r"([\\%_])", r"\\\1", item_filter.path)
@@ -148,9 +155,9 @@ def matching_rows(table: pa.Table, item_filter: ItemFilter) -> np.ndarray:
     if item_filter.kind is not None:
         mask &= pc.equal(table["kind"], item_filter.kind).to_numpy()
     if item_filter.after is not None:
-        mask &= item_times(table) >= item_filter.after
+        mask &= times() >= item_filter.after
     if item_filter.before is not None:
-        mask &= item_times(table) < item_filter.before
+        mask &= times() < item_filter.before
     if item_filter.metadata:
         tags = table["metadata"].combine_chunks()
         tag_rows, tag_texts = pc.list_parent_indices(tags).to_numpy(), pc.list_flatten(tags)

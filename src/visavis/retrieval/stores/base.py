@@ -21,6 +21,8 @@ from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilte
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from visavis.retrieval.stores.set_codec import SetCodec
+
 
 CHECKSUM = "checksum"
 """Column of the checksums of the rows."""
@@ -287,7 +289,12 @@ def validated_items(
     if isinstance(vectors, VectorSets):
         shape, expected = (len(vectors), *vectors.rows.shape[1:]), (len(items), embedding_dim)
         # A comparison with NaN is false, so that this also finds values that are not finite.
-        is_unit = (np.linalg.norm(vectors.rows, axis=1) <= MAX_NORM).all()
+        if vectors.codec is not None:
+            shape = len(vectors), vectors.codec.dim
+        # Codes are bytes, which have no invalid values.
+        is_unit = (
+            vectors.codec is not None or (np.linalg.norm(vectors.rows, axis=1) <= MAX_NORM).all()
+        )
         if not (vectors.counts > 0).all() or not is_unit:
             problem = (
                 "at least one unit vector per item, got none, or longer or infinite ones. "
@@ -341,8 +348,10 @@ class VectorSets:
     """Vectors of items with several vectors each, one item after the other. Indexing selects items.
 
     Attributes:
-        rows: Vectors of all items, float32, shape ``[T, D]``. May be memory-mapped.
+        rows: Vectors of all items, float32, shape ``[T, D]``. May be memory-mapped. With a codec:
+            its codes, uint8.
         offsets: First row of each item, and the number of rows, int64, shape ``[N + 1]``.
+        codec: Codec of compressed vectors. None: they are not compressed.
 
     Example:
         >>> sets = VectorSets.from_arrays([np.ones((2, 3)), np.zeros((1, 3))])
@@ -352,6 +361,7 @@ class VectorSets:
 
     rows: np.ndarray
     offsets: np.ndarray
+    codec: SetCodec | None = None
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[np.ndarray]) -> VectorSets:
@@ -385,11 +395,12 @@ class VectorSets:
             start, stop, step = items.indices(len(self))
             if step == 1:
                 offsets = self.offsets[start : max(start, stop) + 1]
-                return VectorSets(self.rows[offsets[0] : offsets[-1]], offsets - offsets[0])
+                rows = self.rows[offsets[0] : offsets[-1]]
+                return VectorSets(rows, offsets - offsets[0], self.codec)
             items = range(start, stop, step)
         index = np.asarray(items, np.int64)
         offsets = np.concatenate([[0], np.cumsum(self.counts[index])])
-        return VectorSets(self.rows[self.rows_of(index)], offsets)
+        return VectorSets(self.rows[self.rows_of(index)], offsets, self.codec)
 
     def rows_of(self, items: np.ndarray) -> np.ndarray:
         """Find the rows of some items.
@@ -413,12 +424,27 @@ class VectorSets:
         """Number of vectors of each item, shape ``[N]``."""
         return np.diff(self.offsets)
 
+    @property
+    def dim(self) -> int:
+        """Dimension of the vectors."""
+        return int(self.rows.shape[1]) if self.codec is None else self.codec.dim
+
+    def decoded(self) -> VectorSets:
+        """Decode compressed vectors.
+
+        Returns:
+            Vectors in float32. Those of no codec are returned as they are.
+        """
+        return self if self.codec is None else self.codec.decode(self)
+
     def mean_vectors(self) -> np.ndarray:
         """Average the vectors of each item.
 
         Returns:
             Unit vectors, float32, shape ``[N, D]``.
         """
+        if self.codec is not None:
+            return self.decoded().mean_vectors()
         means = np.add.reduceat(self.rows, self.offsets[:-1], axis=0) if len(self) else self.rows
         norms = np.linalg.norm(means, axis=1, keepdims=True)
         unit: np.ndarray = means / np.where(norms == 0, 1, norms)
@@ -442,12 +468,11 @@ def concatenate_vectors(parts: Sequence[ItemVectors]) -> ItemVectors:
     if len(parts) == 1:
         return parts[0]
     rows = np.concatenate([part.rows if isinstance(part, VectorSets) else part for part in parts])
-    counts = [part.counts for part in parts if isinstance(part, VectorSets)]
-    return (
-        VectorSets(rows, np.concatenate([[0], np.cumsum(np.concatenate(counts))]))
-        if counts
-        else rows
-    )
+    sets = [part for part in parts if isinstance(part, VectorSets)]
+    if not sets:
+        return rows
+    counts = np.concatenate([part.counts for part in sets])
+    return VectorSets(rows, np.concatenate([[0], np.cumsum(counts)]), sets[0].codec)
 
 
 @dataclass(frozen=True)

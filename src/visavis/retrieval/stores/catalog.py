@@ -6,13 +6,16 @@ import re
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from visavis.core.encoded import MaxSimDirection
 from visavis.core.errors import DataError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.own_code import loaded_parts
 from visavis.retrieval.stores.base import StoreDigest, VectorStore
+
+if TYPE_CHECKING:
+    from visavis.retrieval.stores.set_codec import SetCodec
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class StoreKind:
         default: Location or name that is used without a choice of the user.
         several_vectors: Whether it stores several vectors per item, for late-interaction models.
         reads_digest: Whether it is called with ``digest``, too.
+        compresses: Whether it is called with ``codec``, too, for an index with compressed vectors.
     """
 
     place: str | type
@@ -37,6 +41,7 @@ class StoreKind:
     default: str = ""
     several_vectors: bool = False
     reads_digest: bool = False
+    compresses: bool = False
 
     @property
     def store_class(self) -> Any:
@@ -56,6 +61,7 @@ CATALOG: dict[str, StoreKind] = {
         default="items.lance in the folder of the index",
         several_vectors=True,
         reads_digest=True,
+        compresses=True,
     ),
     "Milvus": StoreKind(
         "visavis.retrieval.stores.milvus_store:MilvusStore",
@@ -125,6 +131,7 @@ def open_store(
     late_interaction: MaxSimDirection | None = None,
     verify_files: bool = False,
     digest: StoreDigest | None = None,
+    codec: SetCodec | None = None,
 ) -> VectorStore:
     """Open the store of a URI, or create it if ``embedding_dim`` is given.
 
@@ -141,6 +148,7 @@ def open_store(
             sizes and times of its files.
         digest: Summary of the items, if it is known. LanceDB then opens a local snapshot of these
             items, and the table only for a change.
+        codec: Codec that compresses the vectors of items with several.
 
     Returns:
         The store.
@@ -153,6 +161,11 @@ def open_store(
         MissingExtra: If the library of the store is not installed.
     """
     kind = find_store_kind(str(uri), late_interaction)
+    if codec is not None and not kind.compresses:
+        raise DataError(
+            f"{uri}: expected a folder or s3://BUCKET/PATH for compressed vectors, got another kind "
+            "of store. Use LanceDB."
+        )
     store: VectorStore = kind.store_class(
         str(uri),
         embedding_dim,
@@ -161,5 +174,6 @@ def open_store(
         late_interaction=late_interaction,
         verify_files=verify_files,
         **({"digest": digest} if kind.reads_digest else {}),
+        **({"codec": codec} if codec is not None else {}),
     )
     return store

@@ -58,6 +58,12 @@ MIN_ROWS, MIN_DIM = 2**12, 64
 """Smaller collections and shorter vectors are not faster with int8 codes."""
 CHUNK_ROWS = 2**10
 MIN_ROWS_PER_THREAD = 2**15
+# Of 1,000,000 rows of 512 dimensions, reading the codes of a tenth row by row takes as long as reading all of them (benchmarks/search.py
+# --filtered).
+MAX_SELECTED_SHARE = 1 / 16
+"""Share of rows that a filtered search reads one by one. Above it, all rows are read."""
+MIN_EXTRA_RESULTS = 32
+"""Results beyond the expected number, in a search of all rows that is filtered afterwards."""
 SMALL_SEARCH_BYTES = 2**20
 """Memory that a search always uses. Reading the free memory takes as long as such a search."""
 
@@ -73,7 +79,7 @@ class _Float32Pass:
         max_norm: Upper bound of their norms, see ``max_row_norm``.
     """
 
-    def __init__(self, rows: np.ndarray, max_norm: float):
+    def __init__(self, rows: np.ndarray | _SelectedRows, max_norm: float):
         self.rows, self.max_norm = rows, max_norm
 
     def prepare(self, queries: Tensor) -> None:
@@ -95,6 +101,21 @@ class _Float32Pass:
         return torch.ones(1, 1), torch.zeros(1, 1), self.bound
 
 
+class _SelectedRows:
+    """Some rows of an array, read when they are indexed."""
+
+    def __init__(self, rows: np.ndarray, selected: np.ndarray):
+        self.rows, self.selected = rows, selected
+        self.shape = len(selected), rows.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.selected)
+
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        selected: np.ndarray = self.rows[self.selected[rows]]
+        return selected
+
+
 class Int8Pass:
     """Coarse pass over int8 codes: products of blocks of rows with queries, and bounds of their
     error.
@@ -106,8 +127,10 @@ class Int8Pass:
         mean: Mean of the rows, float32, shape ``[D]``.
     """
 
+    codes: np.ndarray | _SelectedRows
+
     def __init__(self, codes: np.ndarray, scales: np.ndarray, mean: np.ndarray):
-        self.codes, self.mean = codes, mean.astype(np.float64)
+        self.codes, self.mean, self.scales = codes, mean.astype(np.float64), scales
         self.step, self.error_norm, self.code_norm, self.row_norm = shared_tensor(scales)[:, None]
 
     @classmethod
@@ -179,6 +202,26 @@ class Int8Pass:
         return self.query_step * self.step[:, groups], self.offset, error
 
 
+class _SelectedInt8Pass(Int8Pass):
+    """Coarse pass over some rows of another pass. Rows of a group have steps of their own."""
+
+    def __init__(self, whole: Int8Pass, selected: np.ndarray):
+        assert isinstance(whole.codes, np.ndarray)
+        self.codes, self.mean = _SelectedRows(whole.codes, selected), whole.mean
+        # The last row fills its group.
+        padded = np.pad(selected, (0, -len(selected) % GROUP_ROWS), "edge")
+        # numpy, because torch takes several times as long.
+        scales = whole.scales[:, padded // GROUP_ROWS]
+        norms = scales[1:].reshape(3, -1, GROUP_ROWS).max(2)
+        self.row_step = torch.from_numpy(scales[0])[: len(selected)]
+        self.step = torch.ones(1, norms.shape[1])
+        self.error_norm, self.code_norm, self.row_norm = torch.from_numpy(norms)[:, None]
+
+    def products(self, rows: slice) -> Tensor:
+        """Multiply the codes of the queries with some rows, times the step of each row."""
+        return super().products(rows).float() * self.row_step[rows]
+
+
 def _norms(rows: np.ndarray) -> np.ndarray:
     """Upper bounds of the norms of float32 rows, shape ``[N, 1]``."""
     return np.sqrt(np.einsum("nd,nd->n", rows, rows))[:, None] * np.float32(NORM_MARGIN)
@@ -218,7 +261,7 @@ class ExactSearch:
 
     def __init__(
         self,
-        rows: np.ndarray,
+        rows: np.ndarray | _SelectedRows,
         *,
         coarse: Int8Pass | None = None,
         memory: MemoryLimit = None,
@@ -252,10 +295,50 @@ class ExactSearch:
         """
         validate_queries(queries, top, self.rows.shape[1])
         queries = np.ascontiguousarray(queries, np.float32)
-        top = min(top, len(self.rows) if mask is None else int(mask.sum()))
+        num_allowed = len(self.rows) if mask is None else int(np.count_nonzero(mask))
+        top = min(top, num_allowed)
+        if mask is None or num_allowed == len(self.rows):
+            return self._search(queries, top)
+        if num_allowed <= MAX_SELECTED_SHARE * len(self.rows):
+            return self._search_selected(queries, top, np.flatnonzero(mask))
+        # With 1.5 times the expected number of results, few searches of all rows find too few that
+        # are allowed.
+        extended = 3 * top * len(self.rows) // (2 * num_allowed) + MIN_EXTRA_RESULTS
+        if extended > len(self.rows) // MIN_EXTRA_RESULTS:
+            return self._search(queries, top, mask)
+        all_scores, all_rows = self._search(queries, extended)
+        allowed = mask[all_rows]
+        # Allowed results first, each part in its order.
+        order = np.argsort(~allowed, axis=1, kind="stable")[:, :top]
+        scores, rows = (np.take_along_axis(all_, order, 1) for all_ in (all_scores, all_rows))
+        if len(missed := np.flatnonzero(allowed.sum(1) < top)):
+            scores[missed], rows[missed] = self._search(queries[missed], top, mask)
+        return scores, rows
+
+    def _search_selected(
+        self, queries: np.ndarray, top: int, selected: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Search some rows, in ascending order, without reading others."""
+        assert isinstance(self.rows, np.ndarray)
+        coarse, max_norm = None, self._max_norm
+        if self.coarse is not None and len(selected) >= MIN_ROWS:
+            coarse = _SelectedInt8Pass(self.coarse, selected)
+        else:
+            max_norm = self._float32_pass.max_norm
+        rows = _SelectedRows(self.rows, selected)
+        search = ExactSearch(rows, coarse=coarse, memory=self.memory, max_norm=max_norm)
+        scores, found = search._search(queries, top)
+        return scores, selected[found]
+
+    def _search(
+        self, queries: np.ndarray, top: int, mask: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Search with valid queries and at most as many results as rows."""
         scores = np.empty((len(queries), top), np.float32)
         rows = np.empty((len(queries), top), np.int64)
-        max_candidates = max(MAX_CANDIDATES_PER_RESULT * top, len(self.rows) // 64)
+        # A second pass would read all selected rows one by one.
+        share = 4 if isinstance(self.rows, _SelectedRows) else 64
+        max_candidates = max(MAX_CANDIDATES_PER_RESULT * top, len(self.rows) // share)
         for chunk in chunk_slices(len(queries) if top else 0, MAX_QUERIES):
             unresolved = np.arange(chunk.start, chunk.stop)
             if self.coarse is not None and len(unresolved) <= self.coarse.max_queries:
@@ -386,7 +469,9 @@ def exact_scores(rows: np.ndarray, query: np.ndarray) -> np.ndarray:
 class _BestRows:
     """The best rows of each query so far, by exact score."""
 
-    def __init__(self, rows: np.ndarray, queries: np.ndarray, top: int, budget: int):
+    def __init__(
+        self, rows: np.ndarray | _SelectedRows, queries: np.ndarray, top: int, budget: int
+    ):
         self.rows, self.queries, self.top = rows, queries.astype(np.float64), top
         self.chunk_rows = max(min(budget // (16 * rows.shape[1]), 2**14), 1)
         # One entry per kept pair of a query and a row, ordered by query, then best first.
@@ -426,7 +511,7 @@ class _BestRows:
         return scores, rows
 
 
-def max_row_norm(rows: np.ndarray) -> float:
+def max_row_norm(rows: np.ndarray | _SelectedRows) -> float:
     """Compute an upper bound of the norms of rows, on which the error of a float32 pass depends.
 
     Args:
@@ -435,14 +520,8 @@ def max_row_norm(rows: np.ndarray) -> float:
     Returns:
         The bound, 0 without rows.
     """
-    tensor = shared_tensor(rows)
-    return (
-        max(
-            (float(tensor[chunk].norm(dim=1).max()) for chunk in chunk_slices(len(rows), 2**12)),
-            default=0.0,
-        )
-        * NORM_MARGIN
-    )
+    chunks = (shared_tensor(rows[chunk]) for chunk in chunk_slices(len(rows), 2**12))
+    return max((float(chunk.norm(dim=1).max()) for chunk in chunks), default=0.0) * NORM_MARGIN
 
 
 def shared_tensor(array: np.ndarray) -> Tensor:

@@ -54,6 +54,8 @@ from visavis.retrieval.stores.table_snapshot import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from visavis.retrieval.stores.set_codec import SetCodec
+
 SNAPSHOT_FOLDER = "snapshot"
 TABLE = "items"
 BATCH_ROWS, BATCH_SETS = 2**14, 2**10
@@ -87,6 +89,7 @@ class LanceStore(SnapshotStore):
             of its files.
         digest: Summary of the items, if it is known. A local snapshot of them is opened instead of
             the table, until a change needs the table: importing LanceDB takes longer than a search.
+        codec: Codec that compresses the vectors of the table.
 
     Raises:
         DataError: If the table is missing and ``embedding_dim`` is None.
@@ -106,6 +109,7 @@ class LanceStore(SnapshotStore):
         late_interaction: MaxSimDirection | None = None,
         verify_files: bool = False,
         digest: StoreDigest | None = None,
+        codec: SetCodec | None = None,
     ):
         if os.path.exists(uri) and not os.path.isdir(uri):
             raise DataError(
@@ -114,6 +118,7 @@ class LanceStore(SnapshotStore):
             )
         self.uri, self.memory, self.index_id = str(uri), memory, index_id
         self.late_interaction, self._verify_files = late_interaction, verify_files
+        self.codec = codec
         # A search reads one version throughout, also if an update ends meanwhile.
         self._keeps_version = embedding_dim is None and bool(index_id)
         self._storage_errors = partial(
@@ -130,8 +135,9 @@ class LanceStore(SnapshotStore):
             self._open_table(embedding_dim)
         else:
             vectors = self._snapshot[1].parts[-1].vectors
-            rows = vectors.rows if isinstance(vectors, VectorSets) else vectors
-            self.embedding_dim = rows.shape[1]
+            self.embedding_dim = (
+                vectors.dim if isinstance(vectors, VectorSets) else vectors.shape[1]
+            )
 
     def _open_table(self, embedding_dim: int | None) -> None:
         """Open the table, or create it if a dimension is given."""
@@ -156,19 +162,31 @@ class LanceStore(SnapshotStore):
                         f"{self.uri}: expected a table of items, got none. Run visavis index to "
                         "create it."
                     )
-                schema = arrow_schema(embedding_dim, several=several)
+                compressed = self.codec is not None
+                schema = arrow_schema(
+                    self._width(embedding_dim), several=several, compressed=compressed
+                )
                 self._table = self._database.create_table(TABLE, schema=schema, exist_ok=True)
         column = self._table.schema.field("vector").type
         stores_several = not hasattr(column, "list_size")
-        self.embedding_dim = (column.value_type if stores_several else column).list_size
+        column = column.value_type if stores_several else column
+        self.embedding_dim = column.list_size if self.codec is None else self.codec.dim
         problem = ""
         if stores_several != several:
             kinds = ("one vector", "several vectors")
             problem = f"{kinds[several]} per item, got {kinds[stores_several]}"
+        elif column.list_size != self._width(self.embedding_dim) or (
+            str(column.value_type) == "uint8"
+        ) != (self.codec is not None):
+            problem = "the compressed vectors of this index, got others"
         elif embedding_dim not in (None, self.embedding_dim):
             problem = f"vectors of dimension {embedding_dim}, got {self.embedding_dim}"
         if problem:
             raise ShapeError(f"{self.uri}: expected {problem}. Pass another folder.")
+
+    def _width(self, embedding_dim: int) -> int:
+        """Numbers or bytes of a row of vectors."""
+        return embedding_dim if self.codec is None else self.codec.encoding.vector_bytes
 
     def _open_snapshot_of(self, digest: StoreDigest) -> tuple[str, TableSnapshot] | None:
         """The version and the snapshot of a local table with exactly these items. None if there is
@@ -200,6 +218,8 @@ class LanceStore(SnapshotStore):
     def add(self, items: Sequence[IndexItem], vectors: ItemVectors) -> None:
         """Add or replace items, see ``VectorStore.add``."""
         items, vectors = validated_items(items, vectors, self.embedding_dim)
+        if self.codec is not None and isinstance(vectors, VectorSets) and vectors.codec is None:
+            vectors = self.codec.encode(vectors)
         if items:
             with self._change():
                 merge = (
@@ -225,7 +245,7 @@ class LanceStore(SnapshotStore):
             for _, batch in self._read_rows(
                 table, np.sort(row_ids), [*self._item_columns, "vector"]
             ):
-                rows = flat_values(batch["vector"]).reshape(-1, self.embedding_dim)
+                rows = flat_values(batch["vector"]).reshape(-1, self._width(self.embedding_dim))
                 vectors: ItemVectors = rows
                 if self.late_interaction is not None:
                     ends = np.cumsum(batch[NUM_VECTORS].to_numpy())
@@ -313,7 +333,9 @@ class LanceStore(SnapshotStore):
             description.verify(folder, in_full=in_full)
             for damaged in (folder.parent / name for name in description.parts):
                 PartDescription.read(damaged, self.index_id).verify(damaged, in_full=in_full)
-            return TableSnapshot.open(folder, description, self.memory, self.late_interaction)
+            return TableSnapshot.open(
+                folder, description, self.memory, self.late_interaction, self.codec
+            )
         except (OSError, DataError) as error:
             storage.remove_damaged(damaged, [], str(error))
         # After the error is handled: it refers to mapped files, which Windows does not remove.
@@ -393,16 +415,15 @@ class LanceStore(SnapshotStore):
             writer.write_table(items)
         counts = items[NUM_VECTORS].to_numpy() if several else np.ones(len(items), np.int64)
         offsets = np.concatenate([[0], np.cumsum(counts)])
-        storage.create_array(
-            part / VECTORS_FILE, shape=(int(offsets[-1]), self.embedding_dim), dtype="float32"
-        )
+        width, dtype = self._width(self.embedding_dim), "float32" if self.codec is None else "uint8"
+        storage.create_array(part / VECTORS_FILE, shape=(int(offsets[-1]), width), dtype=dtype)
         # Mapped, so that a table larger than the memory is written batch by batch.
         vectors = np.lib.format.open_memmap(part / VECTORS_FILE, mode="r+")
-        sets = VectorSets(vectors, offsets)
+        sets = VectorSets(vectors, offsets, self.codec)
         for ids, batch in self._read_rows(table, row_ids, ["vector"]):
             vectors[sets.rows_of(row_of[np.searchsorted(row_ids, ids)])] = flat_values(
                 batch["vector"]
-            ).reshape(-1, self.embedding_dim)
+            ).reshape(-1, width)
         item_vectors: ItemVectors = sets if several else vectors
         for start in range(0, len(items), batch_rows):
             self._verify(items.slice(start, batch_rows), item_vectors[start : start + batch_rows])
@@ -415,7 +436,7 @@ class LanceStore(SnapshotStore):
             )
 
             storage.write_array(part / OFFSETS_FILE, offsets)
-            if len(sets) >= MIN_ITEMS:
+            if self.codec is None and len(sets) >= MIN_ITEMS:
                 pooled = pool_vectors(sets, POOLED_VECTORS)
                 storage.write_array(part / POOLED_FILE, pooled.rows)
                 storage.write_array(part / POOLED_OFFSETS_FILE, pooled.offsets)

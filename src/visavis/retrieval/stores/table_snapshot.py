@@ -26,6 +26,7 @@ from visavis.core.memory_budget import MemoryLimit
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 from visavis.retrieval.stores.arrow_tables import (
     find_keys,
+    item_times,
     items_from_table,
     matching_rows,
     row_indices,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from visavis.retrieval.stores.maxsim_search import MaxSimSearch
+    from visavis.retrieval.stores.set_codec import SetCodec
 
 ITEMS_FILE, VECTORS_FILE, REMOVED_FILE, CHECKSUMS_FILE = (
     "items.arrow",
@@ -57,6 +59,10 @@ ITEMS_FILE, VECTORS_FILE, REMOVED_FILE, CHECKSUMS_FILE = (
     "removed.npy",
     "checksums.json",
 )
+MAX_MASKS = 8
+"""Recent filters whose rows each part keeps, 1 byte per item. Pages of results and further queries
+usually have the same filter.
+"""
 OFFSETS_FILE, POOLED_FILE, POOLED_OFFSETS_FILE = "offsets.npy", "pooled.npy", "pooled_offsets.npy"
 
 
@@ -174,6 +180,7 @@ class SnapshotPart:
     vector_search: ExactSearch | MaxSimSearch
     name: str = ""
     live: np.ndarray | None = None
+    _masks: dict[ItemFilter, np.ndarray] = field(default_factory=dict, repr=False)
 
     @classmethod
     def open(
@@ -182,6 +189,7 @@ class SnapshotPart:
         description: PartDescription,
         memory: MemoryLimit,
         late_interaction: MaxSimDirection | None,
+        codec: SetCodec | None = None,
     ) -> SnapshotPart:
         """Map the files of a part.
 
@@ -190,6 +198,7 @@ class SnapshotPart:
             description: Its description.
             memory: Memory limit of a search.
             late_interaction: Which means of MaxSim a score contains. None: one vector per item.
+            codec: Codec of compressed vectors.
 
         Returns:
             The part.
@@ -198,7 +207,12 @@ class SnapshotPart:
 
         with pa.memory_map(str(folder / ITEMS_FILE)) as file:
             table = pa.ipc.open_file(file).read_all()
-        rows: np.ndarray = storage.read_array(folder / VECTORS_FILE, dimensions=2, memory_map=True)
+        rows: np.ndarray = storage.read_array(
+            folder / VECTORS_FILE,
+            dimensions=2,
+            kinds="f" if codec is None else "u",
+            memory_map=True,
+        )
         # Everything is opened now: another process may remove the files of this version later.
         if late_interaction is None:
             has_codes = os.path.exists(folder / CODES) and is_int8_faster(*rows.shape)
@@ -210,7 +224,7 @@ class SnapshotPart:
         from visavis.retrieval.stores.maxsim_search import MaxSimSearch
 
         offsets = storage.read_array(folder / OFFSETS_FILE, dimensions=1, kinds="i")
-        sets, pooled = VectorSets(rows, offsets), None
+        sets, pooled = VectorSets(rows, offsets, codec), None
         if os.path.exists(folder / POOLED_FILE):
             pooled_rows = storage.read_array(folder / POOLED_FILE, dimensions=2, memory_map=True)
             offsets = storage.read_array(folder / POOLED_OFFSETS_FILE, dimensions=1, kinds="i")
@@ -245,8 +259,20 @@ class SnapshotPart:
         """
         if not item_filter:
             return self.live
-        matching = matching_rows(self.table, item_filter)
-        return matching if self.live is None else matching & self.live
+        mask = self._masks.get(item_filter)
+        if mask is None:
+            mask = matching_rows(self.table, item_filter, lambda: self.times)
+            if self.live is not None:
+                mask &= self.live
+            # A new dictionary, because other threads may read the old one. The oldest go first.
+            kept = list(self._masks.items())[1 - MAX_MASKS :]
+            self._masks = {**dict(kept), item_filter: mask}
+        return mask
+
+    @cached_property
+    def times(self) -> np.ndarray:
+        """Times of the items, see ``item_times``."""
+        return item_times(self.table)
 
     def find(self, keys: Sequence[str]) -> np.ndarray:
         """Find the rows of keys.
@@ -286,6 +312,7 @@ class TableSnapshot:
         description: PartDescription,
         memory: MemoryLimit = None,
         late_interaction: MaxSimDirection | None = None,
+        codec: SetCodec | None = None,
     ) -> TableSnapshot:
         """Open the snapshot that was written with a part.
 
@@ -294,6 +321,7 @@ class TableSnapshot:
             description: Its description.
             memory: Memory limit of a search.
             late_interaction: Which means of MaxSim a score contains. None: one vector per item.
+            codec: Codec of compressed vectors.
 
         Returns:
             The snapshot.
@@ -304,7 +332,11 @@ class TableSnapshot:
         folders = [*(folder.parent / name for name in description.parts), folder]
         parts = [
             SnapshotPart.open(
-                path, PartDescription.read(path, description.index_id), memory, late_interaction
+                path,
+                PartDescription.read(path, description.index_id),
+                memory,
+                late_interaction,
+                codec,
             )
             for path in folders
         ]
