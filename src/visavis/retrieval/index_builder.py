@@ -342,14 +342,6 @@ def build_index(
                 compression=measure_compression(Index(folder, manifest, queries, vectors), memory)
                 if compression
                 else None,
-                correction=_correct(
-                    Index(folder, manifest, queries, vectors),
-                    manifest.query_model.model,
-                    correction,
-                    bank,
-                    memory,
-                    progress,
-                ),
                 other_files=collection.other_files,
                 files={
                     "indexed": len(collection.files) - num_unindexed,
@@ -360,10 +352,12 @@ def build_index(
                 companions=collection.companions,
             )
         compress_index(folder, item_bytes, memory, progress)
-    for warning in report.warnings[:MAX_WARNINGS]:
-        log.warning("%s: %s", source, warning)
-    if len(report.warnings) > MAX_WARNINGS:
-        log.warning("%s: ... and %d more warnings", source, len(report.warnings) - MAX_WARNINGS)
+        if correction is not None or os.path.exists(folder / CORRECTION_FILE):
+            report = replace(
+                report,
+                correction=_correct(folder, queries, correction, bank, store, memory, progress),
+            )
+    _log_warnings(source, report.warnings)
     return report
 
 
@@ -407,21 +401,33 @@ def _open_model(model: str | Path, device: str | None, memory: MemoryLimit) -> R
 
 
 def _correct(
-    index: Index,
-    model: str | Path,
+    folder: Path,
+    model: Retriever,
     correction: str | None,
     bank: str | Sequence[str] | None,
+    store: str | None,
     memory: MemoryLimit,
     progress: Progress,
 ) -> str | None:
-    """Make or update the correction of an index, if it has or gets one."""
-    if correction is None and not os.path.exists(index.folder / CORRECTION_FILE):
-        return None
+    """Make or update the correction of the complete index."""
     # Only here, because most indexes have none.
     from visavis.retrieval.correction_builder import update_correction
 
-    with kept_if_stopped(lambda: "All files are in the index."):
-        return update_correction(index, Path(model), correction, bank, memory, progress)
+    manifest = read_manifest(folder)
+    with (
+        closing(open_index_store(folder, manifest, memory, confirmed=store)) as vectors,
+        kept_if_stopped(lambda: "All files are in the index."),
+    ):
+        index = Index(folder, manifest, model, vectors)
+        run = Path(manifest.query_model.model)
+        return update_correction(index, run, correction, bank, memory, progress)
+
+
+def _log_warnings(source: str | Path, warnings: Sequence[str]) -> None:
+    for warning in warnings[:MAX_WARNINGS]:
+        log.warning("%s: %s", source, warning)
+    if len(warnings) > MAX_WARNINGS:
+        log.warning("%s: ... and %d more warnings", source, len(warnings) - MAX_WARNINGS)
 
 
 def _warnings(changes: _IndexChanges, source: FileCollection) -> Iterator[str]:
