@@ -55,7 +55,7 @@ def names(index, text):
     return [hit.name for hit in visavis.search(index, text, group_duplicates=False)]
 
 
-def test_new_words_are_found_and_rolled_back(index, words_run, run, foreign_captions, monkeypatch):
+def test_new_words_are_found_and_restored(index, words_run, run, foreign_captions, monkeypatch):
     data = open_dataset(foreign_captions).split("train")
     before = {path: path.read_bytes() for path in index.rglob("*") if path.is_file()}
     monkeypatch.setattr(
@@ -73,10 +73,10 @@ def test_new_words_are_found_and_rolled_back(index, words_run, run, foreign_capt
         for caption, image in zip(data.captions[:40:4], data.image_of[:40:4], strict=True)
     ]
     assert np.mean(np.array(ranks) == 0) >= 0.7, "the text side has memorized its captions"
-    old = visavis.index(roll_back=True, out=index).to_json()
+    old = visavis.index(restore_queries=True, out=index).to_json()
     assert [model["active"] for model in old["models"]] == [True, False]
     assert [model["previous"] for model in old["models"]] == [False, True]
-    again = visavis.index(roll_back=True, out=index).to_json()
+    again = visavis.index(restore_queries=True, out=index).to_json()
     assert again == result, "a second roll back undoes the first"
     assert visavis.index(queries="items", out=index).to_json() == old
     assert visavis.index(queries=result["models"][1]["queries"], out=index).to_json() == result
@@ -119,7 +119,7 @@ def test_update_of_index_keeps_query_models(index, words_run, run, scenes):
 
 def test_query_models_of_other_vectors_are_refused(index, run, scenes, words_run, tmp_path):
     with pytest.raises(RunError, match="a previous query model, got none"):
-        visavis.index(roll_back=True, out=index)
+        visavis.index(restore_queries=True, out=index)
     with pytest.raises(RunError, match="or the fingerprint of a query model"):
         visavis.index(queries="nothing", out=index)
     other, other_index = tmp_path / "other", tmp_path / "other-index"
@@ -161,8 +161,8 @@ def test_missing_models_are_named(index, words_run, run, scenes, tmp_path):
     "options",
     [
         {"queries": "x"},
-        {"list_queries": True, "roll_back": True, "out": "index"},
-        {"run": "photos", "roll_back": True, "out": "index"},
+        {"list_queries": True, "restore_queries": True, "out": "index"},
+        {"run": "photos", "restore_queries": True, "out": "index"},
         {},
     ],
 )

@@ -37,7 +37,7 @@ def index(
     model: str | Path | None = None,
     queries: str | Path | None = None,
     list_queries: bool = False,
-    roll_back: bool = False,
+    restore_queries: bool = False,
     store: str | Path | None = None,
     moment_seconds: float | None = None,
     embedding_dim: int | None = None,
@@ -65,7 +65,7 @@ def index(
     validation data of the run are available, the match probability is calibrated. Without a run, a
     pretrained CLIP or SigLIP model is used: ``index("photos/")``.
 
-    With ``queries``, ``list_queries`` or ``roll_back``, the models of text queries of an existing
+    With ``queries``, ``list_queries`` or ``restore_queries``, the models of text queries of an existing
     index are changed or listed, and no file is read.
 
     Args:
@@ -80,7 +80,7 @@ def index(
         queries: Run of visavis train --index that encodes the text queries of --out from now on.
             Also 'items' for the model that encoded the items, or a fingerprint of --list-queries.
         list_queries: List the query models of --out.
-        roll_back: Return to the query model that --out had before.
+        restore_queries: Return to the query model that --out had before.
         store: LanceDB folder or s3:// URI, or Milvus *.db file or http:// URL. Required again for
             an update. Default: LanceDB inside --out.
         moment_seconds: Length of a video moment in seconds. Default: 4, or the value of the index.
@@ -126,14 +126,14 @@ def index(
         visavis index runs/mine moved/photos/ --out index --moved
         visavis index runs/mine photos/ --out index --correction "QueryBankNorm()"
         visavis index --queries runs/my-words --out index
-        visavis index --roll-back --out index
+        visavis index --restore-queries --out index
         ```
     """
-    changes = [queries is not None, list_queries, roll_back]
+    changes = [queries is not None, list_queries, restore_queries]
     if any(changes):
         if sum(changes) > 1 or out is None or run is not None:
             raise VisavisError(
-                "--queries, --list-queries, --roll-back: expected one of them with --out "
+                "--queries, --list-queries, --restore-queries: expected one of them with --out "
                 "(and --store), got more or no --out. Change the query model and update the index "
                 "in two commands."
             )
@@ -143,7 +143,7 @@ def index(
             return index_queries.list_queries(Path(out))
         progress, place = progress or NoProgress(), optional_text(store)
         if queries is None:
-            return index_queries.roll_back_queries(Path(out), progress, place)
+            return index_queries.restore_queries(Path(out), progress, place)
         return index_queries.use_queries(Path(out), queries, progress, place)
     if run is None:
         raise VisavisError(

@@ -121,7 +121,7 @@ def use_queries(
         return _activate(folder, manifest, model, store, progress)
 
 
-def roll_back_queries(folder: Path, progress: Progress, store: str | None = None) -> QueryModels:
+def restore_queries(folder: Path, progress: Progress, store: str | None = None) -> QueryModels:
     """Let the previous model encode the text queries of an index again. A second call undoes the
     first.
 

@@ -1,4 +1,4 @@
-"""Text queries of an index. Those of CLIP, SigLIP and MetaCLIP are encoded without transformers and without the image side, whose
+"""Text queries of an index. Queries of CLIP, SigLIP and MetaCLIP are encoded without transformers and without the image side, whose
 loading takes several times longer than a search.
 
 The first command that loads such a model also encodes a few texts with ``DualEncoderTexts``, and
