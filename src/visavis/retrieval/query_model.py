@@ -1,5 +1,5 @@
-"""Text queries of an index. Queries of CLIP, SigLIP and MetaCLIP are encoded without transformers and without the image side, whose
-loading takes several times longer than a search.
+"""Text queries of an index. CLIP, SigLIP and MetaCLIP encode them without transformers and without
+the image side, whose loading takes several times longer than a search.
 
 The first command that loads such a model also encodes a few texts with ``DualEncoderTexts``, and
 records whether their vectors are equal. Later searches of unchanged files use it.
