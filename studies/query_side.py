@@ -191,12 +191,12 @@ class Study:
 
     def distill(self) -> None:
         """Train a teacher, and a small text side with its scores."""
-        teacher = self.train("teacher", HEADS, SMALL | self.whole)
+        teacher = self.train("teacher", HEADS, self.whole)
         file = self.folder / f"teacher-items-{self.seed}.npy"
         items = write_items(teacher, self.data, self.features, file)
         supervision = f"DistillationSupervision(teacher={str(teacher)!r})"
         changes = {"phases.0.supervision": supervision}
-        student = self.train("distilled", WORDS, SMALL_WORDS | changes, items)
+        student = self.train("distilled", WORDS, changes, items)
         self.times.append(query_time(student, list(self.data.split("test").captions[:300])))
         self.sizes = [text_parameters(run) for run in (teacher, student)]
 
