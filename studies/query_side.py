@@ -8,6 +8,7 @@ same captions. The gain is the test RSUM above that of the start.
 - ``english``: more captions in the same words, frozen MiniLM and a head.
 - ``other words``: every word is replaced by another text, as in another language. Word embeddings
   are trained from scratch.
+- ``more captions``: the first run reads one caption of each training image, the others all five.
 - ``raw``: no first run. The items are MobileNetV2 features of all training images, the start is a
   random ranking.
 
@@ -50,6 +51,8 @@ SMALL = {
     "epochs": 6,
     "evaluation.validation_images": 300,
 }
+# The runs with which each setting starts.
+BASES = {"english": "start", "other words": "", "more captions": "one caption", "raw": ""}
 SMALL_WORDS = SMALL | {"model.num_filters": 128, "model.word_dim": 64}
 
 
@@ -139,9 +142,9 @@ class Study:
         train, held_out = np.flatnonzero(splits == "train"), np.flatnonzero(splits != "train")
         halves = [np.sort(np.concatenate([train[start::2], held_out])) for start in (0, 1)]
         [captions] = visavis.features("flickr8k", text="minilm")
-        stored = {"text": {"features": str(captions.folder), "granularity": "pooled"}}
-        self.old = stored | self.part("first-half", halves[0])
-        self.new = stored | self.part("second-half", halves[1])
+        self.stored = {"text": {"features": str(captions.folder), "granularity": "pooled"}}
+        self.old = self.stored | self.part("first-half", halves[0])
+        self.new = self.stored | self.part("second-half", halves[1])
         self.other = self.part("second-half-other-words", halves[1], translate=True)
         self.whole = {"visual.features": str(resolve_path(FEATURES))}
 
@@ -184,6 +187,12 @@ class Study:
             if not start.exists():
                 new_text_side(first, SHARED | words | {"seed": seed}, start)
             self.compare("other words", items, WORDS, {"start_from": str(start)} | words)
+        if "more captions" in settings:
+            whole = SMALL | self.stored | self.whole
+            first = self.train("one caption", HEADS, whole | {"data.training_captions": 1})
+            file = self.folder / f"one-caption-items-{seed}.npy"
+            items = write_items(first, self.data, self.features, file)
+            self.compare("more captions", items, HEADS, {"start_from": str(first)} | whole)
         if "raw" in settings:
             self.compare("raw", resolve_path(FEATURES), HEADS, SMALL | self.whole)
         if "distilled" in settings:
@@ -191,12 +200,12 @@ class Study:
 
     def distill(self) -> None:
         """Train a teacher, and a small text side with its scores."""
-        teacher = self.train("teacher", HEADS, SMALL | self.whole)
+        teacher = self.train("teacher", HEADS, self.whole)
         file = self.folder / f"teacher-items-{self.seed}.npy"
         items = write_items(teacher, self.data, self.features, file)
         supervision = f"DistillationSupervision(teacher={str(teacher)!r})"
         changes = {"phases.0.supervision": supervision}
-        student = self.train("distilled", WORDS, SMALL_WORDS | changes, items)
+        student = self.train("distilled", WORDS, changes, items)
         self.times.append(query_time(student, list(self.data.split("test").captions[:300])))
         self.sizes = [text_parameters(run) for run in (teacher, student)]
 
@@ -206,7 +215,7 @@ class Study:
         print(
             "| setting | start | text side | both sides | share of the gain |\n|---|---|---|---|---|"
         )
-        for name, base in (("english", "start"), ("other words", ""), ("raw", "")):
+        for name, base in BASES.items():
             if f"{name}, text side" not in rsum:
                 continue
             text, both = rsum[f"{name}, text side"], rsum[f"{name}, both sides"]
@@ -232,7 +241,7 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, help="folder for the runs (default: removed at the end)"
     )
-    parser.add_argument("--only", nargs="+", default=["english", "other words", "raw", "distilled"])
+    parser.add_argument("--only", nargs="+", default=[*BASES, "distilled"])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         study = Study(options.out or Path(temporary))

@@ -361,3 +361,21 @@ def test_changed_vectors_stop_a_resume(captions_only, words_recipe, index, stop_
         visavis.train(resume=tmp_path / "run")
     with pytest.raises(RunError, match="expected the item vectors"):
         visavis.evaluate(tmp_path / "run")
+
+
+def test_ensemble_of_text_sides_trains_and_teaches(
+    captions_only, words_recipe, index, listener, tmp_path
+):
+    grid = tmp_path / "two.toml"
+    members = "[members.wide]\nmodel = { word_dim = 16 }\n[members.narrow]\nmodel = { word_dim = 4 }\n"
+    grid.write_text(words_recipe.read_text() + members)
+    options = {"data": captions_only, "index": index}
+    result = visavis.train(grid, out=tmp_path / "both", **options)
+    assert len(result.members) == 2
+    assert visavis.evaluate(tmp_path / "both").metrics == result.test.metrics
+    teacher = f"DistillationSupervision(teacher={str(tmp_path / 'both')!r})"
+    overrides = {"phases.0.supervision": teacher, "epochs": 1}
+    visavis.train(
+        words_recipe, out=tmp_path / "one", overrides=overrides, progress=listener, **options
+    )
+    assert any("Its items are stored" in message for message in listener.messages)
