@@ -18,7 +18,9 @@ only the caption's own image is. Printed are means and extremes over the runs, f
 split to reach the level there. "best cut" is the longest list within the level, chosen for each
 query with its own labels: no method can keep more of the same ranking. Then queries of other kinds
 are searched: nonsense, other languages, and things that the images do not show. "unknown" counts
-those that a word vocabulary rejects.
+those that a word vocabulary rejects. For Flickr8k, judgments of other captions' images by people
+follow: images that experts rate 3 or more of 4, or of which half of the crowd says yes, and which
+are listed at 10 %.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ import numpy as np
 
 from visavis.core.errors import VisavisError
 from visavis.core.progress import NoProgress
+from visavis.data.dataset import Dataset
+from visavis.data.dataset_reader import resolve_path
 from visavis.data.synthetic import SceneGraphs
+from visavis.evaluation.graded.human_agreement import read_flickr8k_judgments
 from visavis.models.retriever import Retriever
 from visavis.retrieval.no_match import bank_texts, fit_null_scores
 from visavis.retrieval.search import NO_MATCH, NullScores, count_within
@@ -65,8 +70,8 @@ OTHER_QUERIES = {
 }
 
 
-def split_scores(run: Path, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scores and relevance, shape ``[captions, images]``, and the vectors of the images."""
+def split_scores(run: Path, split: str) -> tuple[Dataset, np.ndarray, np.ndarray, np.ndarray]:
+    """The split, scores and relevance, shape ``[captions, images]``, and vectors of the images."""
     data_module, matcher = open_run(run, read_run_recipe(run), NoProgress())
     data = data_module.data.split(split)
     model = Retriever(matcher, data_module.processor)
@@ -77,7 +82,19 @@ def split_scores(run: Path, split: str) -> tuple[np.ndarray, np.ndarray, np.ndar
     if folder is not None and (folder / "scenes.jsonl").exists():
         truth = SceneGraphs.open(folder).relevance(data.image_rows, data.caption_rows)
         relevant = truth.T >= 1 - 1e-6
-    return text @ visual.T, relevant, visual
+    return data, text @ visual.T, relevant, visual
+
+
+def print_judgments(data: Dataset, scores: np.ndarray, lengths: np.ndarray) -> None:
+    """Print how many of the listed images people rated as relevant, without a caption's own."""
+    cuts = np.where(lengths > 0, -np.sort(-scores, 1)[np.arange(len(scores)), lengths - 1], np.inf)
+    for kind, least in (("expert", 3), ("crowd", 0.5)):
+        judged = read_flickr8k_judgments(kind, resolve_path("flickr8k"), data)
+        is_listed = scores[judged.captions, judged.images] >= cuts[judged.captions]
+        ratings = judged.ratings[is_listed & ~judged.is_own_caption]
+        print(
+            f"{kind}: {np.mean(ratings >= least):.0%} of {len(ratings)} listed pairs are relevant"
+        )
 
 
 def known_texts(model: Retriever, texts: list[str]) -> list[int]:
@@ -138,14 +155,16 @@ def sort_rows(scores: np.ndarray, relevant: np.ndarray) -> tuple[np.ndarray, np.
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--validation", action="store_true", help="measure on validation")
     options = parser.parse_args()
     rows = defaultdict[tuple[float, str], list[list[float]]](list)
     for run in options.runs:
         evaluation, model = read_run_recipe(run).evaluation, Retriever.load(run)
         validation_scores, validation_relevant = sort_rows(
-            *split_scores(run, evaluation.validation)[:2]
+            *split_scores(run, evaluation.validation)[1:3]
         )
-        scores, relevant, visual = split_scores(run, evaluation.test)
+        split = evaluation.validation if options.validation else evaluation.test
+        data, scores, relevant, visual = split_scores(run, split)
         texts, places = bank_texts()
         known = known_texts(model, texts)
         bank = model.encode_texts([texts[number] for number in known]).numpy() @ visual.T
@@ -172,7 +191,10 @@ def main() -> None:
                 f"{len(queries) - len(encoded)} unknown"
             )
         without = -np.sort(-np.where(relevant, -1.0, scores), axis=1)
+        unsorted = scores
         scores, relevant = sort_rows(scores, relevant)
+        if read_run_recipe(run).data.path.endswith("flickr8k") and not options.validation:
+            print_judgments(data, unsorted, list_lengths(scores, null, 0.1))
         for level in LEVELS:
             threshold = threshold_for(validation_scores, validation_relevant, level)
             rows[level, "without labels"].append(
