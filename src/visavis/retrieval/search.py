@@ -693,7 +693,7 @@ class NullScores:
     """Distribution of the scores of irrelevant items, for one query model and one collection.
 
     Attributes:
-        scores: Knots of the distribution, falling. Empty if there are no probabilities.
+        scores: Knots of the distribution, falling. Empty if nothing was scored.
         shares: Share of the pairs of an item and an unrelated text that reach each knot.
         tail_mean: Mean excess of the scores above the first knot.
         num_texts: Number of texts of the bank.

@@ -150,8 +150,7 @@ function show(newest) {
   if (!entries.length) {
     showNotice(emptyMessage(total, unfinished));
   } else if (newest.sides.every((side) => side.no_match)) {
-    const isCut = byId("sides").querySelector(".cut");
-    showNotice(isCut ? "Probably no match." : "Probably no match. These are the nearest results.");
+    showNotice("Probably no match. These are the nearest results.");
   }
   byId("preference").hidden = !info.blind || !entries.length;
   byId("preference-text").textContent = "Which side is better?";
@@ -172,10 +171,10 @@ function add(page) {
     const added = side.hits.map((hit, number) => ({ hit, rank: before + number + 1, index: side.index, side: side.side }));
     for (const entry of added) {
       const isWeak = entry.hit.irrelevant_share >= MAX_IRRELEVANT;
-      // Probabilities of a weak model may all be low. Without "no match", something is shown.
-      if (isWeak && !grid.querySelector(".line") && (entry.rank > 1 || side.no_match)) grid.append(weakerLine(grid));
+      // If even the first result is weak, there is no line, so that something is shown.
+      if (isWeak && grid.lastElementChild && !grid.lastElementChild.classList.contains("weaker")) grid.append(weakerLine(grid));
       grid.append(tile(entry, actions));
-      if (grid.querySelector(".line")) entry.tile.classList.add("weaker");
+      entry.tile.classList.toggle("weaker", isWeak);
     }
     for (const entry of added) entry.open.addEventListener("focus", () => setFocusable(entry));
     entries.push(...added);

@@ -1,0 +1,225 @@
+"""Match probabilities without labels, tested with the true relevance of a test split.
+
+    visavis data scenes --out runs/scenes --num-train 4000 --num-val 1000 --num-test 1000 --seed 53
+    visavis train demo data.path=runs/scenes seed=1 phases.0.epochs=12 training.threads=1 --out
+    runs/scenes-1
+    VISAVIS_DATA=... python studies/no_match.py runs/scenes-1 runs/scenes-2 runs/scenes-3
+
+Relevant to a caption of scenes is each image for which all of its facts are true. For other data,
+only the caption's own image is. Printed are means and extremes over the runs, for each level:
+
+- irrelevant: share of irrelevant results, mean over the queries with results
+- kept: share of the relevant images that are shown, mean over the queries
+- rare: kept, for queries with one or two relevant images
+- broad: kept, for queries with more than ten relevant images
+- no match: share of queries without results once their relevant images are removed
+
+"threshold" is the best single threshold on the score, chosen with the labels of the validation
+split to reach the level there. "best cut" is the longest list within the level, chosen for each
+query with its own labels: no method can keep more of the same ranking. Then queries of other kinds
+are searched: nonsense, other languages, and things that the images do not show. "unknown" counts
+those that a word vocabulary rejects. For Flickr8k, judgments of other captions' images by people
+follow: images that experts rate 3 or more of 4, or of which half of the crowd says yes, and which
+are listed at 10 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from visavis.core.errors import VisavisError
+from visavis.core.progress import NoProgress
+from visavis.data.dataset import Dataset
+from visavis.data.dataset_reader import resolve_path
+from visavis.data.synthetic import SceneGraphs
+from visavis.evaluation.graded.human_agreement import read_flickr8k_judgments
+from visavis.models.retriever import Retriever
+from visavis.retrieval.no_match import bank_texts, fit_null_scores
+from visavis.retrieval.search import NO_MATCH, NullScores, count_within
+from visavis.training.runs.open_run import open_run, read_run_recipe
+
+LEVELS = (0.05, 0.1, 0.2, 0.3, 0.5)
+LISTED = 200
+OTHER_QUERIES = {
+    "nonsense": ("difovose zaso", "bomefi kulilev pano", "gruzt", "wek tolima sefu", "qo qo qo"),
+    "other languages": (
+        "ein Hund rennt am Strand",
+        "zwei Kinder spielen im Garten",
+        "un chien court sur la plage",
+        "une femme fait du vélo",
+        "dos perros juegan en la nieve",
+        "犬が走る",
+    ),
+    "not shown": (
+        "a spreadsheet with quarterly sales",
+        "an x-ray of a broken hand",
+        "a space shuttle launch",
+        "a plate of sushi",
+        "a map of the subway",
+        "bacteria under a microscope",
+        "the moon through a telescope",
+        "sheet music",
+        "a passport",
+        "a solar panel",
+    ),
+}
+
+
+def split_scores(run: Path, split: str) -> tuple[Dataset, np.ndarray, np.ndarray, np.ndarray]:
+    """The split, scores and relevance, shape ``[captions, images]``, and vectors of the images."""
+    data_module, matcher = open_run(run, read_run_recipe(run), NoProgress())
+    data = data_module.data.split(split)
+    model = Retriever(matcher, data_module.processor)
+    visual, text = (model.to_unit_rows(side).numpy() for side in data_module.encode(matcher, data))
+    relevant = np.asarray(data.image_of)[:, None] == np.arange(len(data.images))
+    location = data.images[0].location
+    folder = None if location is None else location.path.parent.parent
+    if folder is not None and (folder / "scenes.jsonl").exists():
+        truth = SceneGraphs.open(folder).relevance(data.image_rows, data.caption_rows)
+        relevant = truth.T >= 1 - 1e-6
+    return data, text @ visual.T, relevant, visual
+
+
+def print_judgments(data: Dataset, scores: np.ndarray, lengths: np.ndarray) -> None:
+    """Print how many of the listed images people rated as relevant, without a caption's own."""
+    cuts = np.where(lengths > 0, -np.sort(-scores, 1)[np.arange(len(scores)), lengths - 1], np.inf)
+    for kind, least in (("expert", 3), ("crowd", 0.5)):
+        judged = read_flickr8k_judgments(kind, resolve_path("flickr8k"), data)
+        is_listed = scores[judged.captions, judged.images] >= cuts[judged.captions]
+        ratings = judged.ratings[is_listed & ~judged.is_own_caption]
+        print(
+            f"{kind}: {np.mean(ratings >= least):.0%} of {len(ratings)} listed pairs are relevant"
+        )
+
+
+def known_texts(model: Retriever, texts: list[str]) -> list[int]:
+    """Positions of the texts of which the model knows all words."""
+    known = []
+    for number, text in enumerate(texts):
+        try:
+            if not model.unknown_words(text):
+                known.append(number)
+        except VisavisError:
+            pass
+    return known
+
+
+def list_lengths(scores: np.ndarray, null: NullScores, level: float) -> np.ndarray:
+    """Number of results of each query that are shown at a level. ``scores`` is sorted."""
+    num_items = scores.shape[1]
+    return np.array(
+        [
+            count_within(null.match_probabilities(row[:LISTED].tolist(), num_items), level)
+            for row in scores
+        ]
+    )
+
+
+def measure(lengths: np.ndarray, impossible: np.ndarray, relevant: np.ndarray) -> list[float]:
+    """The figures of a row of the table in percent. ``relevant`` is sorted by score."""
+    shown = np.arange(relevant.shape[1]) < lengths[:, None]
+    found, total = (relevant & shown).sum(1), relevant.sum(1)
+    kept = found / total
+    irrelevant = (1 - found / np.maximum(lengths, 1))[lengths > 0]
+    values = irrelevant, kept, kept[total <= 2], kept[total > 10], impossible == 0
+    return [100 * float(each.mean()) if len(each) else float("nan") for each in values]
+
+
+def threshold_for(scores: np.ndarray, relevant: np.ndarray, level: float) -> float:
+    """The lowest threshold with which lists hold at most a share of irrelevant results."""
+    candidates = np.quantile(scores[:, 0], np.linspace(0, 0.999, 400))
+    for threshold in candidates:
+        lengths = (scores >= threshold).sum(1)
+        if measure(lengths, lengths, relevant)[0] <= 100 * level:
+            return float(threshold)
+    return float(candidates[-1])
+
+
+def best_lengths(relevant: np.ndarray, level: float) -> np.ndarray:
+    """Length of the longest list of each query within a level. ``relevant`` is sorted by score."""
+    ranks = np.arange(1, relevant.shape[1] + 1)
+    is_within = np.cumsum(~relevant, axis=1) <= level * ranks
+    return np.where(is_within, ranks, 0).max(1)
+
+
+def sort_rows(scores: np.ndarray, relevant: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    order = np.argsort(-scores, axis=1, kind="stable")
+    return np.take_along_axis(scores, order, 1), np.take_along_axis(relevant, order, 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--validation", action="store_true", help="measure on validation")
+    options = parser.parse_args()
+    rows = defaultdict[tuple[float, str], list[list[float]]](list)
+    for run in options.runs:
+        evaluation, model = read_run_recipe(run).evaluation, Retriever.load(run)
+        validation_scores, validation_relevant = sort_rows(
+            *split_scores(run, evaluation.validation)[1:3]
+        )
+        split = evaluation.validation if options.validation else evaluation.test
+        data, scores, relevant, visual = split_scores(run, split)
+        texts, places = bank_texts()
+        known = known_texts(model, texts)
+        bank = model.encode_texts([texts[number] for number in known]).numpy() @ visual.T
+        null = fit_null_scores(bank, places[known])
+        print(f"{run}: {len(known)} test texts, {100 * null.contradicted:.1f} % contradicted")
+        print(null.problem or "Match probabilities are shown.")
+        for kind, queries in OTHER_QUERIES.items():
+            encoded = []
+            for query in queries:
+                try:
+                    model.unknown_words(query)
+                    encoded.append(query)
+                except VisavisError:
+                    continue
+            best = (
+                (model.encode_texts(encoded).numpy() @ visual.T).max(1) if encoded else np.array([])
+            )
+            none = sum(
+                null.match_probabilities([score], len(visual))[0] < NO_MATCH
+                for score in best.tolist()
+            )
+            print(
+                f"{kind}: {none} of {len(encoded)} probably no match, "
+                f"{len(queries) - len(encoded)} unknown"
+            )
+        without = -np.sort(-np.where(relevant, -1.0, scores), axis=1)
+        unsorted = scores
+        scores, relevant = sort_rows(scores, relevant)
+        if read_run_recipe(run).data.path.endswith("flickr8k") and not options.validation:
+            print_judgments(data, unsorted, list_lengths(scores, null, 0.1))
+        for level in LEVELS:
+            threshold = threshold_for(validation_scores, validation_relevant, level)
+            rows[level, "without labels"].append(
+                measure(
+                    list_lengths(scores, null, level), list_lengths(without, null, level), relevant
+                )
+            )
+            rows[level, "threshold"].append(
+                measure((scores >= threshold).sum(1), (without >= threshold).sum(1), relevant)
+            )
+            empty = np.zeros(len(scores))
+            rows[level, "best cut"].append(measure(best_lengths(relevant, level), empty, relevant))
+    print(
+        "\n| level | method | irrelevant | kept | rare | broad | no match |\n|---|---|---|---|---|---|---|"
+    )
+    for (level, method), measured in rows.items():
+        cells = [
+            f"{np.mean(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+            for values in zip(*measured, strict=True)
+        ]
+        print(f"| {100 * level:.0f} % | {method} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except VisavisError as error:
+        sys.exit(f"no_match: {error}")
