@@ -116,7 +116,7 @@ class DualSoftmax(Correction):
         temperature: Temperature of both.
 
     Formula:
-        $s_qc - tau / 2 log(1/B sum_b exp(s_bc / tau))$, which ranks as the product does
+        $s_qc - (tau / 2) log(1/B sum_b exp(s_bc / tau))$, which ranks as the product does
 
     Source:
         Cheng et al., CAMoE (2021), which uses the test queries as the bank. Differs from: its
