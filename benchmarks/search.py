@@ -48,7 +48,7 @@ from visavis.retrieval.stores.milvus_store import TIE_MARGIN, MilvusStore
 from visavis.retrieval.stores.table_snapshot import SnapshotPart
 
 BATCH, TOP, NOISE = 64, 10, 0.3
-FILTERED_QUERIES, LANCE_QUERIES = 20, 5
+FILTERED_QUERIES, LANCE_QUERIES = 20, 2
 """Queries for each filter."""
 
 
@@ -243,7 +243,7 @@ def filtered(options: argparse.Namespace, folder: Path) -> None:
             for name, one in seconds.items()
         )
         print_now(
-            f"{number:,} x {options.width}, {100 * mask.mean():.1f} % pass: recall "
+            f"{number:,} x {options.width}, {f'{100 * mask.mean():.1f} % pass' if where else 'no filter'}: recall "
             f"{found / len(queries) / TOP:.3f}, median (minimum) ms: {times}"
         )
 

@@ -278,8 +278,8 @@ def compare_set_encodings(
     query_source: str = "queries",
     memory: MemoryLimit = None,
 ) -> CompressionReport:
-    """Measure the exact search of items with several vectors, that of a large index, which selects
-    candidates by pooled vectors, and searches in compressed vectors.
+    """Measure searches of items with several vectors: exact, with candidates selected by pooled
+    vectors as in a large index, and in compressed vectors.
 
     Args:
         sets: Unit vectors of the items, at least one item.
