@@ -283,9 +283,12 @@ def test_store_rejects_other_numbers_of_vectors(tmp_path):
 def test_compare_set_encodings_measures_exact_search():
     sets = make_sets(np.random.default_rng(10), 120, (24,))
     report = compare_set_encodings(sets, noisy_set_queries(sets[:20]), "both")
-    [exact] = report.encodings
+    exact, compressed = report.encodings
     assert (exact.name, exact.recall_at_10, exact.stored_bytes) == ("float32", 100, 24 * DIM * 4)
+    assert (compressed.name, compressed.stored_bytes) == ("all, 8 bits", 25 * DIM)
+    assert compressed.recall_at_10 >= 98
     assert report.recommendation.startswith("Search: exact, ")
+    assert "Use --item-bytes 1000: " in report.recommendation
 
 
 def test_compare_set_encodings_reports_default_search(monkeypatch):

@@ -3,7 +3,7 @@ whole float32 vectors.
 
 The searches that an index can have are measured: whole vectors in float32 or int8 (exact), the
 first dimensions of Matryoshka vectors, and for late interaction the search that selects candidates
-by pooled vectors.
+by pooled vectors, and compressed vectors of some sizes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 
 from visavis.core.blocking import chunk_slices
 from visavis.core.encoded import MaxSimDirection
+from visavis.core.errors import VisavisError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.stores.arrow_tables import items_from_table
@@ -45,6 +46,8 @@ NOISE_NORM = 0.3
 """Length of the noise that is added to a stored unit vector to make a query."""
 NOISY_VECTORS = 12
 """Vectors of a query that is made from an item with several vectors."""
+MEASURED_ITEM_BYTES = (1000, 2000, 4000)
+"""Sizes of items of late interaction whose best encodings are measured."""
 TIMED_QUERIES, WARMUP_QUERIES = 50, 3
 """Queries whose median time is measured, and queries before them that are not counted."""
 
@@ -130,6 +133,15 @@ def measure_compression(index: Index, memory: MemoryLimit = None) -> Compression
         options |= {"positives": rows.tolist(), "query_source": "captions of the items"}
     if isinstance(vectors, VectorSets):
         assert index.manifest.late_interaction is not None
+        if vectors.codec is not None:
+            return CompressionReport(
+                len(table),
+                0,
+                "none",
+                (),
+                f"Compressed to {vectors.rows.size / len(vectors):,.0f} bytes per item. Recall was "
+                "not measured, because the index has no float32 vectors.",
+            )
         set_queries = noisy_set_queries(vectors[rows])
         if has_captions:
             set_queries = [
@@ -266,8 +278,8 @@ def compare_set_encodings(
     query_source: str = "queries",
     memory: MemoryLimit = None,
 ) -> CompressionReport:
-    """Measure the exact search of items with several vectors, and that of a large index, which
-    selects candidates by pooled vectors.
+    """Measure searches of items with several vectors: exact, with candidates selected by pooled
+    vectors as in a large index, and in compressed vectors.
 
     Args:
         sets: Unit vectors of the items, at least one item.
@@ -278,8 +290,10 @@ def compare_set_encodings(
         memory: Memory limit of a search.
 
     Returns:
-        Both searches and their description.
+        The searches, a description of the default, and a recommended size.
     """
+    from visavis.retrieval.index_compression import choose_codec
+
     exact, dim = MaxSimSearch(sets, direction, memory=memory), sets.rows.shape[1]
     full_bytes = 4 * dim * len(sets.rows) / len(sets)
     min_scores = exact.search(queries, MEASURED_TOP)[0][:, -1]
@@ -303,6 +317,26 @@ def compare_set_encodings(
             f"Exact search takes {encodings[0].milliseconds:.2g} ms."
         )
         encodings.append(pooled_search)
+    for item_bytes in MEASURED_ITEM_BYTES:
+        try:
+            codec = choose_codec(sets, item_bytes, direction, queries)
+        except VisavisError:
+            continue
+        codes = codec.encode(sets)
+        kept, size = codec.encoding.num_vectors, codes.rows.size / len(sets)
+        if size >= full_bytes or size == encodings[-1].stored_bytes:
+            continue
+        name = f"{'all' if kept is None else f'{kept} pooled'}, {8 * codec.encoding.vector_bytes / dim:.3g} bits"
+        search = _search_sets(MaxSimSearch(codes, direction, memory=memory))
+        rescored = MIN_CANDIDATES if len(sets) > MIN_CANDIDATES else 0
+        scanned = dim if rescored else size
+        encodings.append(benchmark.measure(name, search, dim, scanned, size, rescored))
+        if encodings[-1].recall_at_10 >= 100 * TARGET_RECALL:
+            description += (
+                f" Use --item-bytes {item_bytes}: {encodings[-1].recall_at_10:.1f} % of the true top "
+                f"{MEASURED_TOP} with {size:,.0f} instead of {full_bytes:,.0f} bytes per item."
+            )
+            break
     return CompressionReport(len(sets), len(queries), query_source, tuple(encodings), description)
 
 

@@ -180,6 +180,7 @@ def choose_codec(
         )
     if len(codecs) == 1:
         return codecs[0]
+    # Queries of a caller belong to all items, and rank those of the sample, too.
     random = np.random.default_rng(0)
     chosen = np.sort(random.choice(len(sets), min(SAMPLED_ITEMS, len(sets)), replace=False))
     sample = sets[chosen]

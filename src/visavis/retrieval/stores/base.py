@@ -433,7 +433,7 @@ class VectorSets:
         """Decode compressed vectors.
 
         Returns:
-            Vectors in float32. Those of no codec are returned as they are.
+            Vectors in float32. Without a codec, they are returned as they are.
         """
         return self if self.codec is None else self.codec.decode(self)
 
