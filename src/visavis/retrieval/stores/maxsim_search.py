@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -29,6 +30,9 @@ from visavis.core.errors import ShapeError
 from visavis.core.memory_budget import MemoryLimit, budget_bytes
 from visavis.retrieval.stores.base import MAX_NORM, MaxSimQuery, VectorSets, validate_queries
 from visavis.retrieval.stores.exact_search import UNIT_ROUNDOFF, shared_tensor
+
+if TYPE_CHECKING:
+    from visavis.retrieval.stores.set_codec import SetCodec
 
 # Of 100,000 noisy copies of photos with 49 regions, and 60 captions, the best 2,048 items by 1, 2, 4 and 9 pooled vectors contained 96.2,
 # 98.0, 99.0 and 99.8 % of the true top 10 of "t2i", and all of "both" (benchmarks/late_interaction.py --recall).
@@ -65,11 +69,13 @@ class MaxSimSearch:
     ):
         self.sets, self.direction, self.memory = sets, direction, memory
         self._pooled = pooled
+        # The interface of stores knows only what all codecs can do.
+        self.codec = cast("SetCodec | None", sets.codec)
 
     @cached_property
     def pooled(self) -> VectorSets | None:
         """Vectors of the first pass. None: there is none."""
-        codec = self.sets.codec
+        codec = self.codec
         if self._pooled is not None or codec is None or len(self.sets) <= MIN_CANDIDATES:
             return self._pooled
         # Of 100,000 means of 128 dimensions, bytes are converted in 5 ms, and float16 in 40 ms.
@@ -122,7 +128,7 @@ class MaxSimSearch:
         # A product of two unit vectors sums D terms, and a mean sums at most one term per vector.
         num_terms = self.sets.dim + max(*map(len, query.parts), int(self.sets.counts.max()))
         # Decoded vectors may be longer than 1, but by less than 1.
-        max_norm = MAX_NORM if self.sets.codec is None else 2.0
+        max_norm = MAX_NORM if self.codec is None else 2.0
         error = 2 * num_terms * UNIT_ROUNDOFF * max_norm**2
         # Both the k-th best score and that of another item may be wrong by the error.
         items = items[scores >= np.partition(scores, -top)[-top] - 2 * error]
@@ -143,8 +149,8 @@ class MaxSimSearch:
         """
         if len(items) <= count or self.pooled is None:
             return items
-        if self.sets.codec is not None:
-            query = self.sets.codec.rotate_to_codes(query)
+        if self.codec is not None:
+            query = self.codec.rotate_to_codes(query)
         scores = MaxSimSearch(self.pooled, self.direction, memory=self.memory).scores(query, items)
         return items[np.sort(np.argpartition(-scores, count)[:count])]
 
@@ -175,7 +181,7 @@ class MaxSimSearch:
         """
         if not len(items):
             return np.empty(0, np.float32)
-        codec = self.sets.codec
+        codec = self.codec
         if codec is not None:
             query = codec.rotate(query)
         vectors = torch.from_numpy(np.concatenate(query.parts)).to(dtype)
