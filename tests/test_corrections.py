@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -302,6 +303,24 @@ def test_evaluate_corrects_a_run(run, tmp_path):
     assert [file.name for file in (tmp_path / "2").glob("*.t2i.run")] == [
         "run+CSLS-transductive.t2i.run"
     ]
+
+
+def test_evaluate_corrects_an_ensemble_and_its_coherence(run, tmp_path):
+    """Two equal members give the result of one."""
+    shutil.copytree(run, tmp_path / "copy")
+    bank = tmp_path / "bank.txt"
+    bank.write_text("a red star\na blue circle above a square")
+    options = {"correction": "InvertedSoftmax", "relevance": "SceneRelevance()"}
+    for source in ("train", bank):
+        one, both = (
+            visavis.evaluate(runs, bank=source, **options)
+            for runs in (run, [run, tmp_path / "copy"])
+        )
+        assert both.text_ranks.tolist() == one.text_ranks.tolist()
+        assert both.correction == one.correction
+        assert both.coherence.metrics == pytest.approx(one.coherence.metrics)
+        plain = visavis.evaluate(run, relevance="SceneRelevance()")
+        assert both.coherence.metrics != pytest.approx(plain.coherence.metrics)
 
 
 def plain_captions(run) -> tuple[str, ...]:

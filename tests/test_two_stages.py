@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from visavis.core.encoded import Encoded
-from visavis.core.errors import VisavisError
+from visavis.core.errors import SpecError, VisavisError
 from visavis.evaluation import evaluate
+from visavis.evaluation.corrections import CSLS, CorrectedScore
 from visavis.evaluation.metrics import best_ranks
 from visavis.losses.scoring import DeviceScore, TwoStageScore, score_direction
 from visavis.losses.targets import Targets
@@ -19,6 +20,8 @@ from visavis.models.inference import (
     join_member_encodings,
     score_all_pairs,
 )
+
+from .matching import mentions
 
 CPU = torch.device("cpu")
 
@@ -207,3 +210,9 @@ def test_unpaired_items_are_reranked_as_candidates(protocol):
         queries = each.positive.any(1).nonzero()[:, 0]
         scores = score_direction(score, visual, text, direction)
         assert ranks.tolist() == best_ranks(scores[queries], each[queries]).tolist()
+
+
+def test_correction_rejects_two_stages():
+    """The scores of the stages have different scales, so no bias fits both."""
+    with pytest.raises(SpecError, match=mentions("one stage", "first 3")):
+        CorrectedScore(device_score(Stages()), CSLS(), None)

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from visavis.core.blocking import Score
 from visavis.core.encoded import DIRECTIONS, Direction, Encoded
-from visavis.core.errors import DataError
+from visavis.core.errors import DataError, SpecError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.spec import PositiveFloat, PositiveInt, parse, validate_fields
-from visavis.losses.scoring import DirectedScore, score_query_rows
+from visavis.losses.scoring import DirectedScore, TwoStageScore, score_query_rows
 
 BankKind = Literal["fixed-bank", "transductive"]
 """Whether the queries of a bank are known before the test, or are the test queries."""
@@ -232,11 +232,22 @@ class CorrectedScore(DirectedScore):
         score: The uncorrected score.
         correction: The correction.
         bank: Fixed bank of queries. None: the queries of each ranking, transductive.
+
+    Raises:
+        SpecError: If the score has two stages, whose scores have different scales.
     """
 
     score: Score
     correction: Correction
     bank: QueryBank | None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.score, TwoStageScore):
+            raise SpecError(
+                "correction: expected a model that scores all pairs in one stage, got one that "
+                f"re-ranks the first {self.score.rerank_top_k} candidates. Evaluate it without a "
+                "correction."
+            )
 
     @property
     def kind(self) -> BankKind:
