@@ -222,13 +222,20 @@ def test_text_encoder_trains_alone_on_item_vectors(recipe, kind, kind_folders, p
 
 
 @adapters
-def test_default_recipe_adapts_text_encoder_of_index(kind_folders, pairs, tmp_path):
-    folder = kind_folders("altclip")
-    visavis.index(folder, pairs, out=tmp_path / "index")
+@pytest.mark.parametrize("of_run", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_default_recipe_adapts_text_encoder_of_index(of_run, kind_folders, pairs, tmp_path):
+    model = folder = kind_folders("altclip")
     options = settings("altclip", folder, pairs)
+    if of_run:
+        model = visavis.train("clip/lora", overrides=options, out=tmp_path / "both").run
+    visavis.index(model, pairs, out=tmp_path / "index")
     for key in ("visual.encoder", "text.encoder", "objective"):
         del options[key]
     visavis.train(index=tmp_path / "index", overrides=options, out=tmp_path / "run")
+    first = read_log(tmp_path / "run")[0]["rsum"]
+    assert first == pytest.approx(
+        visavis.evaluate(model, data=pairs, split="train").metrics["rsum"]
+    )
     names = visavis.load(tmp_path / "run").matcher.state_dict()
     assert all(".lora_" in name or name == "learned_scale.log" for name in names)
     assert any(".lora_" in name for name in names)

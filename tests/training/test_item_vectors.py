@@ -367,7 +367,9 @@ def test_ensemble_of_text_sides_trains_and_teaches(
     captions_only, words_recipe, index, listener, tmp_path
 ):
     grid = tmp_path / "two.toml"
-    members = "[members.wide]\nmodel = { word_dim = 16 }\n[members.narrow]\nmodel = { word_dim = 4 }\n"
+    members = (
+        "[members.wide]\nmodel = { word_dim = 16 }\n[members.narrow]\nmodel = { word_dim = 4 }\n"
+    )
     grid.write_text(words_recipe.read_text() + members)
     options = {"data": captions_only, "index": index}
     result = visavis.train(grid, out=tmp_path / "both", **options)

@@ -69,10 +69,10 @@ def fingerprint_inputs(
     if data_module.feedback is not None:
         hashes["feedback"] = data_module.feedback.fingerprint
     if isinstance(data_module.visual, ItemVectors):
-        # An index may grow. The vectors of the data set's images must stay.
-        hashes["stored_features"] = data_module.visual.content_hash(
-            [image.name for image in data.images]
-        )
+        if only is None or "stored_features" in only:
+            # An index may grow. The vectors of the data set's images must stay.
+            names = [image.name for image in data.images]
+            hashes["stored_features"] = data_module.visual.content_hash(names)
     elif isinstance(data_module.visual, ExpertStore | RegionFeatures):
         hashes["stored_features"] = data_module.visual.sha256
     elif not isinstance(data_module.visual, FeatureStore | None):
