@@ -19,7 +19,7 @@ split to reach the level there. "best cut" is the longest list within the level,
 query with its own labels: no method can keep more of the same ranking. Then queries of other kinds
 are searched: nonsense, other languages, and things that the images do not show. "unknown" counts
 those that a word vocabulary rejects. For Flickr8k, judgments of other captions' images by people
-follow: images that experts rate 3 or more of 4, or of which half of the crowd says yes, and which
+follow: images that experts rate 3 or more of 4, or of which half of the crowd answers yes, and which
 are listed at 10 %.
 """
 
@@ -89,9 +89,9 @@ def print_judgments(data: Dataset, scores: np.ndarray, lengths: np.ndarray) -> N
     """Print how many of the listed images people rated as relevant, without a caption's own."""
     cuts = np.where(lengths > 0, -np.sort(-scores, 1)[np.arange(len(scores)), lengths - 1], np.inf)
     for kind, least in (("expert", 3), ("crowd", 0.5)):
-        judged = read_flickr8k_judgments(kind, resolve_path("flickr8k"), data)
-        is_listed = scores[judged.captions, judged.images] >= cuts[judged.captions]
-        ratings = judged.ratings[is_listed & ~judged.is_own_caption]
+        pairs = read_flickr8k_judgments(kind, resolve_path("flickr8k"), data)
+        is_listed = scores[pairs.captions, pairs.images] >= cuts[pairs.captions]
+        ratings = pairs.ratings[is_listed & ~pairs.is_own_caption]
         print(
             f"{kind}: {np.mean(ratings >= least):.0%} of {len(ratings)} listed pairs are relevant"
         )
