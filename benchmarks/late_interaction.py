@@ -43,8 +43,7 @@ from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.image_text.cross_attention import RegionWordMatcher
 from visavis.models.retriever import Retriever
-from visavis.retrieval.compression import noisy_set_queries
-from visavis.retrieval.index_compression import choose_codec
+from visavis.retrieval.compression import choose_codec, noisy_set_queries
 from visavis.retrieval.items import IndexItem
 from visavis.retrieval.stores import maxsim_search
 from visavis.retrieval.stores.base import MaxSimQuery, VectorSets

@@ -21,8 +21,6 @@ from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilte
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from visavis.retrieval.stores.set_codec import SetCodec
-
 
 CHECKSUM = "checksum"
 """Column of the checksums of the rows."""
@@ -343,6 +341,24 @@ MAX_NORM = 1.001
 """Maximum length of a unit vector with rounding errors."""
 
 
+class VectorCodec(Protocol):
+    """Codec of compressed vectors, see ``SetCodec``."""
+
+    @property
+    def dim(self) -> int:
+        """Dimension of the vectors."""
+
+    def decode(self, codes: VectorSets) -> VectorSets:
+        """Decode vectors.
+
+        Args:
+            codes: Codes of items.
+
+        Returns:
+            Their vectors.
+        """
+
+
 @dataclass(frozen=True)
 class VectorSets:
     """Vectors of items with several vectors each, one item after the other. Indexing selects items.
@@ -361,7 +377,7 @@ class VectorSets:
 
     rows: np.ndarray
     offsets: np.ndarray
-    codec: SetCodec | None = None
+    codec: VectorCodec | None = None
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[np.ndarray]) -> VectorSets:

@@ -29,6 +29,7 @@ from visavis.core.errors import ShapeError
 from visavis.core.memory_budget import MemoryLimit, budget_bytes
 from visavis.retrieval.stores.base import MAX_NORM, MaxSimQuery, VectorSets, validate_queries
 from visavis.retrieval.stores.exact_search import UNIT_ROUNDOFF, shared_tensor
+from visavis.retrieval.stores.set_codec import SetCodec
 
 # Of 100,000 noisy copies of photos with 49 regions, and 60 captions, the best 2,048 items by 1, 2, 4 and 9 pooled vectors contained 96.2,
 # 98.0, 99.0 and 99.8 % of the true top 10 of "t2i", and all of "both" (benchmarks/late_interaction.py --recall).
@@ -66,10 +67,17 @@ class MaxSimSearch:
         self.sets, self.direction, self.memory = sets, direction, memory
         self._pooled = pooled
 
+    @property
+    def codec(self) -> SetCodec | None:
+        """Codec of compressed vectors."""
+        codec = self.sets.codec
+        assert codec is None or isinstance(codec, SetCodec)
+        return codec
+
     @cached_property
     def pooled(self) -> VectorSets | None:
         """Vectors of the first pass. None: there is none."""
-        codec = self.sets.codec
+        codec = self.codec
         if self._pooled is not None or codec is None or len(self.sets) <= MIN_CANDIDATES:
             return self._pooled
         # Of 100,000 means of 128 dimensions, bytes are converted in 5 ms, and float16 in 40 ms.
@@ -143,8 +151,8 @@ class MaxSimSearch:
         """
         if len(items) <= count or self.pooled is None:
             return items
-        if self.sets.codec is not None:
-            query = self.sets.codec.rotate_to_codes(query)
+        if self.codec is not None:
+            query = self.codec.rotate_to_codes(query)
         scores = MaxSimSearch(self.pooled, self.direction, memory=self.memory).scores(query, items)
         return items[np.sort(np.argpartition(-scores, count)[:count])]
 
@@ -175,7 +183,7 @@ class MaxSimSearch:
         """
         if not len(items):
             return np.empty(0, np.float32)
-        codec = self.sets.codec
+        codec = self.codec
         if codec is not None:
             query = codec.rotate(query)
         vectors = torch.from_numpy(np.concatenate(query.parts)).to(dtype)
