@@ -14,7 +14,9 @@ components, and a query is 12 regions of a photo with noise.
 
 Printed: bytes per item, recall@10 of exact MaxSim, and milliseconds of single queries, all in one
 process. ``--lance``: items of the comparison with LanceDB. 0: without it. ``--recall``: also the
-recall of other numbers of pooled vectors and candidates.
+recall of other numbers of pooled vectors and candidates. ``--item-bytes 1000 2000``: only compressed
+vectors of these sizes, compared with exact search in float32. With ``--grid``, regions are averaged
+as by the model, and queries are captions of the test split. With 7,999 items, there are no copies.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.image_text.cross_attention import RegionWordMatcher
 from visavis.models.retriever import Retriever
-from visavis.retrieval.compression import noisy_set_queries
+from visavis.retrieval.compression import choose_codec, noisy_set_queries
 from visavis.retrieval.items import IndexItem
 from visavis.retrieval.stores import maxsim_search
 from visavis.retrieval.stores.base import MaxSimQuery, VectorSets
@@ -83,20 +85,25 @@ def backbone_regions(dim: int) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def run_vectors(run: Path, count: int) -> tuple[np.ndarray, list[MaxSimQuery], MaxSimDirection]:
-    """Regions of the photos of a run's data, queries of its captions, and the direction of its
-    model.
+def run_vectors(
+    run: Path, count: int, *, grid: bool = False
+) -> tuple[np.ndarray, list[MaxSimQuery], MaxSimDirection, np.ndarray]:
+    """Regions of the photos of a run's data, queries of its captions, the direction of its model,
+    and the photo of each query.
     """
     data_module, matcher = open_run(run, read_run_recipe(run), NoProgress())
     direction = matcher.late_interaction
     if direction is None:
         raise SystemExit(f"{run}: expected a run of a MaxSim model.")
-    if isinstance(matcher.config, RegionWordMatcher.Config):
+    if isinstance(matcher.config, RegionWordMatcher.Config) and not grid:
         # The layers read single regions, so that a model of pooled regions also encodes all of
         # them.
         matcher.config = replace(matcher.config, region_grid=0)
     visual, text = data_module.encode(matcher, data_module.data)
-    sampled = np.random.default_rng(1).choice(len(text), count, replace=False)
+    data = data_module.data
+    splits = np.array([image.split for image in data.images])[data.image_of]
+    captions = np.flatnonzero(splits == "test") if grid else np.arange(len(text))
+    sampled = np.random.default_rng(1).choice(captions, count, replace=False)
     words = Retriever(matcher, data_module.processor).item_vectors(
         text[torch.from_numpy(np.sort(sampled))]
     )
@@ -104,6 +111,7 @@ def run_vectors(run: Path, count: int) -> tuple[np.ndarray, list[MaxSimQuery], M
         get_vectors(visual).numpy(),
         [MaxSimQuery.from_vectors((1.0, rows.numpy())) for rows in words],
         direction,
+        np.array(data.image_of)[np.sort(sampled)],
     )
 
 
@@ -210,6 +218,40 @@ def two_stages(
         print_now(f"{count} pooled vectors, recall@{TOP} by candidates: {shares}")
 
 
+def compressed(
+    options: argparse.Namespace,
+    regions: np.ndarray,
+    queries: list[MaxSimQuery],
+    direction: MaxSimDirection,
+    photos: np.ndarray,
+) -> None:
+    """Recall, size and time of searches in compressed vectors."""
+    sets = as_sets(np.concatenate([rows for _, rows in noisy_batches(regions, options.items)]))
+    exact = MaxSimSearch(sets, direction)
+
+    def captions(results: list[list[int]]) -> float:
+        return 100 * float(np.mean([p in r for p, r in zip(photos, results, strict=True)]))
+
+    def measure(name: str, search: MaxSimSearch, true: list[list[int]]) -> list[list[int]]:
+        search.search(queries[:1], TOP)
+        results, milliseconds = timed(lambda q: search.search([q], TOP)[1][0].tolist(), queries)
+        print_now(
+            f"{name}: recall@{TOP} {recall(results, true or results):.1f} %, captions "
+            f"{captions(results):.1f} %, {describe(milliseconds)}"
+        )
+        return results
+
+    count, dim = regions.shape[1:]
+    true = measure(f"{options.items:,} items of {count} x {dim}, float32", exact, [])
+    for size in options.item_bytes:
+        codec = choose_codec(sets, size, direction)
+        codes = codec.encode(sets)
+        kept = codec.encoding.num_vectors or count
+        bits = 8 * codec.encoding.vector_bytes / dim
+        name = f"{codes.rows.size / len(sets):,.0f} bytes, {kept} vectors, {bits:.2f} bits"
+        measure(name, MaxSimSearch(codes, direction), true)
+
+
 def all_scores(
     sets: VectorSets, queries: list[MaxSimQuery], direction: MaxSimDirection
 ) -> np.ndarray:
@@ -287,6 +329,8 @@ def main() -> None:
         "--folder", type=Path, help="Folder for the store. Default: a temporary one."
     )
     parser.add_argument("--recall", action="store_true")
+    parser.add_argument("--grid", action="store_true")
+    parser.add_argument("--item-bytes", type=int, nargs="*")
     for name, default in (
         ("items", 100_000),
         ("dim", 128),
@@ -299,7 +343,12 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     print_now(f"{os.uname().nodename}: {options.threads} threads")
     if options.run:
-        regions, queries, direction = run_vectors(options.run, options.queries)
+        regions, queries, direction, photos = run_vectors(
+            options.run, options.queries, grid=options.grid
+        )
+        if options.item_bytes:
+            compressed(options, regions, queries, direction, photos)
+            return
         options.dim = regions.shape[-1]
     else:
         regions, direction = backbone_regions(options.dim), "both"

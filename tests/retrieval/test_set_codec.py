@@ -11,9 +11,8 @@ from visavis.cli import app
 from visavis.core.errors import RunError, VisavisError
 from visavis.core.progress import NoProgress
 from visavis.retrieval import index_compression
-from visavis.retrieval.compression import noisy_set_queries
+from visavis.retrieval.compression import choose_codec, noisy_set_queries, possible_encodings
 from visavis.retrieval.index_builder import build_index
-from visavis.retrieval.index_compression import choose_codec, possible_encodings
 from visavis.retrieval.index_folder import CODEC_FILE, Index, read_manifest
 from visavis.retrieval.items import IndexItem, ItemFilter
 from visavis.retrieval.search import SearchQuery, search_collection

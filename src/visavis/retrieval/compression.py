@@ -8,7 +8,7 @@ by pooled vectors, and compressed vectors of some sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from timeit import timeit
@@ -37,6 +37,7 @@ from visavis.retrieval.stores.maxsim_search import (
     MaxSimSearch,
     pool_vectors,
 )
+from visavis.retrieval.stores.set_codec import SetCodec, SetEncoding
 
 CHUNK_ROWS = 2**14
 MEASURED_TOP, TARGET_RECALL = 10, 0.98
@@ -48,6 +49,9 @@ NOISY_VECTORS = 12
 """Vectors of a query that is made from an item with several vectors."""
 MEASURED_ITEM_BYTES = (1000, 2000, 4000)
 """Sizes of items of late interaction whose best encodings are measured."""
+SAMPLED_ITEMS, SAMPLED_QUERIES = 2000, 50
+"""Items and queries on which encodings of one size are compared."""
+MIN_BITS_PER_DIM = 0.5
 TIMED_QUERIES, WARMUP_QUERIES = 50, 3
 """Queries whose median time is measured, and queries before them that are not counted."""
 
@@ -292,8 +296,6 @@ def compare_set_encodings(
     Returns:
         The searches, a description of the default, and a recommended size.
     """
-    from visavis.retrieval.index_compression import choose_codec
-
     exact, dim = MaxSimSearch(sets, direction, memory=memory), sets.rows.shape[1]
     full_bytes = 4 * dim * len(sets.rows) / len(sets)
     min_scores = exact.search(queries, MEASURED_TOP)[0][:, -1]
@@ -338,6 +340,79 @@ def compare_set_encodings(
             )
             break
     return CompressionReport(len(sets), len(queries), query_source, tuple(encodings), description)
+
+
+def possible_encodings(sets: VectorSets, item_bytes: int) -> Iterator[SetEncoding]:
+    """List encodings that fit: all vectors, or a half, a quarter, ... of them with more bits each.
+
+    Args:
+        sets: Vectors of the items.
+        item_bytes: Maximum mean bytes per item.
+
+    Yields:
+        Encodings with as many bits as fit.
+    """
+    dim, largest = sets.dim, int(sets.counts.max())
+    count: int | None = None
+    while count is None or count >= 1:
+        kept = np.minimum(sets.counts, largest if count is None else count).mean()
+        for vector_bytes in range(dim, int(dim * MIN_BITS_PER_DIM / 8), -1):
+            encoding = SetEncoding(count, vector_bytes)
+            if encoding.item_bytes(float(kept), dim) <= item_bytes:
+                yield encoding
+                # More bits than 8 per dimension do not exist, so that fewer vectors gain nothing.
+                if vector_bytes == dim:
+                    return
+                break
+        count = (largest if count is None else count) // 2
+
+
+def choose_codec(
+    sets: VectorSets,
+    item_bytes: int,
+    direction: MaxSimDirection,
+    queries: Sequence[MaxSimQuery] | None = None,
+) -> SetCodec:
+    """Choose the encoding that finds most of the true top 10 of a sample of items.
+
+    Args:
+        sets: Unit vectors of the items, at least one item.
+        item_bytes: Maximum mean bytes per item.
+        direction: Which means the score contains.
+        queries: Queries. None: vectors of items with noise.
+
+    Returns:
+        The codec, fitted to the items.
+
+    Raises:
+        VisavisError: If no encoding is small enough.
+    """
+    codecs = [SetCodec.fit(sets, each) for each in possible_encodings(sets, item_bytes)]
+    if not codecs:
+        smallest = SetEncoding(1, max(int(sets.dim * MIN_BITS_PER_DIM / 8), 1) + 1)
+        raise VisavisError(
+            f"item_bytes: expected at least {smallest.item_bytes(1, sets.dim):,.0f} for vectors of "
+            f"{sets.dim} dimensions, got {item_bytes:,}. Pass a larger size."
+        )
+    if len(codecs) == 1:
+        return codecs[0]
+    # Queries of a caller belong to all items, and rank those of the sample, too.
+    random = np.random.default_rng(0)
+    chosen = np.sort(random.choice(len(sets), min(SAMPLED_ITEMS, len(sets)), replace=False))
+    sample = sets[chosen]
+    queries = noisy_set_queries(sample[:SAMPLED_QUERIES]) if queries is None else queries
+    top = min(MEASURED_TOP, len(sample))
+    exact = MaxSimSearch(sample, direction)
+    limits = exact.search(queries, top)[0][:, -1]
+
+    def recall(codec: SetCodec) -> float:
+        found = MaxSimSearch(codec.encode(sample), direction).search(queries, top)[1]
+        pairs = zip(queries, found, limits, strict=True)
+        return float(
+            np.mean([exact.exact_scores(rows, query) >= limit for query, rows, limit in pairs])
+        )
+
+    return max(codecs, key=recall)
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
 
 from visavis.core import storage
 from visavis.core.blocking import chunk_slices
@@ -15,6 +12,7 @@ from visavis.core.encoded import MaxSimDirection
 from visavis.core.errors import RunError, VisavisError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import Progress
+from visavis.retrieval.compression import choose_codec
 from visavis.retrieval.index_folder import (
     CODEC_FILE,
     IndexManifest,
@@ -23,14 +21,9 @@ from visavis.retrieval.index_folder import (
     write_manifest,
 )
 from visavis.retrieval.stores.arrow_tables import items_from_table
-from visavis.retrieval.stores.base import MaxSimQuery, VectorSets
+from visavis.retrieval.stores.base import VectorSets
 from visavis.retrieval.stores.catalog import open_store
-from visavis.retrieval.stores.maxsim_search import MaxSimSearch
-from visavis.retrieval.stores.set_codec import SetCodec, SetEncoding
 
-SAMPLED_ITEMS, SAMPLED_QUERIES = 2000, 50
-"""Items and queries on which encodings of one size are compared."""
-MIN_BITS_PER_DIM = 0.5
 BATCH_ITEMS = 2**12
 
 
@@ -122,78 +115,3 @@ def compress_index(
             )
     write_manifest(folder, new)
     storage.remove_folder(folder / manifest.store)
-
-
-def possible_encodings(sets: VectorSets, item_bytes: int) -> Iterator[SetEncoding]:
-    """List encodings that fit: all vectors, or a half, a quarter, ... of them with more bits each.
-
-    Args:
-        sets: Vectors of the items.
-        item_bytes: Maximum mean bytes per item.
-
-    Yields:
-        Encodings with as many bits as fit.
-    """
-    dim, largest = sets.dim, int(sets.counts.max())
-    count: int | None = None
-    while count is None or count >= 1:
-        kept = np.minimum(sets.counts, largest if count is None else count).mean()
-        for vector_bytes in range(dim, int(dim * MIN_BITS_PER_DIM / 8), -1):
-            encoding = SetEncoding(count, vector_bytes)
-            if encoding.item_bytes(float(kept), dim) <= item_bytes:
-                yield encoding
-                # More bits than 8 per dimension do not exist, so that fewer vectors gain nothing.
-                if vector_bytes == dim:
-                    return
-                break
-        count = (largest if count is None else count) // 2
-
-
-def choose_codec(
-    sets: VectorSets,
-    item_bytes: int,
-    direction: MaxSimDirection,
-    queries: Sequence[MaxSimQuery] | None = None,
-) -> SetCodec:
-    """Choose the encoding that finds most of the true top 10 of a sample of items.
-
-    Args:
-        sets: Unit vectors of the items, at least one item.
-        item_bytes: Maximum mean bytes per item.
-        direction: Which means the score contains.
-        queries: Queries. None: vectors of items with noise.
-
-    Returns:
-        The codec, fitted to the items.
-
-    Raises:
-        VisavisError: If no encoding is small enough.
-    """
-    from visavis.retrieval.compression import MEASURED_TOP, noisy_set_queries
-
-    codecs = [SetCodec.fit(sets, each) for each in possible_encodings(sets, item_bytes)]
-    if not codecs:
-        smallest = SetEncoding(1, max(int(sets.dim * MIN_BITS_PER_DIM / 8), 1) + 1)
-        raise VisavisError(
-            f"item_bytes: expected at least {smallest.item_bytes(1, sets.dim):,.0f} for vectors of "
-            f"{sets.dim} dimensions, got {item_bytes:,}. Pass a larger size."
-        )
-    if len(codecs) == 1:
-        return codecs[0]
-    # Queries of a caller belong to all items, and rank those of the sample, too.
-    random = np.random.default_rng(0)
-    chosen = np.sort(random.choice(len(sets), min(SAMPLED_ITEMS, len(sets)), replace=False))
-    sample = sets[chosen]
-    queries = noisy_set_queries(sample[:SAMPLED_QUERIES]) if queries is None else queries
-    top = min(MEASURED_TOP, len(sample))
-    exact = MaxSimSearch(sample, direction)
-    limits = exact.search(queries, top)[0][:, -1]
-
-    def recall(codec: SetCodec) -> float:
-        found = MaxSimSearch(codec.encode(sample), direction).search(queries, top)[1]
-        pairs = zip(queries, found, limits, strict=True)
-        return float(
-            np.mean([exact.exact_scores(rows, query) >= limit for query, rows, limit in pairs])
-        )
-
-    return max(codecs, key=recall)

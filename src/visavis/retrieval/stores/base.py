@@ -342,20 +342,20 @@ MAX_NORM = 1.001
 
 
 class VectorCodec(Protocol):
-    """Encoding of compressed vectors, see ``SetCodec``."""
+    """Codec of compressed vectors, see ``SetCodec``."""
 
     @property
     def dim(self) -> int:
-        """Number of dimensions of decoded vectors."""
+        """Dimension of the vectors."""
 
-    def decode(self, sets: VectorSets) -> VectorSets:
+    def decode(self, codes: VectorSets) -> VectorSets:
         """Decode vectors.
 
         Args:
-            sets: Compressed vectors.
+            codes: Codes of items.
 
         Returns:
-            Vectors in float32.
+            Their vectors.
         """
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -30,9 +29,7 @@ from visavis.core.errors import ShapeError
 from visavis.core.memory_budget import MemoryLimit, budget_bytes
 from visavis.retrieval.stores.base import MAX_NORM, MaxSimQuery, VectorSets, validate_queries
 from visavis.retrieval.stores.exact_search import UNIT_ROUNDOFF, shared_tensor
-
-if TYPE_CHECKING:
-    from visavis.retrieval.stores.set_codec import SetCodec
+from visavis.retrieval.stores.set_codec import SetCodec
 
 # Of 100,000 noisy copies of photos with 49 regions, and 60 captions, the best 2,048 items by 1, 2, 4 and 9 pooled vectors contained 96.2,
 # 98.0, 99.0 and 99.8 % of the true top 10 of "t2i", and all of "both" (benchmarks/late_interaction.py --recall).
@@ -69,8 +66,13 @@ class MaxSimSearch:
     ):
         self.sets, self.direction, self.memory = sets, direction, memory
         self._pooled = pooled
-        # The interface of stores knows only what all codecs can do.
-        self.codec = cast("SetCodec | None", sets.codec)
+
+    @property
+    def codec(self) -> SetCodec | None:
+        """Codec of compressed vectors."""
+        codec = self.sets.codec
+        assert codec is None or isinstance(codec, SetCodec)
+        return codec
 
     @cached_property
     def pooled(self) -> VectorSets | None:
@@ -128,7 +130,7 @@ class MaxSimSearch:
         # A product of two unit vectors sums D terms, and a mean sums at most one term per vector.
         num_terms = self.sets.dim + max(*map(len, query.parts), int(self.sets.counts.max()))
         # Decoded vectors may be longer than 1, but by less than 1.
-        max_norm = MAX_NORM if self.codec is None else 2.0
+        max_norm = MAX_NORM if self.sets.codec is None else 2.0
         error = 2 * num_terms * UNIT_ROUNDOFF * max_norm**2
         # Both the k-th best score and that of another item may be wrong by the error.
         items = items[scores >= np.partition(scores, -top)[-top] - 2 * error]
