@@ -158,9 +158,11 @@ class Study:
     def train(
         self, name: str, recipe: str, settings: dict[str, Any], index: Path | None = None
     ) -> Path:
-        """Train, or read the result of an earlier call, and return the run."""
+        """Train, or use the run of an earlier call, and return its folder."""
         run = self.folder / f"{name}-{self.seed}"
-        if not (run / "result.json").exists():
+        if (run / "run.toml").exists() and not (run / "result.json").exists():
+            visavis.train(resume=run)
+        elif not run.exists():
             overrides = SHARED | settings | {"seed": self.seed}
             visavis.train(recipe, out=run, index=index, overrides=overrides)
         result = json.loads((run / "result.json").read_text())
