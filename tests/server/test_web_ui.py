@@ -6,6 +6,8 @@ import re
 import shutil
 import signal
 import time
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from tests.platforms import posix
@@ -16,6 +18,8 @@ from visavis.evaluation.feedback.records import (
     latest_judgments,
     read_feedback,
 )
+from visavis.retrieval.index_folder import Index, read_manifest, write_manifest
+from visavis.retrieval.search import NullScores, SearchQuery, search_collection
 
 from .conftest import MARKUP, photo, served
 
@@ -552,6 +556,30 @@ def test_web_ui_retries_after_failed_start(browser, address):
     assert page.is_visible("#feedback-button")
     assert raised == []
     context.close()
+
+
+def test_web_ui_hides_weaker_results_below_a_line(open_page, index_folder, tmp_path):
+    folder = tmp_path / "index"
+    shutil.copytree(index_folder, folder)
+    with closing(Index.open(folder)) as index:
+        found = search_collection(index, SearchQuery.from_text("a red star"), 10)
+    scores = sorted({hit.score for hit in found}, reverse=True)
+    middle = (scores[2] + scores[3]) / 2
+    null_scores = NullScores(scores=(middle, middle - 1e-6), shares=(1e-9, 1.0), tail_mean=0.01)
+    write_manifest(folder, replace(read_manifest(folder), null_scores=null_scores))
+    num_strong = sum(hit.score > middle for hit in found)
+    with served(folder) as (url, _):
+        page = open_page(url)
+        search(page, "a red star")
+        # Certain matches, and fewer irrelevant results than those.
+        visible = page.locator(".tile:visible")
+        assert visible.count() == 2 * num_strong - 1
+        assert page.locator(".tile").count() > visible.count()
+        assert page.is_hidden("#more")
+        page.click("text=Show weaker results")
+        assert visible.count() == page.locator(".tile").count()
+        page.click("text=Hide weaker results")
+        assert visible.count() == 2 * num_strong - 1
 
 
 @posix
