@@ -15,6 +15,7 @@ from visavis.core.progress import Progress
 from visavis.retrieval.compression import choose_codec
 from visavis.retrieval.index_folder import (
     CODEC_FILE,
+    STORE_FOLDER,
     IndexManifest,
     open_index_store,
     read_manifest,
@@ -79,15 +80,35 @@ def compress_index(
         VisavisError: If no encoding is small enough.
     """
     manifest = read_manifest(folder)
-    if item_bytes is None or manifest.encoding is not None or manifest.late_interaction is None:
-        return
+    if item_bytes is not None and manifest.encoding is None:
+        new = _write_compressed(folder, manifest, item_bytes, memory, progress)
+        if new is None:
+            return
+        write_manifest(folder, new)
+        storage.remove_folder(folder / manifest.store)
+    elif manifest.encoding is not None:
+        # A killed process may have left the store of float32 vectors.
+        storage.remove_folder(folder / STORE_FOLDER)
+
+
+def _write_compressed(
+    folder: Path, manifest: IndexManifest, item_bytes: int, memory: MemoryLimit, progress: Progress
+) -> IndexManifest | None:
+    """Write the compressed store next to the other, and return its manifest. None: no items."""
+    assert manifest.late_interaction is not None
     with closing(open_index_store(folder, manifest, memory)) as store:
         sets, table = store.all_vectors(), store.table()
         if not len(table):
-            return
+            return None
         assert isinstance(sets, VectorSets)
         with progress.activity("choosing an encoding"):
             codec = choose_codec(sets, item_bytes, manifest.late_interaction)
+        encoding = codec.encoding
+        progress.message(
+            f"Compressed to at most {item_bytes:,} bytes per item: "
+            f"{'all' if encoding.num_vectors is None else f'at most {encoding.num_vectors}'} vectors "
+            f"of an item, {8 * encoding.vector_bytes / codec.dim:.2g} bits per dimension."
+        )
         codec.write(folder / CODEC_FILE)
         name = f"items-{item_bytes}.lance"
         # A killed process may have left a part of it.
@@ -104,8 +125,10 @@ def compress_index(
             for number, chunk in enumerate(chunk_slices(len(table), BATCH_ITEMS), 1):
                 items = items_from_table(table.slice(chunk.start, chunk.stop - chunk.start))
                 compressed.add(items, sets[chunk])
-                progress.update("compressed items", number * BATCH_ITEMS, len(table), 0.0)
-            new = replace(
+                progress.update(
+                    "compressed items", min(number * BATCH_ITEMS, len(table)), len(table), 0.0
+                )
+            return replace(
                 manifest,
                 store=name,
                 digest=compressed.digest(),
@@ -113,5 +136,3 @@ def compress_index(
                 item_bytes=item_bytes,
                 codec_hash=storage.content_hash(folder / CODEC_FILE),
             )
-    write_manifest(folder, new)
-    storage.remove_folder(folder / manifest.store)
