@@ -70,7 +70,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     monkeypatch.setattr(
         dataset_reader,
         "_list",
-        lambda kind, source: (sources.append(source), read(kind, source))[1],
+        lambda kind, source, **options: (sources.append(source), read(kind, source, **options))[1],
     )
     return sources
 

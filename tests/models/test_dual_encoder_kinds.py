@@ -221,7 +221,7 @@ def test_adapters_export_with_another_image_size(kind_folders, images, tmp_path)
 def test_adapters_on_one_encoder_are_rejected(kind_folders):
     pytest.importorskip("peft")
     config = open_dual_encoder(str(kind_folders("chinese_clip")))[0].config
-    with pytest.raises(SpecError, match=r"in both encoders, got none of the text .*Add .*query"):
+    with pytest.raises(SpecError, match=r"in each encoder, got none of the text .*Add .*query"):
         CLIP(replace(config, lora_rank=2, lora_layers=("out_proj",)))
 
 

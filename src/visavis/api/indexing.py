@@ -69,8 +69,8 @@ def index(
     index are changed or listed, and no file is read.
 
     Args:
-        run: Run folder, or folder or hub name of a CLIP, SigLIP or ColPali model. With one
-            argument: the folder to index.
+        run: Run folder, folder or hub name of a CLIP, SigLIP or ColPali model, or file of vectors.
+            With one argument: the folder to index. Default: none, to change query models.
         source: Folder of images and videos, or a data set. Default: the first argument, with a
             pretrained model.
         out: Folder of the index. An existing index is updated. Default: indexes/NAME in the current
@@ -79,6 +79,7 @@ def index(
             the index, else the user's default model.
         queries: Run of visavis train --index that encodes the text queries of --out from now on.
             Also 'items' for the model that encoded the items, or a fingerprint of --list-queries.
+            Default: no change.
         list_queries: List the query models of --out.
         restore_queries: Return to the query model that --out had before.
         store: LanceDB folder or s3:// URI, or Milvus *.db file or http:// URL. Required again for

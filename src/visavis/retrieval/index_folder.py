@@ -64,7 +64,7 @@ SkippedFile = tuple[int, int, str]
 
 
 @dataclass(frozen=True)
-class QueryModel:
+class IndexModel:
     """A model that encodes text queries for the vectors of an index.
 
     Attributes:
@@ -132,17 +132,17 @@ class IndexManifest:
     item_bytes: int | None = None
     encoding: SetEncoding | None = None
     codec_hash: str = ""
-    queries: tuple[QueryModel, ...] = ()
+    queries: tuple[IndexModel, ...] = ()
     active_queries: str = ""
     previous_queries: str = ""
 
     @property
-    def all_queries(self) -> tuple[QueryModel, ...]:
+    def all_queries(self) -> tuple[IndexModel, ...]:
         """The model of the items, and all that were trained on its vectors."""
-        return (QueryModel(self.model, self.fingerprint, self.calibration), *self.queries)
+        return (IndexModel(self.model, self.fingerprint, self.calibration), *self.queries)
 
     @property
-    def query_model(self) -> QueryModel:
+    def query_model(self) -> IndexModel:
         """The model that encodes text queries."""
         active = self.active_queries or self.fingerprint
         return next(each for each in self.all_queries if each.fingerprint == active)
@@ -557,7 +557,7 @@ def open_index_model(
     """
     active, of_items = manifest.query_model, manifest.all_queries[0]
 
-    def load(expected: QueryModel, name: str, advice: str) -> Retriever:
+    def load(expected: IndexModel, name: str, advice: str) -> Retriever:
         if name.endswith(VECTOR_SUFFIXES):
             return GivenVectors(name, expected.fingerprint)
         try:

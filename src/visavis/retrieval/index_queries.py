@@ -23,7 +23,7 @@ from visavis.retrieval.index_builder import (
 )
 from visavis.retrieval.index_folder import (
     IndexManifest,
-    QueryModel,
+    IndexModel,
     open_index_model,
     open_index_store,
     read_manifest,
@@ -150,7 +150,7 @@ def restore_queries(folder: Path, progress: Progress, store: str | None = None) 
 def _activate(
     folder: Path,
     manifest: IndexManifest,
-    model: QueryModel,
+    model: IndexModel,
     store: str | None,
     progress: Progress,
 ) -> QueryModels:
@@ -187,7 +187,7 @@ def _activate(
 
 def _open_queries(
     folder: Path, manifest: IndexManifest, run: str | Path, progress: Progress
-) -> QueryModel:
+) -> IndexModel:
     """Check that a run was trained on the vectors of an index, and calibrate its scores."""
     with progress.activity("loading the model"):
         retriever = Retriever.load(run)
@@ -209,4 +209,4 @@ def _open_queries(
         )
     record_text_queries(str(run), retriever.fingerprint, retriever)
     calibration = calibrate_index(Path(run), manifest.embedding_dim, progress)
-    return QueryModel(recorded_model(run), retriever.fingerprint, calibration)
+    return IndexModel(recorded_model(run), retriever.fingerprint, calibration)
