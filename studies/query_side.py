@@ -37,6 +37,7 @@ import visavis
 from visavis.core.encoded import Encoded
 from visavis.data import Dataset, open_dataset
 from visavis.data.dataset_reader import resolve_path
+from visavis.evaluation.metrics.ranking import random_rsum
 from visavis.models.base import get_vectors
 from visavis.training.recipes.data_module import prepare_training
 from visavis.training.recipes.files import read_recipe
@@ -208,6 +209,7 @@ class Study:
         supervision = f"DistillationSupervision(teacher={str(teacher)!r})"
         changes = {"phases.0.supervision": supervision}
         student = self.train("distilled", WORDS, changes, items)
+        self.train("without teacher", WORDS, {}, items)
         self.times.append(query_time(student, list(self.data.split("test").captions[:300])))
         self.sizes = [text_parameters(run) for run in (teacher, student)]
 
@@ -221,19 +223,22 @@ class Study:
             if f"{name}, text side" not in rsum:
                 continue
             text, both = rsum[f"{name}, text side"], rsum[f"{name}, both sides"]
-            start = rsum.get(base, np.zeros(len(text)))
+            start = rsum.get(base, np.full(len(text), random_rsum([5] * 1000)[0]))
             share = 100 * (text - start) / (both - start)
             print(
                 f"| {name} | {start.mean():.1f} | {text.mean():.1f} | {both.mean():.1f} | "
                 f"{share.mean():.1f} % ({share.min():.1f} to {share.max():.1f}) |"
             )
         if self.times:
-            teacher, student = rsum["teacher"], rsum["distilled"]
+            teacher, student, alone = (
+                rsum[name] for name in ("teacher", "distilled", "without teacher")
+            )
             share, (large, small) = 100 * student / teacher, self.sizes
             print(
                 f"Distilled: {student.mean():.1f} of {teacher.mean():.1f}, {share.mean():.1f} % "
                 f"({share.min():.1f} to {share.max():.1f}). Text parameters: {small / 1e6:.2f} of "
-                f"{large / 1e6:.2f} million. Median query: {statistics.median(self.times):.2f} ms."
+                f"{large / 1e6:.2f} million. Median query: {statistics.median(self.times):.2f} ms. "
+                f"Without the teacher: {alone.mean():.1f}."
             )
 
 

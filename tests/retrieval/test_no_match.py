@@ -2,11 +2,13 @@
 relevance, and searches of an index.
 """
 
+import functools
 from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import visavis
@@ -16,7 +18,12 @@ from visavis.core.progress import NoProgress
 from visavis.retrieval.index_builder import build_index
 from visavis.retrieval.index_folder import Index, read_manifest, write_manifest
 from visavis.retrieval.items import ItemFilter
-from visavis.retrieval.no_match import MIN_TEXTS, bank_texts, fit_null_scores
+from visavis.retrieval.no_match import (
+    MIN_TEXTS,
+    bank_texts,
+    calibrate_without_labels,
+    fit_null_scores,
+)
 from visavis.retrieval.search import NullScores, count_within, irrelevant_shares
 
 HAND = NullScores(scores=(0.5, 0.3, 0.0), shares=(0.001, 0.1, 1.0), tail_mean=0.1)
@@ -195,3 +202,38 @@ def test_index_update_refits_null_scores_of_new_items(run, scenes, tmp_path, rec
     (source / images[8].name).write_bytes(images[8].read_bytes())
     build_index(run, source, folder, progress=recorder)
     assert read_manifest(folder).null_scores not in (HAND, None)
+
+
+class HashedTexts:
+    """A model whose vector of a text depends on its letters alone, which counts calls."""
+
+    fingerprint, embedding_dim, calls = "hashed", None, 0
+
+    def unknown_words(self, text):
+        return []
+
+    def encode_texts(self, texts):
+        self.calls += 1
+        rows = [np.random.default_rng(list(text.encode())).standard_normal(8) for text in texts]
+        return torch.nn.functional.normalize(torch.tensor(np.array(rows), dtype=torch.float32))
+
+
+class Items:
+    def all_vectors(self):
+        rows = np.random.default_rng(0).standard_normal((50, 8)).astype(np.float32)
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def test_bank_is_encoded_once_for_each_model(tmp_path, monkeypatch):
+    monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path))
+    model = HashedTexts()
+    fit = functools.partial(calibrate_without_labels, store=Items(), has_several_vectors=False)
+    first = fit(model)
+    assert fit(model) == first and model.calls == 1
+    model.fingerprint = "other"
+    fit(model)
+    assert model.calls == 2
+    for file in (tmp_path / "checks").glob("no-match-bank-*"):
+        file.write_bytes(b"damaged")
+    fit(model)
+    assert model.calls == 3, "a damaged file is replaced"

@@ -294,7 +294,7 @@ def build_index(
                 calibration = manifest.calibration or calibrate_index(
                     Path(model), manifest.embedding_dim, progress
                 )
-                null_scores = fit_null_scores(
+                null_scores = calibrate_queries(
                     replace(manifest, calibration=calibration), digest, queries, vectors, progress
                 )
             manifest = replace(
@@ -768,7 +768,7 @@ def calibrate_index(run: Path, embedding_dim: int, progress: Progress) -> Calibr
         return None
 
 
-def fit_null_scores(
+def calibrate_queries(
     manifest: IndexManifest,
     digest: StoreDigest | None,
     model: Retriever,

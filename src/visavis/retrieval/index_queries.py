@@ -17,7 +17,7 @@ from visavis.core.progress import Progress
 from visavis.models.retriever import Retriever
 from visavis.retrieval.index_builder import (
     calibrate_index,
-    fit_null_scores,
+    calibrate_queries,
     recorded_model,
     vector_length,
 )
@@ -179,7 +179,7 @@ def _activate(
     )
     retriever = open_index_model(folder, manifest)
     with closing(open_index_store(folder, manifest, confirmed=store)) as vectors:
-        null_scores = fit_null_scores(manifest, None, retriever, vectors, progress)
+        null_scores = calibrate_queries(manifest, None, retriever, vectors, progress)
     manifest = replace(manifest, null_scores=null_scores)
     write_manifest(folder, manifest)
     return QueryModels(str(folder), manifest)

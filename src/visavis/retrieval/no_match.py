@@ -13,12 +13,16 @@ probability is shown.
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from visavis.core.errors import VisavisError
+from visavis.core import storage
+from visavis.core.errors import DataError, StorageError, VisavisError
+from visavis.data.sequences import hash_parts
 from visavis.retrieval.search import NO_MATCH, NullScores, count_within
 
 if TYPE_CHECKING:
@@ -201,8 +205,22 @@ def calibrate_without_labels(
         return NullScores(problem="No match probabilities: the index has no items.")
     rows = np.linspace(0, len(vectors) - 1, min(len(vectors), MAX_SAMPLED_ITEMS)).round()
     items = np.asarray(vectors[rows.astype(int)], np.float32)
-    queries = model.encode_texts([texts[number] for number in known]).numpy()
+    queries = _bank_vectors(model, [texts[number] for number in known])
     return fit_null_scores(queries @ items.T, places[known])
+
+
+def _bank_vectors(model: Retriever, texts: list[str]) -> np.ndarray:
+    """The vectors of the bank, which takes some seconds to encode. They are cached for updates."""
+    parts = (model.fingerprint, str(model.embedding_dim), *texts)
+    name = f"no-match-bank-{hash_parts(*(part.encode() for part in parts))}.safetensors"
+    # Without a home folder or on a full disk, nothing is cached.
+    with suppress(StorageError, DataError):
+        if os.path.isfile(file := storage.cache_folder() / "checks" / name):
+            return storage.read_tensors(file)["vectors"].numpy()
+    vectors = model.encode_texts(texts)
+    with suppress(StorageError):
+        storage.write_tensors(storage.cache_folder() / "checks" / name, {"vectors": vectors})
+    return vectors.numpy()
 
 
 def _is_known(model: Retriever, text: str) -> bool:
