@@ -106,7 +106,7 @@ def main() -> None:
         f"{100 * result.base_rate:.1f} %"
     )
     draws = [
-        remove_images(scores, relevant, options.remove_images, options.seed + draw)
+        remove_images(scores, relevant, options.taken_out, options.seed + draw)
         for draw in range(options.draws)
     ]
     false_alarms, detected = (
