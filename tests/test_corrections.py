@@ -305,6 +305,7 @@ def test_evaluate_corrects_a_run(run, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_evaluate_corrects_an_ensemble_and_its_coherence(run, tmp_path):
     """Two equal members give the result of one."""
     shutil.copytree(run, tmp_path / "copy")

@@ -122,6 +122,7 @@ def test_duplicates_finds_exactly_planted_copies(planted):
     assert again.duplicates == audit.duplicates
 
 
+@pytest.mark.slow
 def test_duplicates_of_clean_scenes_are_empty(scenes):
     audit = visavis.data_audit(scenes, parts=["duplicates"], **WORDS)
     assert [pair for pair in audit.duplicates.pairs if pair.kind == "copy"] == []

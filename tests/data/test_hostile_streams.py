@@ -173,6 +173,7 @@ def test_hostile_row_is_one_unusable_item(columns, message, dictionary, tmp_path
     check_stream(tmp_path / "train-0.parquet", message, caplog)
 
 
+@pytest.mark.slow
 def test_huge_column_is_not_read(tmp_path):
     """The metadata has the size of a column."""
     pq.write_table(

@@ -111,6 +111,7 @@ def test_bootstrap_pairs_rows_on_the_same_images():
     assert bootstrap.value("a", "i2t_r1").std_error > 2 * expected
 
 
+@pytest.mark.slow
 def test_bootstrap_intervals_cover_93_to_97_percent():
     """1,000 test sets of 150 images with 5 captions each. Difficulty is shared by both rows and all
     queries of an image.

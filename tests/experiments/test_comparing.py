@@ -454,6 +454,7 @@ def run_stopped_worker():
     time.sleep(60)
 
 
+@pytest.mark.slow
 @posix
 def test_worker_ends_when_stopped_after_training(tmp_path):
     assert Command(tmp_path / "output", program=run_stopped_worker).wait(50) == 128 + signal.SIGTERM

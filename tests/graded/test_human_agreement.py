@@ -258,6 +258,7 @@ def test_judgments_report_missing_empty_and_invalid_files(split: Dataset, tmp_pa
         visavis.agreement([])
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_flickr8k_judgments_have_published_sizes() -> None:
     test = open_dataset("flickr8k").split("test")
@@ -285,6 +286,7 @@ def test_flickr8k_judgments_have_published_sizes() -> None:
     assert 0.6 < everything.annotators["kendall"].value < 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_crisscrossed_captions_have_published_sizes(data_folder: Path, split: Dataset) -> None:
     folder = data_folder / "coco_5k_test_text"

@@ -115,6 +115,7 @@ def local_data(split, monkeypatch):
         monkeypatch.setattr(importlib.import_module(module), "load_dataset", lambda *_, **__: table)
 
 
+@pytest.mark.slow
 def test_mteb_video_retrieval_equals_evaluate(run, clips, local_data, tmp_path):
     report = visavis.mteb(run, tasks=list(TASKS), out=tmp_path)
     ours = visavis.evaluate(run, data=clips)

@@ -227,6 +227,7 @@ def test_damaged_weights_file_and_pipe_are_reported(tiny):
             open_published_backbone("tiny")
 
 
+@pytest.mark.slow
 def test_trained_backbone_loads_without_published_file(tiny, tmp_path):
     file, _ = tiny
     data = write_synthetic_scenes(

@@ -185,6 +185,7 @@ def test_harmful_bank_is_off(update, index, tmp_path):
     assert results.correction == ""
 
 
+@pytest.mark.slow
 def test_correction_of_pretrained_model_needs_captions(dual_encoders, scenes, tmp_path):
     """Without captions nothing shows whether it helps, so it stays off."""
     (tmp_path / "bank.txt").write_text("a red circle\na blue star\n")

@@ -181,7 +181,7 @@ def write_vectors(folder, names, vectors, kind):
     return folder / "v.npy"
 
 
-@pytest.mark.parametrize("kind", ["parquet", "npy"])
+@pytest.mark.parametrize("kind", [pytest.param("parquet", marks=pytest.mark.slow), "npy"])
 def test_given_vectors_equal_index_of_model(kind, original, scenes, foreign_captions, tmp_path):
     source = Index.open(original)
     names_of_items = source.store.table()["key"].to_pylist()

@@ -206,6 +206,7 @@ def test_damaged_snapshot_is_rebuilt(late_run, photos, tmp_path, monkeypatch, ca
         search()
 
 
+@pytest.mark.slow
 def test_index_command_reports_compression(late_run, scenes, tmp_path):
     arguments = [str(late_run), str(scenes), "--out", str(tmp_path / "index"), "--compression"]
     report = json.loads(CliRunner().invoke(app, ["index", *arguments, "--json"]).stdout)[

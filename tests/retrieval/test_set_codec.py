@@ -95,6 +95,7 @@ def test_compressed_search_equals_search_of_decoded(sets, direction, monkeypatch
         assert (found[1] == expected[1]).mean() > 0.95
 
 
+@pytest.mark.slow
 def test_recall_rises_with_bytes(sets):
     queries = noisy_set_queries(sets[:40])
     true = MaxSimSearch(sets, "both").search(queries, 10)[1]

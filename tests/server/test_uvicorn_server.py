@@ -94,6 +94,7 @@ def test_server_responds_despite_slow_clients(process):
         assert time.monotonic() - started < 5
 
 
+@pytest.mark.slow
 def test_server_closes_connections_with_incomplete_bodies(collection):
     """Also those of rejected requests and of routes that read no body, even if the client sends a
     byte now and then.

@@ -158,6 +158,7 @@ def test_added_loss_equals_plain_loop(form, teacher, recipe, scenes, tmp_path):
     assert min(losses) > 0.01  # the teacher matters
 
 
+@pytest.mark.slow
 def test_distilled_student_ranks_like_teacher(teacher, recipe, scenes, tmp_path):
     alone = {"phases.0.objective": "Distillation()", **supervised(teacher / "run")}
     student = visavis.train(

@@ -94,6 +94,7 @@ def test_graded_run_resumes_exactly(
     assert outcome(tmp_path / "pieces") == outcome(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_ladder_improves_coherence_over_its_first_level(recipe, scenes, tmp_path):
     """One level equals TripletHN up to rounding over two epochs. More levels give another result."""
     one = "Ladder(margins=(0.2,), thresholds=(), betas=(1.0,))"

@@ -363,6 +363,7 @@ def test_changed_vectors_stop_a_resume(captions_only, words_recipe, index, stop_
         visavis.evaluate(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_ensemble_of_text_sides_trains_and_teaches(
     captions_only, words_recipe, index, listener, tmp_path
 ):
