@@ -26,9 +26,11 @@ are listed at 10 %.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -120,6 +122,34 @@ def list_lengths(scores: np.ndarray, null: NullScores, level: float) -> np.ndarr
     )
 
 
+def print_short_texts(
+    model: Retriever, data: Dataset, visual: np.ndarray, null: NullScores
+) -> None:
+    """Print how many texts of a color and a shape that scenes contain get no result."""
+    location = data.images[0].location
+    file = None if location is None else location.path.parent.parent / "scenes.jsonl"
+    if file is None or not file.exists():
+        return
+    scenes = {line["filename"]: line["scene"]["things"] for line in read_lines(file)}
+    texts = {
+        f"a {thing['color']} {thing['shape']}"
+        for image in data.images
+        for thing in scenes[image.name]
+    }
+    scores = -np.sort(-(model.encode_texts(sorted(texts)).numpy() @ visual.T), axis=1)
+    empty, no_match = (
+        100 * float((list_lengths(scores, null, level) == 0).mean()) for level in (0.1, NO_MATCH)
+    )
+    print(
+        f"{len(texts)} short texts with matches: {empty:.0f} % without results at 10 %, "
+        f"{no_match:.0f} % probably no match"
+    )
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
 def measure(lengths: np.ndarray, impossible: np.ndarray, relevant: np.ndarray) -> list[float]:
     """The figures of a row of the table in percent. ``relevant`` is sorted by score."""
     shown = np.arange(relevant.shape[1]) < lengths[:, None]
@@ -170,7 +200,7 @@ def main() -> None:
         bank = model.encode_texts([texts[number] for number in known]).numpy() @ visual.T
         null = fit_null_scores(bank, places[known])
         print(f"{run}: {len(known)} test texts, {100 * null.contradicted:.1f} % contradicted")
-        print(null.problem or "Match probabilities are shown.")
+        print(null.problem or "The check passes.")
         for kind, queries in OTHER_QUERIES.items():
             encoded = []
             for query in queries:
@@ -190,6 +220,7 @@ def main() -> None:
                 f"{kind}: {none} of {len(encoded)} probably no match, "
                 f"{len(queries) - len(encoded)} unknown"
             )
+        print_short_texts(model, data, visual, null)
         without = -np.sort(-np.where(relevant, -1.0, scores), axis=1)
         unsorted = scores
         scores, relevant = sort_rows(scores, relevant)

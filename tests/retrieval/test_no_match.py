@@ -140,8 +140,11 @@ def index_folder(run, scenes, tmp_path_factory):
 def test_search_ends_at_share_of_irrelevant_results(index_folder):
     text = "a red circle"
     plain = visavis.search(index_folder, text, top=20)
+    assert plain.no_match is None
+    assert {hit.match_probability for hit in plain} == {None}, "only on request"
     expected = HAND.match_probabilities([hit.score for hit in plain], 70)
-    assert [hit.match_probability for hit in plain] == pytest.approx(expected)
+    every = visavis.search(index_folder, text, top=20, max_irrelevant=1.0)
+    assert [hit.match_probability for hit in every] == pytest.approx(expected)
     assert plain.weaker == ()
     for level in (0.0, 0.3, 0.6, 1.0):
         cut = visavis.search(index_folder, text, top=20, max_irrelevant=level)
@@ -153,7 +156,7 @@ def test_search_ends_at_share_of_irrelevant_results(index_folder):
     with closing(Index.open(index_folder)) as index:
         count = index.count(ItemFilter(path="*1.png"))
     assert 0 < count < 70
-    best = visavis.search(index_folder, text, top=1, path="*1.png")[0]
+    best = visavis.search(index_folder, text, top=1, path="*1.png", max_irrelevant=1.0)[0]
     assert best.match_probability == pytest.approx(HAND.match_probabilities([best.score], count)[0])
 
 

@@ -19,7 +19,7 @@ from visavis.evaluation.feedback.records import (
     read_feedback,
 )
 from visavis.retrieval.index_folder import Index, read_manifest, write_manifest
-from visavis.retrieval.search import NullScores, SearchQuery, search_collection
+from visavis.retrieval.search import Calibration, SearchQuery, search_collection
 
 from .conftest import MARKUP, photo, served
 
@@ -565,8 +565,11 @@ def test_web_ui_hides_weaker_results_below_a_line(open_page, index_folder, tmp_p
         found = search_collection(index, SearchQuery.from_text("a red star"), 10)
     scores = sorted({hit.score for hit in found}, reverse=True)
     middle = (scores[2] + scores[3]) / 2
-    null_scores = NullScores(scores=(middle, middle - 1e-6), shares=(1e-9, 1.0), tail_mean=0.01)
-    write_manifest(folder, replace(read_manifest(folder), null_scores=null_scores))
+    manifest = read_manifest(folder)
+    knots = {"scores": (middle - 1e-6, middle), "probabilities": (0.0, 1.0)}
+    counts = {"num_candidates": manifest.digest.num_items, "num_queries": 10}
+    calibration = Calibration(**knots, **counts, min_score=-1.0, detection_rate=0.0)
+    write_manifest(folder, replace(manifest, calibration=calibration))
     num_strong = sum(hit.score > middle for hit in found)
     with served(folder) as (url, _):
         page = open_page(url)

@@ -441,7 +441,6 @@ def load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
         RunError: If the folder has no model of this version.
     """
     from visavis.models import CATALOG, find_model
-    from visavis.models.text_side import text_side
 
     file = folder / "config.json"
     if (content := unsupported_content(folder)) is not None:
@@ -462,7 +461,10 @@ def load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
             Processor.from_saved_config(config, folder),
             build_object(kind.Config, config.architecture),
         )
-        kind = kind if config.items is None else text_side(kind)
+        if config.items is not None:
+            from visavis.models.text_side import text_side
+
+            kind = text_side(kind)
     except VisavisError as error:
         raise RunError(
             f"{file}: expected a model of this version, got another ({error}). Load it with the "

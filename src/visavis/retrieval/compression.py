@@ -22,7 +22,7 @@ from visavis.core.errors import VisavisError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.stores.arrow_tables import items_from_table
-from visavis.retrieval.stores.base import MaxSimQuery, VectorSets
+from visavis.retrieval.stores.base import MaxSimQuery, SetEncoding, VectorSets
 from visavis.retrieval.stores.exact_search import (
     MIN_DIM,
     ExactSearch,
@@ -37,7 +37,7 @@ from visavis.retrieval.stores.maxsim_search import (
     MaxSimSearch,
     pool_vectors,
 )
-from visavis.retrieval.stores.set_codec import SetCodec, SetEncoding
+from visavis.retrieval.stores.set_codec import SetCodec
 
 CHUNK_ROWS = 2**14
 MEASURED_TOP, TARGET_RECALL = 10, 0.98

@@ -39,17 +39,18 @@ from visavis.retrieval.stores.base import (
     MaxSimQuery,
     Neighbor,
     Queries,
+    SetEncoding,
     StoreDigest,
     VectorSets,
     VectorStore,
 )
 from visavis.retrieval.stores.catalog import open_store
-from visavis.retrieval.stores.set_codec import SetCodec, SetEncoding
 
 if TYPE_CHECKING:
     from visavis.core.environment import EnvironmentCheck
     from visavis.retrieval.index_correction import IndexCorrection
     from visavis.retrieval.source_files import SourceFile
+    from visavis.retrieval.stores.set_codec import SetCodec
 
 STORE_FOLDER, CODEC_FILE = "items.lance", "codec.npy"
 CORRECTION_FILE = "correction.safetensors"
@@ -724,6 +725,8 @@ def _read_codec(folder: Path, manifest: IndexManifest) -> SetCodec | None:
     """The codec of an index with compressed vectors."""
     if manifest.encoding is None:
         return None
+    from visavis.retrieval.stores.set_codec import SetCodec
+
     path = folder / CODEC_FILE
     codec = SetCodec.read(path, manifest.encoding)
     if storage.content_hash(path) != manifest.codec_hash:

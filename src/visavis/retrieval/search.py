@@ -404,7 +404,8 @@ def _assess(
     if calibration is not None:
         probabilities = [calibration.match_probability(score) for score in scores]
         no_match = scores[0] < calibration.min_score
-    elif not collection.null_scores.problem:
+    # Without labels, probabilities are too low for short texts, see the guide: only on request.
+    elif max_irrelevant is not None:
         count = collection.count(item_filter)
         probabilities = collection.null_scores.match_probabilities(scores, count)
         no_match = probabilities[0] < NO_MATCH

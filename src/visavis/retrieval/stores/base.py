@@ -360,6 +360,32 @@ class VectorCodec(Protocol):
 
 
 @dataclass(frozen=True)
+class SetEncoding:
+    """Settings of the compressed vectors of an index.
+
+    Attributes:
+        num_vectors: Number of vectors that an item keeps, means of similar ones. None: all.
+        vector_bytes: Bytes of the difference of each vector from the mean of its item.
+    """
+
+    num_vectors: int | None
+    vector_bytes: int
+
+    def item_bytes(self, num_vectors: float, dim: int) -> float:
+        """Compute the size of an item.
+
+        Args:
+            num_vectors: Its number of vectors, or the mean number of several items.
+            dim: Dimension of the vectors.
+
+        Returns:
+            Bytes.
+        """
+        kept = num_vectors if self.num_vectors is None else min(num_vectors, self.num_vectors)
+        return (-(-dim // self.vector_bytes) + kept) * self.vector_bytes
+
+
+@dataclass(frozen=True)
 class VectorSets:
     """Vectors of items with several vectors each, one item after the other. Indexing selects items.
 

@@ -23,7 +23,7 @@ import numpy as np
 from visavis.core import storage
 from visavis.core.blocking import chunk_slices
 from visavis.core.errors import DataError
-from visavis.retrieval.stores.base import MaxSimQuery, VectorSets
+from visavis.retrieval.stores.base import MaxSimQuery, SetEncoding, VectorSets
 
 WIDTHS = (0, 1, 2, 4, 8)
 """Bits of a dimension. Several dimensions fill a byte."""
@@ -35,32 +35,6 @@ MEAN_MARGIN = 0.1
 MAX_SAMPLES = 2**16
 """Vectors of which the principal axes are computed."""
 CHUNK_ITEMS = 2**11
-
-
-@dataclass(frozen=True)
-class SetEncoding:
-    """Settings of the compressed vectors of an index.
-
-    Attributes:
-        num_vectors: Number of vectors that an item keeps, means of similar ones. None: all.
-        vector_bytes: Bytes of the difference of each vector from the mean of its item.
-    """
-
-    num_vectors: int | None
-    vector_bytes: int
-
-    def item_bytes(self, num_vectors: float, dim: int) -> float:
-        """Compute the size of an item.
-
-        Args:
-            num_vectors: Its number of vectors, or the mean number of several items.
-            dim: Dimension of the vectors.
-
-        Returns:
-            Bytes.
-        """
-        kept = num_vectors if self.num_vectors is None else min(num_vectors, self.num_vectors)
-        return (-(-dim // self.vector_bytes) + kept) * self.vector_bytes
 
 
 @dataclass(frozen=True, eq=False)
