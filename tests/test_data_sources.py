@@ -225,6 +225,7 @@ def test_index_reads_images_in_place(name, rows, tmp_path, listed):
     assert {item.path: index.locate(item).read() for item in index.items.values()} == contents
 
 
+@pytest.mark.slow
 def test_workers_read_images_of_tables(rows, tmp_path, train):
     pixels = (
         'visual.encoder="small-cnn"',

@@ -98,6 +98,7 @@ def test_pairs_above_threshold_equal_those_of_full_matrix():
     assert found == {(i, j) for i, j in (scores >= 0.9).nonzero().tolist() if i < j}
 
 
+@pytest.mark.slow
 def test_duplicates_finds_exactly_planted_copies(planted):
     """Precision 1 and recall of at least 14 of 16: recompressed, halved, cropped by up to 8 % of
     each side, and all of these.

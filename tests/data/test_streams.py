@@ -427,6 +427,7 @@ def test_shards_on_object_storage_are_copied_once(object_storage, tmp_path, monk
         list_shards(f"{object_storage}/streams/none.tar")
 
 
+@pytest.mark.slow
 def test_worker_processes_read_the_same_batches(shards):
     alone = make_loader(shards)
     alone = replace(

@@ -123,6 +123,7 @@ def test_attention_is_none_for_mapped_pooling():
     )
 
 
+@pytest.mark.slow
 def test_explain_writes_plot_and_returns_attention(model, photo, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     result = visavis.explain(model, photo, "a red circle above zebras")

@@ -66,6 +66,7 @@ def test_scene_encoder_finds_redrawn_scene(encoder, scenes):
     assert (nearest == torch.arange(len(scenes))).float().mean() > 0.9
 
 
+@pytest.mark.slow
 def test_scene_encoder_keeps_positions(encoder):
     rng = np.random.default_rng(9)
     places = torch.from_numpy(rng.uniform(0.15, 0.85, (250, 2)))

@@ -176,6 +176,7 @@ def stored_rows(folder):
         return store.all_vectors()
 
 
+@pytest.mark.slow
 def test_update_of_compressed_index_equals_new_index(late_run, photos, tmp_path, monkeypatch):
     index, plain = tmp_path / "index", tmp_path / "plain"
     moved = sorted(photos.iterdir())[25:]

@@ -288,6 +288,7 @@ def weights_of(model):
     return {name: tensor.clone() for name, tensor in model.matcher.state_dict().items()}
 
 
+@pytest.mark.slow
 def test_interpolation_alpha_is_chosen_by_validation(dual_encoders, small, listener, tmp_path):
     alphas = small | {
         "interpolation.alphas": [0.25, 0.5, 1.0],
@@ -345,6 +346,7 @@ def test_smallest_of_equal_alphas_is_chosen():
     assert smallest_alpha(100.0, {0.2: 150.0, 0.4: 199.0, 1.0: 200.0}, 1.0) == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["linear", "full"])
 def test_forgetting_is_measured_on_other_data(variant, dual_encoders, small, listener, tmp_path):
     other = write_synthetic_scenes(

@@ -317,6 +317,7 @@ def test_nonfinite_loss_stops_training(recipe, scenes, tmp_path, monkeypatch):
     assert (tmp_path / "run" / "checkpoint" / "step-00000004").is_dir()
 
 
+@pytest.mark.slow
 def test_automatic_autocast_follows_bfloat16_support(uninterrupted, outcome):
     on, off, auto = (outcome(uninterrupted(setting)) for setting in (True, False, "auto"))
     assert on != off

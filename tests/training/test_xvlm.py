@@ -256,6 +256,7 @@ def test_xvlm_starts_from_converted_checkpoint(towers, tmp_path):
         matcher(towers, pretrained=str(tmp_path / "rest.safetensors"))
 
 
+@pytest.mark.slow
 def test_learned_scale_replaces_temperature(recipe, scenes, tmp_path):
     overrides = {"model.scale": "learned", "phases.0.objective": "NTXent()"}
     visavis.train(recipe, data=scenes, out=tmp_path / "run", overrides=overrides)
