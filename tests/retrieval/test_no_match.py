@@ -2,7 +2,6 @@
 relevance, and searches of an index.
 """
 
-import functools
 from contextlib import closing
 from dataclasses import replace
 
@@ -23,8 +22,10 @@ from visavis.retrieval.no_match import (
     bank_texts,
     calibrate_without_labels,
     fit_null_scores,
+    recall_null_scores,
 )
 from visavis.retrieval.search import NullScores, count_within, irrelevant_shares
+from visavis.retrieval.stores.base import StoreDigest
 
 HAND = NullScores(scores=(0.5, 0.3, 0.0), shares=(0.001, 0.1, 1.0), tail_mean=0.1)
 TEXTS, PLACES = bank_texts()
@@ -133,10 +134,16 @@ def index_folder(run, scenes, tmp_path_factory):
     """An index with hand-made null scores and no calibration by captions."""
     folder = tmp_path_factory.mktemp("no-match") / "index"
     build_index(run, scenes / "images", folder, progress=NoProgress())
-    write_manifest(folder, replace(read_manifest(folder), calibration=None, null_scores=HAND))
+    write_manifest(folder, replace(read_manifest(folder), calibration=None))
     return folder
 
 
+@pytest.fixture
+def hand_scores(monkeypatch):
+    monkeypatch.setattr(Index, "null_scores", HAND)
+
+
+@pytest.mark.usefixtures("hand_scores")
 def test_search_ends_at_share_of_irrelevant_results(index_folder):
     text = "a red circle"
     plain = visavis.search(index_folder, text, top=20)
@@ -160,6 +167,7 @@ def test_search_ends_at_share_of_irrelevant_results(index_folder):
     assert best.match_probability == pytest.approx(HAND.match_probabilities([best.score], count)[0])
 
 
+@pytest.mark.usefixtures("hand_scores")
 def test_search_command_prints_weaker_results(index_folder):
     def invoke(*options):
         arguments = ["search", str(index_folder), "a red circle", "--max-irrelevant", "0", *options]
@@ -181,30 +189,23 @@ def test_max_irrelevant_names_what_is_missing(index_folder, run, scenes):
         visavis.search(index_folder, "a star", without="red", max_irrelevant=0.1)
     with pytest.raises(VisavisError, match="need an index"):
         visavis.search(run, "a star", max_irrelevant=0.1)
-    manifest = read_manifest(index_folder)
-    try:
-        write_manifest(index_folder, replace(manifest, null_scores=None))
-        with pytest.raises(VisavisError, match="earlier version"):
-            visavis.search(index_folder, "a star", max_irrelevant=0.1)
-    finally:
-        write_manifest(index_folder, manifest)
 
 
-def test_index_update_refits_null_scores_of_new_items(run, scenes, tmp_path, recorder):
+def test_null_scores_follow_the_items(run, scenes, tmp_path):
     source, folder = tmp_path / "photos", tmp_path / "index"
     source.mkdir()
     images = sorted((scenes / "images").iterdir())
-    for image in images[:8]:
-        (source / image.name).write_bytes(image.read_bytes())
-    build_index(run, source, folder, progress=recorder)
-    first = read_manifest(folder).null_scores
-    assert first is not None
-    write_manifest(folder, replace(read_manifest(folder), null_scores=HAND))
-    build_index(run, source, folder, progress=recorder)
-    assert read_manifest(folder).null_scores == HAND
-    (source / images[8].name).write_bytes(images[8].read_bytes())
-    build_index(run, source, folder, progress=recorder)
-    assert read_manifest(folder).null_scores not in (HAND, None)
+
+    def index(count):
+        for image in images[:count]:
+            (source / image.name).write_bytes(image.read_bytes())
+        build_index(run, source, folder, progress=NoProgress())
+        with closing(Index.open(folder)) as opened:
+            return opened.null_scores
+
+    first = index(8)
+    assert index(8) == first
+    assert first.problem or index(9) != first
 
 
 class HashedTexts:
@@ -222,21 +223,28 @@ class HashedTexts:
 
 
 class Items:
+    num_items = 50
+
     def all_vectors(self):
-        rows = np.random.default_rng(0).standard_normal((50, 8)).astype(np.float32)
+        rows = np.random.default_rng(0).standard_normal((self.num_items, 8)).astype(np.float32)
         return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
+    def digest(self):
+        return StoreDigest(self.num_items, "0")
 
-def test_bank_is_encoded_once_for_each_model(tmp_path, monkeypatch):
+
+def test_bank_is_scored_once_for_each_model_and_content(tmp_path, monkeypatch):
     monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path))
-    model = HashedTexts()
-    fit = functools.partial(calibrate_without_labels, store=Items(), has_several_vectors=False)
-    first = fit(model)
-    assert fit(model) == first and model.calls == 1
-    model.fingerprint = "other"
-    fit(model)
+    model, items = HashedTexts(), Items()
+    first = recall_null_scores(model, items, "model", has_several_vectors=False)
+    assert recall_null_scores(model, items, "model", has_several_vectors=False) == first
+    assert first == calibrate_without_labels(model, items, has_several_vectors=False)
     assert model.calls == 2
-    for file in (tmp_path / "checks").glob("no-match-bank-*"):
+    recall_null_scores(model, items, "other", has_several_vectors=False)
+    assert model.calls == 3
+    items.num_items = 51
+    assert recall_null_scores(model, items, "model", has_several_vectors=False) != first
+    for file in (tmp_path / "checks").glob("no-match-*"):
         file.write_bytes(b"damaged")
-    fit(model)
-    assert model.calls == 3, "a damaged file is replaced"
+    recall_null_scores(model, items, "model", has_several_vectors=False)
+    assert model.calls == 5, "a damaged file is replaced"

@@ -135,17 +135,16 @@ def index(
         if sum(changes) > 1 or out is None or run is not None:
             raise VisavisError(
                 "--queries, --list-queries, --restore-queries: expected one of them with --out "
-                "(and --store), got more or no --out. Change the query model and update the index "
+                "alone, got more or no --out. Change the query model and update the index "
                 "in two commands."
             )
         from visavis.retrieval import index_queries
 
         if list_queries:
             return index_queries.list_queries(Path(out))
-        progress, place = progress or NoProgress(), optional_text(store)
         if queries is None:
-            return index_queries.restore_queries(Path(out), progress, place)
-        return index_queries.use_queries(Path(out), queries, progress, place)
+            return index_queries.restore_queries(Path(out))
+        return index_queries.use_queries(Path(out), queries, progress or NoProgress())
     if run is None:
         raise VisavisError(
             "index: expected a folder of images, or --queries RUN with --out INDEX, got neither. "

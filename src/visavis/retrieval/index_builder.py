@@ -66,9 +66,8 @@ from visavis.retrieval.index_folder import (
     write_manifest,
 )
 from visavis.retrieval.items import IndexItem, metadata_tags
-from visavis.retrieval.no_match import calibrate_without_labels
-from visavis.retrieval.query_model import GivenVectors, record_text_queries
-from visavis.retrieval.search import Calibration, NullScores, fit_calibration
+from visavis.retrieval.query_model import record_text_queries
+from visavis.retrieval.search import Calibration, fit_calibration
 from visavis.retrieval.source_files import (
     FileCollection,
     SourceFile,
@@ -86,7 +85,7 @@ from visavis.retrieval.stores.arrow_tables import (
     text_lists,
     without_read_times,
 )
-from visavis.retrieval.stores.base import StoreDigest, VectorStore
+from visavis.retrieval.stores.base import VectorStore
 from visavis.retrieval.stores.catalog import find_store_kind
 
 if TYPE_CHECKING:
@@ -294,16 +293,12 @@ def build_index(
                 calibration = manifest.calibration or calibrate_index(
                     Path(model), manifest.embedding_dim, progress
                 )
-                null_scores = calibrate_queries(
-                    replace(manifest, calibration=calibration), digest, queries, vectors, progress
-                )
             manifest = replace(
                 manifest,
                 skipped=skipped,
                 decoders=decoder_versions(),
                 digest=digest,
                 calibration=calibration,
-                null_scores=null_scores,
             )
             write_manifest(folder, manifest)
             kept_files = [
@@ -766,39 +761,6 @@ def calibrate_index(run: Path, embedding_dim: int, progress: Progress) -> Calibr
     except VisavisError as error:
         progress.message(f"Match probabilities by captions are not available: {error}")
         return None
-
-
-def calibrate_queries(
-    manifest: IndexManifest,
-    digest: StoreDigest | None,
-    model: Retriever,
-    store: VectorStore,
-    progress: Progress,
-) -> NullScores:
-    """Calibrate the scores of text queries without labels, again if the items changed.
-
-    Args:
-        manifest: Manifest of the index, with the calibration of the items before.
-        digest: Content of the store. None: it is fitted in any case.
-        model: Model of text queries.
-        store: Vectors of the items.
-        progress: Receives progress, and a message if a new index has no match probabilities.
-
-    Returns:
-        Distribution of the scores of irrelevant items.
-    """
-    if manifest.null_scores is not None and manifest.digest == digest:
-        return manifest.null_scores
-    if isinstance(model, GivenVectors):
-        return NullScores(problem="No match probabilities: the index has no model of texts.")
-    with progress.activity("calibrating match probabilities"):
-        null_scores = calibrate_without_labels(
-            model, store, has_several_vectors=manifest.late_interaction is not None
-        )
-    calibration = manifest.query_model.calibration
-    if null_scores.problem and calibration is None and manifest.null_scores is None:
-        progress.message(null_scores.problem)
-    return null_scores
 
 
 def validation_scores(

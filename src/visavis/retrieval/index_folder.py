@@ -99,8 +99,6 @@ class IndexManifest:
             other versions.
         digest: Content of the store. None while the index is built.
         calibration: Calibration of scores by labels. None if there is none for this model.
-        null_scores: Calibration of the scores of text queries without labels. None in an index of an
-            earlier version.
         late_interaction: Which means of MaxSim the score contains. None for a model with one vector
             per item.
         full_decoding: Whether JPEG files are decoded in full.
@@ -127,7 +125,6 @@ class IndexManifest:
     decoders: str = ""
     digest: StoreDigest | None = None
     calibration: Calibration | None = None
-    null_scores: NullScores | None = None
     late_interaction: MaxSimDirection | None = None
     full_decoding: bool = False
     item_bytes: int | None = None
@@ -408,14 +405,19 @@ class Index:
         is_valid = calibration is not None and calibration.is_valid_for(self.store.count())
         return calibration if is_valid else None
 
-    @property
+    @cached_property
     def null_scores(self) -> NullScores:
         """Calibration of scores without labels, or the reason why there is none."""
         if self.correction:
             return NullScores(problem="No match probabilities: the scores are corrected for hubs.")
-        return self.manifest.null_scores or NullScores(
-            problem="No match probabilities: the index was made by an earlier version, or its "
-            "update was interrupted. Run visavis index again."
+        from visavis.retrieval.no_match import recall_null_scores
+
+        manifest = self.manifest
+        return recall_null_scores(
+            self.model,
+            self.store,
+            f"{manifest.index_id} {manifest.query_model.fingerprint}",
+            has_several_vectors=manifest.late_interaction is not None,
         )
 
     def count(self, item_filter: ItemFilter) -> int:

@@ -5,7 +5,6 @@ switched and rolled back without encoding an item.
 from __future__ import annotations
 
 import os
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,15 +16,12 @@ from visavis.core.progress import Progress
 from visavis.models.retriever import Retriever
 from visavis.retrieval.index_builder import (
     calibrate_index,
-    calibrate_queries,
     recorded_model,
     vector_length,
 )
 from visavis.retrieval.index_folder import (
     IndexManifest,
     IndexModel,
-    open_index_model,
-    open_index_store,
     read_manifest,
     write_manifest,
 )
@@ -85,9 +81,7 @@ def list_queries(folder: Path) -> QueryModels:
     return QueryModels(str(folder), read_manifest(folder))
 
 
-def use_queries(
-    folder: Path, queries: str | Path, progress: Progress, store: str | None = None
-) -> QueryModels:
+def use_queries(folder: Path, queries: str | Path, progress: Progress) -> QueryModels:
     """Let a model encode the text queries of an index. A new one is added, and the others are kept.
 
     Args:
@@ -95,7 +89,6 @@ def use_queries(
         queries: Run that was trained on the vectors of the index, "items" for the model of the
             items, or the fingerprint of a query model of the index.
         progress: Receives progress and messages.
-        store: Confirmed location of a store outside the folder.
 
     Returns:
         The query models.
@@ -118,17 +111,15 @@ def use_queries(
                 f"{folder}, got none of them. List its query models with visavis index "
                 f"--list-queries --out {folder}."
             )
-        return _activate(folder, manifest, model, store, progress)
+        return _activate(folder, manifest, model)
 
 
-def restore_queries(folder: Path, progress: Progress, store: str | None = None) -> QueryModels:
+def restore_queries(folder: Path) -> QueryModels:
     """Let the previous model encode the text queries of an index again. A second call undoes the
     first.
 
     Args:
         folder: Folder of the index.
-        progress: Receives progress and messages.
-        store: Confirmed location of a store outside the folder.
 
     Returns:
         The query models.
@@ -144,17 +135,15 @@ def restore_queries(folder: Path, progress: Progress, store: str | None = None) 
                 f"{folder}: expected a previous query model, got none. Choose one with "
                 f"visavis index --queries RUN --out {folder}."
             )
-        return _activate(folder, manifest, known[manifest.previous_queries], store, progress)
+        return _activate(folder, manifest, known[manifest.previous_queries])
 
 
 def _activate(
     folder: Path,
     manifest: IndexManifest,
     model: IndexModel,
-    store: str | None,
-    progress: Progress,
 ) -> QueryModels:
-    """Record a query model, and calibrate its scores with the items of the index."""
+    """Record the model of text queries."""
     before, previous = manifest.query_model.fingerprint, manifest.previous_queries
     queries = list(manifest.queries)
     if model.fingerprint != manifest.fingerprint:
@@ -175,12 +164,7 @@ def _activate(
         queries=tuple(queries),
         active_queries=model.fingerprint,
         previous_queries=previous if previous in known else "",
-        null_scores=None,
     )
-    retriever = open_index_model(folder, manifest)
-    with closing(open_index_store(folder, manifest, confirmed=store)) as vectors:
-        null_scores = calibrate_queries(manifest, None, retriever, vectors, progress)
-    manifest = replace(manifest, null_scores=null_scores)
     write_manifest(folder, manifest)
     return QueryModels(str(folder), manifest)
 

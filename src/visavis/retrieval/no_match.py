@@ -13,15 +13,14 @@ probability is shown.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from visavis.core import storage
-from visavis.core.errors import DataError, StorageError, VisavisError
+from visavis.core.errors import StorageError, VisavisError
 from visavis.data.sequences import hash_parts
 from visavis.retrieval.search import NO_MATCH, NullScores, count_within
 
@@ -205,22 +204,36 @@ def calibrate_without_labels(
         return NullScores(problem="No match probabilities: the index has no items.")
     rows = np.linspace(0, len(vectors) - 1, min(len(vectors), MAX_SAMPLED_ITEMS)).round()
     items = np.asarray(vectors[rows.astype(int)], np.float32)
-    queries = _bank_vectors(model, [texts[number] for number in known])
+    queries = model.encode_texts([texts[number] for number in known]).numpy()
     return fit_null_scores(queries @ items.T, places[known])
 
 
-def _bank_vectors(model: Retriever, texts: list[str]) -> np.ndarray:
-    """The vectors of the bank, which takes some seconds to encode. They are cached for updates."""
-    parts = (model.fingerprint, str(model.embedding_dim), *texts)
-    name = f"no-match-bank-{hash_parts(*(part.encode() for part in parts))}.safetensors"
+def recall_null_scores(
+    model: Retriever, store: VectorStore, owner: str, *, has_several_vectors: bool
+) -> NullScores:
+    """Score the bank with the items of an index, once for each content of the index.
+
+    Args:
+        model: Model that encodes queries, with the dimension of the index.
+        store: Vectors of the items.
+        owner: Index and model of the queries.
+        has_several_vectors: Whether items have several vectors.
+
+    Returns:
+        Distribution of the scores of irrelevant items.
+    """
+    key = hash_parts(repr((owner, store.digest(), FAMILIES)).encode())
     # Without a home folder or on a full disk, nothing is cached.
-    with suppress(StorageError, DataError):
-        if os.path.isfile(file := storage.cache_folder() / "checks" / name):
-            return storage.read_tensors(file)["vectors"].numpy()
-    vectors = model.encode_texts(texts)
     with suppress(StorageError):
-        storage.write_tensors(storage.cache_folder() / "checks" / name, {"vectors": vectors})
-    return vectors.numpy()
+        file = storage.cache_folder() / "checks" / f"no-match-{key}.json"
+        cached: NullScores | None = storage.read_checksummed_json(file, NullScores)
+        if cached is not None:
+            return cached
+    null_scores = calibrate_without_labels(model, store, has_several_vectors=has_several_vectors)
+    with suppress(StorageError):
+        file = storage.cache_folder() / "checks" / f"no-match-{key}.json"
+        storage.write_checksummed_json(file, asdict(null_scores))
+    return null_scores
 
 
 def _is_known(model: Retriever, text: str) -> bool:
