@@ -6,7 +6,8 @@
     VISAVIS_DATA=... python studies/no_match.py runs/scenes-1 runs/scenes-2 runs/scenes-3
 
 Relevant to a caption of scenes is each image for which all of its facts are true. For other data,
-only the caption's own image is. Printed are means and extremes over the runs, for each level:
+only the caption's own image is. For scenes, texts of a color and a shape that they contain are
+searched, too, such as "a red star". Printed are means and extremes over the runs, for each level:
 
 - irrelevant: share of irrelevant results, mean over the queries with results
 - kept: share of the relevant images that are shown, mean over the queries
@@ -29,6 +30,7 @@ import argparse
 import json
 import sys
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ from visavis.data.synthetic import SceneGraphs
 from visavis.evaluation.graded.human_agreement import read_flickr8k_judgments
 from visavis.models.retriever import Retriever
 from visavis.retrieval.no_match import bank_texts, fit_null_scores
-from visavis.retrieval.search import NO_MATCH, NullScores, count_within
+from visavis.retrieval.search import FALSE_ALARM_RATE, NO_MATCH, NullScores, count_within
 from visavis.training.runs.open_run import open_run, read_run_recipe
 
 LEVELS = (0.05, 0.1, 0.2, 0.3, 0.5)
@@ -72,8 +74,10 @@ OTHER_QUERIES = {
 }
 
 
-def split_scores(run: Path, split: str) -> tuple[Dataset, np.ndarray, np.ndarray, np.ndarray]:
-    """The split, scores and relevance, shape ``[captions, images]``, and vectors of the images."""
+def encode_split(run: Path, split: str) -> tuple[Dataset, np.ndarray, np.ndarray, np.ndarray]:
+    """The split, vectors of the captions and of the images, and relevance, shape ``[captions,
+    images]``.
+    """
     data_module, matcher = open_run(run, read_run_recipe(run), NoProgress())
     data = data_module.data.split(split)
     model = Retriever(matcher, data_module.processor)
@@ -84,7 +88,7 @@ def split_scores(run: Path, split: str) -> tuple[Dataset, np.ndarray, np.ndarray
     if folder is not None and (folder / "scenes.jsonl").exists():
         truth = SceneGraphs.open(folder).relevance(data.image_rows, data.caption_rows)
         relevant = truth.T >= 1 - 1e-6
-    return data, text @ visual.T, relevant, visual
+    return data, text, visual, relevant
 
 
 def print_judgments(data: Dataset, scores: np.ndarray, lengths: np.ndarray) -> None:
@@ -111,39 +115,30 @@ def known_texts(model: Retriever, texts: list[str]) -> list[int]:
     return known
 
 
-def list_lengths(scores: np.ndarray, null: NullScores, level: float) -> np.ndarray:
+def list_lengths(
+    null: NullScores, queries: np.ndarray, scores: np.ndarray, level: float
+) -> np.ndarray:
     """Number of results of each query that are shown at a level. ``scores`` is sorted."""
-    num_items = scores.shape[1]
-    return np.array(
-        [
-            count_within(null.match_probabilities(row[:LISTED].tolist(), num_items), level)
-            for row in scores
-        ]
+    standardized = np.stack(
+        [null.standardize(*row) for row in zip(queries, scores[:, :LISTED], strict=True)]
     )
+    probabilities = null.match_probabilities(standardized, scores.shape[1])
+    return np.array([count_within(row, level) for row in probabilities.tolist()])
 
 
-def print_short_texts(
-    model: Retriever, data: Dataset, visual: np.ndarray, null: NullScores
-) -> None:
-    """Print how many texts of a color and a shape that scenes contain get no result."""
+def short_texts(data: Dataset) -> dict[str, np.ndarray]:
+    """Texts of a color and a shape that scenes contain, and the images that do."""
     location = data.images[0].location
     file = None if location is None else location.path.parent.parent / "scenes.jsonl"
     if file is None or not file.exists():
-        return
+        return {}
     scenes = {line["filename"]: line["scene"]["things"] for line in read_lines(file)}
-    texts = {
-        f"a {thing['color']} {thing['shape']}"
+    things = [
+        {f"a {thing['color']} {thing['shape']}" for thing in scenes[image.name]}
         for image in data.images
-        for thing in scenes[image.name]
-    }
-    scores = -np.sort(-(model.encode_texts(sorted(texts)).numpy() @ visual.T), axis=1)
-    empty, no_match = (
-        100 * float((list_lengths(scores, null, level) == 0).mean()) for level in (0.1, NO_MATCH)
-    )
-    print(
-        f"{len(texts)} short texts with matches: {empty:.0f} % without results at 10 %, "
-        f"{no_match:.0f} % probably no match"
-    )
+    ]
+    texts = sorted(set[str]().union(*things))
+    return {text: np.array([text in each for each in things]) for text in texts}
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
@@ -182,71 +177,91 @@ def sort_rows(scores: np.ndarray, relevant: np.ndarray) -> tuple[np.ndarray, np.
     return np.take_along_axis(scores, order, 1), np.take_along_axis(relevant, order, 1)
 
 
+def print_other_queries(model: Retriever, null: NullScores, visual: np.ndarray) -> None:
+    """Print how many queries without matches are answered with "Probably no match"."""
+    for kind, queries in OTHER_QUERIES.items():
+        encoded = list[str]()
+        for query in queries:
+            # A vocabulary rejects a query without a known word.
+            with suppress(VisavisError):
+                model.unknown_words(query)
+                encoded.append(query)
+        lengths = np.array([])
+        if encoded:
+            vectors = model.encode_texts(encoded).numpy()
+            scores = -np.sort(-vectors @ visual.T, axis=1)
+            lengths = list_lengths(null, vectors, scores, NO_MATCH)
+        print(
+            f"{kind}: {(lengths == 0).sum()} of {len(encoded)} probably no match, "
+            f"{len(queries) - len(encoded)} unknown"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--validation", action="store_true", help="measure on validation")
+    parser.add_argument("--items", type=int, help="number of searched images (default: all)")
     options = parser.parse_args()
-    rows = defaultdict[tuple[float, str], list[list[float]]](list)
+    rows = defaultdict[tuple[str, float, str], list[list[float]]](list)
     for run in options.runs:
         evaluation, model = read_run_recipe(run).evaluation, Retriever.load(run)
-        validation_scores, validation_relevant = sort_rows(
-            *split_scores(run, evaluation.validation)[1:3]
-        )
-        split = evaluation.validation if options.validation else evaluation.test
-        data, scores, relevant, visual = split_scores(run, split)
+        data, captions, visual, relevant = encode_split(run, evaluation.validation)
+        known = sort_rows(captions @ visual.T, relevant)
+        if not options.validation:
+            data, captions, visual, relevant = encode_split(run, evaluation.test)
+        visual, relevant = visual[: options.items], relevant[:, : options.items]
         texts, places = bank_texts()
-        known = known_texts(model, texts)
-        bank = model.encode_texts([texts[number] for number in known]).numpy() @ visual.T
-        null = fit_null_scores(bank, places[known])
-        print(f"{run}: {len(known)} test texts, {100 * null.contradicted:.1f} % contradicted")
-        print(null.problem or "The check passes.")
-        for kind, queries in OTHER_QUERIES.items():
-            encoded = []
-            for query in queries:
-                try:
-                    model.unknown_words(query)
-                    encoded.append(query)
-                except VisavisError:
-                    continue
-            best = (
-                (model.encode_texts(encoded).numpy() @ visual.T).max(1) if encoded else np.array([])
-            )
-            none = sum(
-                null.match_probabilities([score], len(visual))[0] < NO_MATCH
-                for score in best.tolist()
-            )
+        numbers = known_texts(model, texts)
+        bank = model.encode_texts([texts[number] for number in numbers]).numpy()
+        null = fit_null_scores(bank, places[numbers], visual)
+        print(f"{run}: {len(numbers)} test texts, {100 * null.contradicted:.0f} % contradicted")
+        print_other_queries(model, null, visual)
+        queries = {"captions": (captions, relevant)}
+        if short := short_texts(data):
+            vectors = model.encode_texts(list(short)).numpy()
+            queries["short texts"] = vectors, np.stack(list(short.values()))[:, : options.items]
+        for kind, (vectors, is_relevant) in queries.items():
+            has_match = is_relevant.any(1)
+            vectors, is_relevant = vectors[has_match], is_relevant[has_match]
+            unsorted = vectors @ visual.T
+            without = -np.sort(-np.where(is_relevant, -1.0, unsorted), axis=1)
+            scores, is_relevant = sort_rows(unsorted, is_relevant)
+            lengths = list_lengths(null, vectors, scores, NO_MATCH)
+            least = np.quantile(known[0][:, 0], FALSE_ALARM_RATE)
             print(
-                f"{kind}: {none} of {len(encoded)} probably no match, "
-                f"{len(queries) - len(encoded)} unknown"
+                f"{kind}: {100 * np.mean(lengths == 0):.0f} % of {len(scores)} probably no match, "
+                f"{100 * np.mean(scores[:, 0] < least):.0f} % if calibrated with captions"
             )
-        print_short_texts(model, data, visual, null)
-        without = -np.sort(-np.where(relevant, -1.0, scores), axis=1)
-        unsorted = scores
-        scores, relevant = sort_rows(scores, relevant)
-        if read_run_recipe(run).data.path.endswith("flickr8k") and not options.validation:
-            print_judgments(data, unsorted, list_lengths(scores, null, 0.1))
-        for level in LEVELS:
-            threshold = threshold_for(validation_scores, validation_relevant, level)
-            rows[level, "without labels"].append(
-                measure(
-                    list_lengths(scores, null, level), list_lengths(without, null, level), relevant
+            if read_run_recipe(run).data.path.endswith("flickr8k") and not options.validation:
+                print_judgments(data, unsorted, list_lengths(null, vectors, scores, 0.1))
+            for level in LEVELS:
+                threshold = threshold_for(*known, level)
+                rows[kind, level, "without labels"].append(
+                    measure(
+                        list_lengths(null, vectors, scores, level),
+                        list_lengths(null, vectors, without, level),
+                        is_relevant,
+                    )
                 )
-            )
-            rows[level, "threshold"].append(
-                measure((scores >= threshold).sum(1), (without >= threshold).sum(1), relevant)
-            )
-            empty = np.zeros(len(scores))
-            rows[level, "best cut"].append(measure(best_lengths(relevant, level), empty, relevant))
+                rows[kind, level, "threshold"].append(
+                    measure(
+                        (scores >= threshold).sum(1), (without >= threshold).sum(1), is_relevant
+                    )
+                )
+                rows[kind, level, "best cut"].append(
+                    measure(best_lengths(is_relevant, level), np.zeros(len(scores)), is_relevant)
+                )
     print(
-        "\n| level | method | irrelevant | kept | rare | broad | no match |\n|---|---|---|---|---|---|---|"
+        "\n| queries | level | method | irrelevant | kept | rare | broad | no match |"
+        "\n|---|---|---|---|---|---|---|---|"
     )
-    for (level, method), measured in rows.items():
+    for (kind, level, method), measured in rows.items():
         cells = [
             f"{np.mean(values):.1f} ({min(values):.1f} to {max(values):.1f})"
             for values in zip(*measured, strict=True)
         ]
-        print(f"| {100 * level:.0f} % | {method} | {' | '.join(cells)} |")
+        print(f"| {kind} | {100 * level:.0f} % | {method} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

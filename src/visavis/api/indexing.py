@@ -469,6 +469,7 @@ def serve(
     host_name: str | Sequence[str] = (),
     feedback: str | Path | None = None,
     store: str | Path | Sequence[str | Path] = (),
+    max_irrelevant: float | None = None,
     open_browser: bool = False,
     progress: Progress | None = None,
 ) -> None:
@@ -491,6 +492,8 @@ def serve(
             Default: names of this machine.
         feedback: File for relevance judgments, new or to be continued. Default: no feedback.
         store: Confirms the store of an index outside its folder. Default: only stores inside.
+        max_irrelevant: Expected share of irrelevant results at which the web UI draws a line, also
+            without captions. Default: 0.5, only with captions.
         open_browser: Open the web UI in a browser.
         progress: Receives the address.
 
@@ -517,6 +520,7 @@ def serve(
         host_names=to_list(host_name),
         feedback=feedback,
         store=store,
+        max_irrelevant=max_irrelevant,
         open_browser=open_browser,
         model=model,
         progress=progress or NoProgress(),

@@ -32,6 +32,7 @@ from visavis.retrieval.search import (
     SearchQuery,
     SearchResult,
     known_texts,
+    no_probabilities,
 )
 from visavis.retrieval.stores.arrow_tables import items_from_table, metadata_names
 from visavis.retrieval.stores.base import (
@@ -407,9 +408,9 @@ class Index:
 
     @cached_property
     def null_scores(self) -> NullScores:
-        """Calibration of scores without labels, or the reason why there is none."""
+        """Calibration of scores without labels, see ``Collection.null_scores``."""
         if self.correction:
-            return NullScores(problem="No match probabilities: the scores are corrected for hubs.")
+            raise no_probabilities("the scores are corrected for hubs.")
         from visavis.retrieval.no_match import recall_null_scores
 
         manifest = self.manifest

@@ -26,7 +26,13 @@ from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.inference import consecutive_batches, encode_items, score_all_pairs
 from visavis.models.retriever import Retriever
 from visavis.retrieval.items import IndexItem, ItemFilter, ItemKind
-from visavis.retrieval.search import EncodeTexts, NullScores, SearchQuery, SearchResult
+from visavis.retrieval.search import (
+    EncodeTexts,
+    NullScores,
+    SearchQuery,
+    SearchResult,
+    no_probabilities,
+)
 from visavis.retrieval.source_files import list_readable_files
 from visavis.training.recipes.features import check_feature_dims, open_data, visual_features
 from visavis.training.runs.evaluate_runs import check_same_captions, read_run_recipes
@@ -48,7 +54,6 @@ class RunImages:
     """
 
     calibration = None
-    null_scores = NullScores(problem="No match probabilities: they need an index.")
 
     def __init__(
         self,
@@ -61,6 +66,11 @@ class RunImages:
         self.root, self.models, self.dataset = root, models, dataset
         self.features, self.progress = features, progress
         self._images = {image.name: image for image in dataset.images}
+
+    @property
+    def null_scores(self) -> NullScores:
+        """No calibration, see ``Collection.null_scores``."""
+        raise no_probabilities("they need an index.")
 
     @classmethod
     def open(

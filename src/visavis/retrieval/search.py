@@ -254,8 +254,10 @@ class Collection(Protocol):
 
     @property
     def null_scores(self) -> NullScores:
-        """Calibration of the scores of single texts without labels, or the reason why there is
-        none.
+        """Calibration of the scores of single texts without labels.
+
+        Raises:
+            VisavisError: If there is none, with the reason.
         """
 
     def count(self, item_filter: ItemFilter) -> int:
@@ -390,11 +392,12 @@ def search_collection(
         return SearchResults(tuple(results), correction=str(encoded.correction.settings))
     if not query.is_single_text:
         return SearchResults(tuple(results))
-    return _assess(collection, results, item_filter, max_irrelevant)
+    return _assess(collection, encoded, results, item_filter, max_irrelevant)
 
 
 def _assess(
     collection: Collection,
+    encoded: Any,
     results: Sequence[SearchResult],
     item_filter: ItemFilter,
     max_irrelevant: float | None,
@@ -404,10 +407,12 @@ def _assess(
     if calibration is not None:
         probabilities = [calibration.match_probability(score) for score in scores]
         no_match = scores[0] < calibration.min_score
-    # Without labels, probabilities are too low for short texts, see the guide: only on request.
+    # Without labels only on request: the first time, texts have to be encoded.
     elif max_irrelevant is not None:
+        null = collection.null_scores
+        standardized = null.standardize(encoded[0], scores)
         count = collection.count(item_filter)
-        probabilities = collection.null_scores.match_probabilities(scores, count)
+        probabilities = null.match_probabilities(standardized, count).tolist()
         no_match = probabilities[0] < NO_MATCH
     else:
         return SearchResults(tuple(results))
@@ -432,18 +437,41 @@ def _check_max_irrelevant(
     collection: Collection, query: SearchQuery, level: float, rerank: Retriever | None
 ) -> None:
     """Check that a level of irrelevant results is valid and match probabilities exist."""
+    check_level(level)
+    if not query.is_single_text or rerank is not None:
+        raise no_probabilities("they exist for one text, without other parts and --rerank.")
+    if collection.calibration is None:
+        _ = collection.null_scores  # may raise an error
+
+
+def check_level(level: float) -> None:
+    """Check a level of irrelevant results.
+
+    Args:
+        level: Share of irrelevant results.
+
+    Raises:
+        VisavisError: If it is not from 0 to 1.
+    """
     if not 0 <= level <= 1:
         raise VisavisError(
             f"max_irrelevant: expected a share from 0 to 1, got {level:g}. Pass a share such as "
             "0.1."
         )
-    problem = ""
-    if not query.is_single_text or rerank is not None:
-        problem = "Match probabilities exist for one text, without other parts and --rerank."
-    elif collection.calibration is None:
-        problem = collection.null_scores.problem
-    if problem:
-        raise VisavisError(f"max_irrelevant: {problem} Remove --max-irrelevant.")
+
+
+def no_probabilities(reason: str) -> VisavisError:
+    """Make the error of a search that cannot have match probabilities.
+
+    Args:
+        reason: Why, as a sentence that starts with a small letter.
+
+    Returns:
+        The error.
+    """
+    return VisavisError(
+        f"max_irrelevant: no match probabilities, because {reason} Remove --max-irrelevant."
+    )
 
 
 def warn_unknown_words(model: Retriever, query: SearchQuery, progress: Progress) -> None:
@@ -689,53 +717,73 @@ class Calibration:
         return float(np.interp(score, self.scores, self.probabilities))
 
 
-@dataclass(frozen=True)
+# Prior odds of a match: three of four texts describe an item of the collection.
+MATCH_ODDS = 3.0
+# Smallest variance of the scores of a query, so that rounding errors of equal scores have no weight.
+MIN_VARIANCE = 1e-10
+
+
+@dataclass(frozen=True, eq=False)
 class NullScores:
     """Distribution of the scores of irrelevant items, for one query model and one collection.
 
+    The scores of a query are standardized by the mean and the standard deviation of its scores with
+    all items, because texts differ in both. The distribution is that of standardized scores.
+
     Attributes:
-        scores: Knots of the distribution, falling. Empty if nothing was scored.
-        shares: Share of the pairs of an item and an unrelated text that reach each knot.
-        tail_mean: Mean excess of the scores above the first knot.
-        num_texts: Number of texts of the bank.
-        contradicted: Share of their results that fit a contradicting text better, 0 to 1.
-        problem: Why there are no probabilities, as a sentence. Empty if there are.
+        mean: Mean of the vectors of the items, shape ``[D]``.
+        covariance: Covariance of the vectors, shape ``[D, D]``.
+        tail: Coefficients a, b and c. The logarithm of the share of irrelevant items that reach the
+            standardized score z is a + b z + c z^2, but at least that of the normal distribution.
+        contradicted: Share of the results of fixed texts that fit a contradicting text better, 0 to
+            1. NaN without results.
     """
 
-    scores: tuple[float, ...] = ()
-    shares: tuple[float, ...] = ()
-    tail_mean: float = 0.0
-    num_texts: int = 0
-    contradicted: float = 0.0
-    problem: str = ""
+    mean: np.ndarray
+    covariance: np.ndarray
+    tail: tuple[float, float, float]
+    contradicted: float
 
-    def share_above(self, scores: Sequence[float] | np.ndarray) -> np.ndarray:
-        """Compute the share of irrelevant items that reach scores.
+    def standardize(self, query: np.ndarray, scores: Sequence[float]) -> np.ndarray:
+        """Standardize scores of a query.
 
         Args:
-            scores: Scores, of any shape.
+            query: Vector of the query, shape ``[D]``.
+            scores: Scores of items.
+
+        Returns:
+            Standard deviations above the mean score of all items.
+        """
+        deviation = np.sqrt(max(query @ self.covariance @ query, MIN_VARIANCE))
+        return np.asarray((np.asarray(scores) - query @ self.mean) / deviation)
+
+    def share_above(self, standardized: np.ndarray) -> np.ndarray:
+        """Compute the share of irrelevant items that reach standardized scores.
+
+        Args:
+            standardized: Standardized scores, of any shape.
 
         Returns:
             Shares, 0 to 1, of the same shape.
         """
-        values = np.asarray(scores, np.float64)
-        # Between the knots, the logarithm of the share is linear. np.interp expects rising knots.
-        shares = np.exp(np.interp(values, self.scores[::-1], np.log(self.shares[::-1])))
-        excess = np.maximum(values - self.scores[0], 0)
-        # Without a spread of the scores above the first knot, no irrelevant item exceeds it.
-        tail = np.exp(-excess / self.tail_mean) if self.tail_mean > 0 else (excess <= 0) * 1.0
-        return np.asarray(shares * tail)
+        from scipy.special import log_ndtr
 
-    def match_probabilities(self, scores: Sequence[float], num_items: int) -> list[float]:
-        """Convert the scores of the first results of a query to match probabilities.
+        fitted = np.polynomial.polynomial.polyval(standardized, self.tail)
+        return np.exp(np.minimum(np.maximum(fitted, log_ndtr(-standardized)), 0))
+
+    def match_probabilities(self, standardized: np.ndarray, num_items: int) -> np.ndarray:
+        """Convert the standardized scores of the first results of queries to match probabilities.
 
         Formula:
-            $p_k = 1 - max_(j <= k) min(1, N F(s_j) - N F(s_(j-1)))$ with $F$ the share of
-            irrelevant items that reach a score and $N$ the number of items. The difference is the
-            number of irrelevant items that are expected between two results.
+            $p_k = 1 - max_(j <= k) max(B_j / (B_j + 3), E_j - E_(j-1))$ with the expected number
+            $E_j = N F(z_j)$ of irrelevant items that reach the score of result j, and
+            $B_j = -e E_j log(E_j)$, which is 1 for $E_j > 1 / e$. $F$ is the share of irrelevant
+            items that reach a score, and $N$ the number of items. $E_j$ is the p-value of the
+            hypothesis that result j is irrelevant, and $B_j$ the smallest Bayes factor for it.
 
         Args:
-            scores: Scores of the results, falling, without gaps from the best one.
+            standardized: Standardized scores, falling along the last axis, without gaps from the
+                best one.
             num_items: Number of searched items.
 
         Returns:
@@ -743,12 +791,18 @@ class NullScores:
             does not depend on later results.
 
         Source:
-            The local false discovery rate, Efron, Large-Scale Inference, 2010, chapter 5, with
-            a null distribution from unrelated queries.
+            Sellke, Bayarri and Berger, Calibration of p Values for Testing Precise Null Hypotheses,
+            The American Statistician 2001, for the Bayes factor. Auckenthaler, Carey and
+            Lloyd-Thomas, Score Normalization for Text-Independent Speaker Verification Systems,
+            Digital Signal Processing 2000, for standardized scores.
         """
-        expected = num_items * self.share_above(scores)
-        irrelevant = np.maximum.accumulate(np.diff(expected, prepend=0.0))
-        return [float(value) for value in 1 - np.clip(irrelevant, 0, 1)]
+        expected = num_items * self.share_above(standardized)
+        p_values = np.clip(expected, np.finfo(np.float64).tiny, 1 / np.e)
+        factors = -np.e * p_values * np.log(p_values)
+        irrelevant = np.maximum(
+            factors / (factors + MATCH_ODDS), np.diff(expected, prepend=0.0, axis=-1)
+        )
+        return np.asarray(1 - np.clip(np.maximum.accumulate(irrelevant, axis=-1), 0, 1))
 
 
 def irrelevant_shares(probabilities: Sequence[float]) -> list[float]:

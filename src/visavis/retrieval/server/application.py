@@ -88,6 +88,8 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 JPEG_RESPONSE: dict[int | str, dict[str, Any]] = {
     200: {"content": {"image/jpeg": {"schema": {"type": "string", "format": "binary"}}}}
 }
+DEFAULT_LEVEL = 0.5
+"""Expected share of irrelevant results at which the web UI draws a line."""
 IndexNumber = Annotated[int, Query(ge=0, le=1)]
 ItemKey = Annotated[str, Query(max_length=4096)]
 ContentVersion = Annotated[str, Query(max_length=64)]
@@ -103,6 +105,7 @@ def create_app(
     token: str | None = None,
     limits: ServerLimits | None = None,
     rates: RateLimits | None = None,
+    max_irrelevant: float = DEFAULT_LEVEL,
 ) -> FastAPI:
     """Create the application.
 
@@ -116,6 +119,7 @@ def create_app(
         token: Access token required from clients. None: no token.
         limits: Sizes and timeouts. Default: ``ServerLimits()``.
         rates: Request rate of a client. None: no limit.
+        max_irrelevant: Expected share of irrelevant results at which the web UI draws a line.
 
     Returns:
         The application.
@@ -152,7 +156,7 @@ def create_app(
         redirect_slashes=False,
     )
     limiter = None if rates is None else RateLimiter(rates)
-    app.include_router(api_routes(service))
+    app.include_router(api_routes(service, max_irrelevant))
     app.include_router(inference_routes(service, limiter))
     app.include_router(service_routes(service, auth, f"{root_path}/"))
     app.include_router(web_ui_routes())
@@ -261,11 +265,12 @@ def web_ui_routes() -> APIRouter:
     return router
 
 
-def api_routes(service: SearchService) -> APIRouter:
+def api_routes(service: SearchService, max_irrelevant: float) -> APIRouter:
     """Create the routes below ``/api``.
 
     Args:
         service: The search service.
+        max_irrelevant: Expected share of irrelevant results at which the web UI draws a line.
 
     Returns:
         The routes.
@@ -341,6 +346,7 @@ def api_routes(service: SearchService) -> APIRouter:
             blind=service.is_comparison,
             votes=service.votes.file is not None,
             version=VERSION,
+            max_irrelevant=max_irrelevant,
         )
 
     @router.get("/facets")

@@ -306,12 +306,14 @@ class ServerInfo(BaseModel):
         blind: Whether two indexes are compared without their names.
         votes: Whether votes are saved.
         version: Version of visavis.
+        max_irrelevant: Expected share of irrelevant results at which the web UI draws a line.
     """
 
     indexes: list[IndexInfo]
     blind: bool
     votes: bool
     version: str
+    max_irrelevant: float
 
 
 class FacetsResponse(BaseModel):

@@ -80,13 +80,15 @@ class ServedIndex:
     Args:
         index: The index.
         name: Name that is shown when two indexes are compared. Default: the name of the folder.
+        has_probabilities: Whether results have match probabilities without captions, too.
 
     Attributes:
         count: Number of items.
     """
 
-    def __init__(self, index: Index, name: str | None = None):
+    def __init__(self, index: Index, name: str | None = None, *, has_probabilities: bool = False):
         self.index, self.count = index, index.store.count()
+        self.has_probabilities = has_probabilities
         self.name = name or index.folder.name
         self._text_vectors = LRUCache[Tensor](CACHED_TEXTS)
 
@@ -136,8 +138,14 @@ class ServedIndex:
             images=() if image is None else ((1.0, image),),
             like=((1.0, key.similar_to),) if key.similar_to else (),
         )
+        has_probabilities = self.has_probabilities and query.is_single_text
         return search_collection(
-            self.index, query, top, item_filter, encode_texts=encode_texts or self.encode_texts
+            self.index,
+            query,
+            top,
+            item_filter,
+            encode_texts=encode_texts or self.encode_texts,
+            max_irrelevant=1.0 if has_probabilities else None,
         )
 
     def encode_texts(self, texts: Sequence[str]) -> list[Tensor]:
@@ -202,7 +210,13 @@ class ServedIndex:
         return unit_rows(vectors[:, :dimensions])
 
     def warm_up(self) -> None:
-        """Run a first search, which is slower than later ones."""
+        """Run a first search, which is slower than later ones.
+
+        Raises:
+            VisavisError: If there can be no match probabilities, and they are requested.
+        """
+        if self.has_probabilities and self.index.calibration is None:
+            _ = self.index.null_scores
         first_items = [QueryKey(similar_to=key) for key in self._table["key"][:1].to_pylist()]
         for key in [*first_items, QueryKey("an image")]:
             with suppress(VisavisError):  # a vocabulary may contain no word of the text

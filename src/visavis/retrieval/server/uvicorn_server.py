@@ -33,6 +33,7 @@ def run_service(
     feedback: str | Path | None,
     store: str | Path | Sequence[str | Path] = (),
     open_browser: bool,
+    max_irrelevant: float | None = None,
     model: str | Path | None = None,
     progress: Progress,
 ) -> None:
@@ -48,12 +49,14 @@ def run_service(
         feedback: Feedback file. None: votes are not saved.
         store: Confirmed locations of stores outside the folders of the indexes.
         open_browser: Whether to open the web UI in a browser.
+        max_irrelevant: Expected share of irrelevant results at which the web UI draws a line, also
+            without captions. None: 0.5, only with captions.
         model: Model for folders of images. None: the default model.
         progress: Receives the address.
 
     Raises:
         VisavisError: If the port is in use, the token is missing or weak, or a host name or path is
-            invalid.
+            invalid, or ``max_irrelevant`` is invalid or cannot be reached.
         RunError: If a folder is not an index.
         DataError: If the feedback file is invalid.
         MissingExtra: If FastAPI, uvicorn or prometheus_client is not installed.
@@ -65,7 +68,8 @@ def run_service(
     from visavis.retrieval.index_builder import index_if_images
     from visavis.retrieval.index_folder import Index, check_confirmed_stores
     from visavis.retrieval.items import index_names
-    from visavis.retrieval.server.application import create_app
+    from visavis.retrieval.search import check_level
+    from visavis.retrieval.server.application import DEFAULT_LEVEL, create_app
     from visavis.retrieval.server.limits import RateLimits, ServerLimits
     from visavis.retrieval.server.search_service import ServedIndex
     from visavis.retrieval.server.security import (
@@ -79,6 +83,8 @@ def run_service(
         raise VisavisError(
             f"index: expected one index, or two to compare, got {len(indexes)}. Pass one or two."
         )
+    if max_irrelevant is not None:
+        check_level(max_irrelevant)
     root_path = validate_root_path(root_path)
     host_names = [validate_host_name(name) for name in host_names]
     with ExitStack() as stack:
@@ -94,7 +100,12 @@ def run_service(
         indexes = [index_if_images(path, model, progress) for path in indexes]
         named = index_names([Path(path) for path in indexes])
         stores = [store] if isinstance(store, str | Path) else list(store)
-        served = [ServedIndex(Index.open(path, store=stores), name) for name, path in named.items()]
+        served = [
+            ServedIndex(
+                Index.open(path, store=stores), name, has_probabilities=max_irrelevant is not None
+            )
+            for name, path in named.items()
+        ]
         check_confirmed_stores(list(named.values()), stores)
         file = None if feedback is None else stack.enter_context(open_feedback(feedback))
         for index in served:
@@ -109,6 +120,7 @@ def run_service(
             token=token,
             limits=limits,
             rates=rates,
+            max_irrelevant=DEFAULT_LEVEL if max_irrelevant is None else max_irrelevant,
         )
         # SecurityMiddleware logs errors in one line.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)

@@ -12,8 +12,6 @@ const PAGE_SIZE = 40;
 // Largest page that the server returns.
 const MAX_PAGE_SIZE = 100;
 const WAIT_MS = 180;
-// Expected share of irrelevant results at which the page draws a line.
-const MAX_IRRELEVANT = 0.5;
 const byId = (id) => document.getElementById(id);
 const text = byId("text");
 let info = { indexes: [], blind: false, votes: false };
@@ -170,7 +168,7 @@ function add(page) {
     const before = entries.filter((entry) => entry.side === side.side).length;
     const added = side.hits.map((hit, number) => ({ hit, rank: before + number + 1, index: side.index, side: side.side }));
     for (const entry of added) {
-      const isWeak = entry.hit.irrelevant_share >= MAX_IRRELEVANT;
+      const isWeak = entry.hit.irrelevant_share >= info.max_irrelevant;
       // If even the first result is weak, there is no line, so that something is shown.
       if (isWeak && grid.lastElementChild && !grid.lastElementChild.classList.contains("weaker")) grid.append(weakerLine(grid));
       grid.append(tile(entry, actions));
@@ -232,7 +230,8 @@ function weakerLine(grid) {
     showMore();
   });
   setCut(true);
-  line.append(element("span", "", "Results below this line are probably irrelevant."), button);
+  const share = `${formatNumber(Math.round(100 * info.max_irrelevant))} %`;
+  line.append(element("span", "", `With the results below, at least ${share} are probably irrelevant.`), button);
   return line;
 }
 
