@@ -469,6 +469,7 @@ def test_train_prints_a_long_run_folder_on_one_line(call, run):
 
 
 @posix
+@pytest.mark.slow
 def test_json_and_progress_bars_do_not_mix(scenes, tmp_path, monkeypatch):
     """stderr is a terminal, so that bars are drawn. stdout is a pipe."""
     (tmp_path / "tiny.toml").write_text(RECIPE)

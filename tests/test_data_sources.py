@@ -180,6 +180,7 @@ def test_training_equals_that_on_captions_csv(name, rows, listed, train):
         for name in SOURCES
     ],
 )
+@pytest.mark.slow
 def test_other_commands_read_each_source(name, rows, tmp_path, listed):
     SOURCES[name](tmp_path / "data", rows)
     assert visavis.data_check(tmp_path / "data").ok

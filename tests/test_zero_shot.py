@@ -469,6 +469,7 @@ def test_score_that_is_nan_is_rejected():
 
 
 @kinds
+@pytest.mark.slow
 def test_classify_with_templates_as_evaluate(kind, classes, dual_encoders, tmp_path):
     (tmp_path / "t.txt").write_text("\n".join(TEMPLATES))
     (tmp_path / "labels.txt").write_text("circle\nred square\nstar\n")

@@ -343,6 +343,7 @@ def test_unclear_columns_are_one_error(tmp_path, case):
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+@pytest.mark.slow
 def test_damaged_tables_are_an_error_or_read(tmp_path, suffix):
     path = (write_parquet if suffix == "parquet" else write_arrow)(
         tmp_path / f"data-train.{suffix}", rows(*range(20))

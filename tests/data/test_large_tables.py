@@ -383,6 +383,7 @@ LIST_CELL = st.lists(CELL, max_size=3).map(json.dumps)
     st.sampled_from([",", ";", "\t"]),
     st.booleans(),
 )
+@pytest.mark.slow
 def test_large_csv_has_content_of_small_csv(
     tmp_path_factory, rows, columns, delimiter, byte_order_mark
 ):

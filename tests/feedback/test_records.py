@@ -112,6 +112,7 @@ def test_feedback_file_is_locked(tmp_path):
 
 
 @posix
+@pytest.mark.slow
 def test_feedback_file_survives_killed_process(tmp_path):
     path = tmp_path / "votes.jsonl"
     program = """

@@ -218,6 +218,7 @@ def test_relevance_command_evaluates_estimators(people, vectors_file, tiny_model
 
 
 @pytest.mark.parametrize("kind", ["bi", "cross", "regression"])
+@pytest.mark.slow
 def test_fine_tuned_model_is_reproducible_and_readable(people, tiny_models, tmp_path, kind):
     out = tmp_path / "fitted"
     options = {

@@ -276,6 +276,7 @@ def hub_image_rows(folder, images, size, **options):
 
 @kinds
 @pytest.mark.parametrize("size", [16, 64, 72])
+@pytest.mark.slow
 def test_other_image_size_interpolates_as_transformers(dual_encoders, kind, size, images, tmp_path):
     matcher, processor = open_dual_encoder(str(dual_encoders / kind))
     model = at_size(matcher, processor, size)

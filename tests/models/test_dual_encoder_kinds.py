@@ -104,6 +104,7 @@ SQUARE_KINDS = [kind for kind in [*KINDS, *PAIRS] if kind != "siglip2-naflex"]
 
 @pytest.mark.parametrize("kind", SQUARE_KINDS)
 @pytest.mark.parametrize("size", [pytest.param(16, marks=pytest.mark.slow), 72])
+@pytest.mark.slow
 def test_other_image_size_equals_transformers(kind, size, kind_folders, images, tmp_path):
     folder = kind_folders(kind)
     model = at_size(visavis.load(folder), image_size=size)

@@ -102,6 +102,7 @@ def test_head_of_a_published_model_is_ignored(embedders, tmp_path):
     torch.testing.assert_close(visavis.load(folder).encode_images(images()), expected)
 
 
+@pytest.mark.slow
 def test_instructions_change_vectors_and_fingerprint(embedders, tmp_path):
     folder = embedders / "embedder"
     config = {"backbone": str(folder), "visual_input_dim": 16, "text_input_dim": 263}

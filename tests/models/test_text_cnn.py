@@ -48,6 +48,7 @@ def test_text_cnn_depends_on_word_order(encoder):
     assert not torch.equal(encoder(Encoded(WORDS[2:])), encoder(Encoded(WORDS[2:].flip(1))))
 
 
+@pytest.mark.slow
 def test_heads_with_text_cnn_overfit_ten_captions():
     torch.manual_seed(0)
     heads = Heads(

@@ -160,6 +160,7 @@ def test_bias_is_added_in_float32_under_autocast(path, monkeypatch):
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor"
 )  # raised by torch.compile for tensors on a graph
+@pytest.mark.slow
 def test_bias_compiles():
     images, texts = random_embeddings(6, 6)
     scale, bias = learnable_scale_and_bias()

@@ -205,6 +205,7 @@ FORMS = (
 
 
 @for_each(objective=FORMS)
+@pytest.mark.slow
 def test_declared_cost_covers_memory_of_terms(objective):
     for extra in ((), ("weight",), ("ignore",)):
 

@@ -131,6 +131,7 @@ def test_row_blocks_reject_function_with_gradient():
     [pytest.param(kind, marks=() if kind in COMPILED else pytest.mark.long) for kind in CATALOG],
     ids=lambda kind: kind.__name__,
 )
+@pytest.mark.slow
 def test_pair_loss_compiles(kind):
     images, texts = random_embeddings(6, 6)
     annotations = {

@@ -90,6 +90,7 @@ def everything(store: VectorStore, late: str | None) -> list[object]:
 
 @pytest.mark.parametrize("late", [None, "both"])
 @pytest.mark.parametrize("steps", [6, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_snapshot_of_parts_equals_single_part(tmp_path, monkeypatch, late, steps):
     monkeypatch.setattr(lancedb_store, "MIN_PART_ROWS", 1)
     generator, most_parts = np.random.default_rng(steps), 0

@@ -72,6 +72,7 @@ def test_members_are_in_text_and_json_output(trained, capsys):
     assert found["published"]["published"]["rsum"]["published"] == 487.6
 
 
+@pytest.mark.slow
 def test_stopped_ensemble_resumes(trained, toys, tmp_path, monkeypatch):
     folder, run = tmp_path / "run", Trainer.run
 

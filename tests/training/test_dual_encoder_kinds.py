@@ -59,6 +59,7 @@ def inputs(pairs, split="train"):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_training_starts_at_loss_of_transformers(kind, kind_folders, pairs, tmp_path):
     folder = kind_folders(kind)
     visavis.train("clip/full", overrides=settings(kind, folder, pairs), out=tmp_path / "run")
@@ -202,6 +203,7 @@ def test_patches_train_with_each_input(recipe, overrides, kind_folders, pairs, t
 
 @pytest.mark.parametrize("kind", DAILY_KINDS)
 @pytest.mark.parametrize("recipe", ["clip/full", pytest.param("clip/lora", marks=adapters)])
+@pytest.mark.slow
 def test_text_encoder_trains_alone_on_item_vectors(recipe, kind, kind_folders, pairs, tmp_path):
     folder = kind_folders(kind)
     visavis.index(folder, pairs, out=tmp_path / "index")

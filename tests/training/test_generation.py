@@ -1,5 +1,7 @@
 """Training of VSRN with its caption decoder."""
 
+import pytest
+
 import visavis
 
 GIVEN = {
@@ -10,6 +12,7 @@ GIVEN = {
 }
 
 
+@pytest.mark.slow
 def test_generative_run_resumes_exactly_and_loads(recipe, scenes, outcome, in_pieces, tmp_path):
     trained = visavis.train(recipe, data=scenes, out=tmp_path / "whole", overrides=GIVEN)
     assert in_pieces(recipe, tmp_path / "pieces", data=scenes, overrides=GIVEN) > 2

@@ -61,6 +61,7 @@ def test_resume_rejects_changed_image(begun, world):
         visavis.train(resume=run)
 
 
+@pytest.mark.slow
 def test_resume_accepts_touched_or_moved_images(begun, world, outcome, uninterrupted):
     run = begun()
     os.utime(world / "images" / "000007.png", (1, 1))

@@ -387,6 +387,7 @@ def test_noisy_supervision_detects_mismatched_captions(recipes, tmp_path):
     assert clean[wrong].mean() < 0.3
 
 
+@pytest.mark.slow
 def test_noisy_supervision_evaluates_mean_of_networks(recipes, scenes, tmp_path):
     run = tmp_path / "run"
     visavis.train(recipes / "NCR.toml", data=scenes, out=run)
@@ -469,6 +470,7 @@ def test_noisy_supervision_trains_equal_networks_equally(
     ]
 
 
+@pytest.mark.slow
 def test_noisy_supervision_supplies_image_margins(recipes, scenes, tmp_path):
     """``NCR(semantics="reference")`` trains, and equals the paper's form in the first epoch, where
     all labels are 1.

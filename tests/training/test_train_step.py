@@ -92,6 +92,7 @@ def test_compiled_blocks_do_not_change_loss_and_gradients(clip, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.slow
 def test_only_training_is_compiled(clip, tmp_path, monkeypatch):
     """Blocks of images and of captions have a version each, and captions of other lengths one more.
     torch compiles at most 8.

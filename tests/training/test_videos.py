@@ -141,6 +141,7 @@ def test_clip_without_frames_stops_training_before_start(folder, recipe, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_damaged_clip_can_be_skipped(folder, recipe, tmp_path, listener):
     whole = random_clip(folder / "3.mp4", options={"movflags": "faststart"}).read_bytes()
     (folder / "3.mp4").write_bytes(damaged(whole))

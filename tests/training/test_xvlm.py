@@ -164,6 +164,7 @@ def test_moved_run_loads_without_initial_bert(recipe, scenes, towers, tmp_path):
     "objective",
     ["Unified(gamma=10)", "TripletHN()", pytest.param("NTXent(tau=0.1)", marks=pytest.mark.long)],
 )
+@pytest.mark.slow
 def test_both_losses_fall_on_memorized_batch(towers, objective):
     model, (images, texts), targets = matcher(towers), batch(), Targets.paired(6)
     loss, optimizer = (
