@@ -162,6 +162,7 @@ def listed(train):
 
 
 @pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.slow
 def test_training_equals_that_on_captions_csv(name, rows, listed, train):
     expected = open_dataset(listed[0])
     source, run, result = train(name, SOURCES[name])

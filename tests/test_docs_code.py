@@ -255,6 +255,7 @@ def test_page_has_two_tabs_per_section():
 @pytest.mark.parametrize(
     "block", TABS, ids=lambda block: f"{block.subsection}-{block.tab}".replace(" ", "_")
 )
+@pytest.mark.slow
 def test_tab_computes_a_finite_loss(block, tmp_path):
     names = run_tab(block, tmp_path)
     if "trainer" in names:

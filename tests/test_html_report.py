@@ -62,6 +62,7 @@ def opened(content: bytes) -> Image.Image:
 
 
 @pytest.mark.parametrize("theme", [LIGHT_THEME, DARK_THEME])
+@pytest.mark.slow
 def test_plot_retrievals_is_a_small_png(theme):
     content = plot_retrievals(retrievals(2), theme)
     width, height = opened(content).size

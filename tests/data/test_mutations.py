@@ -439,6 +439,7 @@ def mutate(folder: Path, kind: str, seeds: range) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_changed_files_raise_data_error_or_read_correctly(tmp_path, monkeypatch, kind):
     monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path / "cache"))
     mutate(tmp_path, kind, range(20))

@@ -88,6 +88,7 @@ def test_last_slide_is_shown_for_its_duration(tmp_path, file, codec, num_slides,
 
 @pytest.mark.parametrize(("file", "codec"), CONTAINERS)
 @pytest.mark.parametrize("rate", [Fraction(1, 5), 10])
+@pytest.mark.slow
 def test_truncated_video_is_detected_in_each_container(tmp_path, file, codec, rate):
     noise = np.random.default_rng(0).integers(0, 255, (60, 48, 48, 3), dtype=np.uint8)
     options = {"movflags": "faststart"} if file.endswith(("mp4", "mov")) else None

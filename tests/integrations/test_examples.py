@@ -27,6 +27,7 @@ def test_examples_are_all_tested():
     "ignore:.*does not have many workers"
 )  # raised by lightning with more than two cores
 @pytest.mark.parametrize("name", NEEDED)
+@pytest.mark.slow
 def test_example_reduces_its_loss(name, capsys):
     for package in NEEDED[name]:
         pytest.importorskip(package)

@@ -264,6 +264,7 @@ def accepts_zero(config, name):
 
 
 @every_matcher
+@pytest.mark.slow
 def test_config_rejects_zero_or_model_trains_with_it(kind, config):
     for name in number_fields(kind):
         if not accepts_zero(config, name):

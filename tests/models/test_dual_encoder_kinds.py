@@ -49,6 +49,7 @@ def close(actual, expected):
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *PAIRS])
+@pytest.mark.slow
 def test_vectors_and_logits_equal_transformers(kind, kind_folders, images):
     folder = kind_folders(kind)
     model = visavis.load(folder)

@@ -167,6 +167,7 @@ def test_index_and_search_equal_scores(embedders, name, tmp_path):
 
 
 @pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.slow
 def test_frozen_features_equal_sentence_transformers(embedders, name):
     folder = embedders / name
     prompts = dict.fromkeys(PROMPTS, "") if name == "plain" else PROMPTS

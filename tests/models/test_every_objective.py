@@ -204,6 +204,7 @@ LEARNED_BY = [
         for name, kind in LEARNED_BY
     ],
 )
+@pytest.mark.slow
 def test_every_matcher_overfits_32_pairs(name, objective):
     matcher, ids = made(name), torch.arange(32)
     visual, text, targets = (
@@ -255,6 +256,7 @@ def test_objective_reports_missing_annotations_for_every_score(objective):
 @pytest.mark.parametrize(
     "name", [name for name, config in MATCHERS.items() if config.visual_granularity == "regions"]
 )
+@pytest.mark.slow
 def test_moved_model_folder_scores_the_same(name, tmp_path):
     words = Vocabulary.from_captions(["a red circle above two blue squares"], 1)
     more = {"num_regions": 36} if name in ("SGR", "SAF") else {}

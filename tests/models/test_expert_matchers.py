@@ -356,6 +356,7 @@ def test_expert_score_cost_matches_measurement(name):
         ("MMT", InfoNCE(), 0.85),
     ],
 )
+@pytest.mark.slow
 def test_expert_matchers_overfit_pairs_with_missing_experts(name, objective, ratio):
     matcher = made(name, training=True).float()
     visual, text = (items.to(torch.float32) for items in (videos(16), texts(matcher, 16)))

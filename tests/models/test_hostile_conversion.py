@@ -290,6 +290,7 @@ def attempt(case: int, folder: Path, text: str, words: tuple) -> None:
 @pytest.mark.parametrize(
     "cases", [range(40), pytest.param(range(40, 440), marks=pytest.mark.long)], ids=["40", "400"]
 )
+@pytest.mark.slow
 def test_hostile_inputs_are_refused_in_time(cases, bert, donor, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.chdir(tmp_path)
     torch.save(published(), tmp_path / "valid.pt")

@@ -430,6 +430,7 @@ def encoded(kind, folder):
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("count", [15, pytest.param(300, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", [*OPEN, "own"])
+@pytest.mark.slow
 def test_randomly_changed_folder_opens_or_is_reported(folders, tmp_path, kind, count):
     chance, whole = random.Random(kind), 0
     for number in range(count):

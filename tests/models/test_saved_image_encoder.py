@@ -58,6 +58,7 @@ def write_encoder(folder, kind):
     [("vit", "encoder"), ("vit without pooler", "encoder"), ("resnet", "mean")],
     ids=["pooler", "class token", "resnet"],
 )
+@pytest.mark.slow
 def test_run_folder_reads_images_without_pretrained_encoder(kind, region_pool, tmp_path):
     write_encoder(tmp_path / "encoder", kind)
     data = write_synthetic_scenes(

@@ -74,6 +74,7 @@ def encode(model, folder, moment_seconds):
 @pytest.mark.parametrize(
     ("max_frames", "moment_seconds"), [(1024, 4), (8, 4), (3, 4), (8, 11), (1, 1), (8, 60)]
 )
+@pytest.mark.slow
 def test_clip_vectors_are_means_of_frames(folder, monkeypatch, max_frames, moment_seconds):
     model = make_model("images")
     frames = model.encode_images(list(iter_frames(folder / "a.mkv", "a", 1.0)))

@@ -119,6 +119,7 @@ def mutate(file: Path, others: list[Path], generator: random.Random) -> str:
 
 
 @pytest.mark.parametrize("count", [15, pytest.param(500, marks=pytest.mark.long)])
+@pytest.mark.slow
 def test_damaged_index_is_repaired_or_refused(indexes, run, caplog, count):
     root, store = indexes
     expected, others = (

@@ -92,6 +92,7 @@ def test_invalid_texts_are_refused(dual_encoders: Path, photos: Path, tmp_path: 
         model.encode_texts("a red circle")
 
 
+@pytest.mark.slow
 def test_changed_weights_are_noticed(model: Path, photos: Path, tmp_path: Path) -> None:
     visavis.index(model, photos, out=tmp_path / "index")
     file = model / "model.safetensors"

@@ -70,6 +70,7 @@ KINDS = kinds()
         for address in TRAINABLE
     ],
 )
+@pytest.mark.slow
 def test_every_row_takes_step_in_each_phase(address, toys):
     recipe = toy(address, toys)
     for member in member_recipes(recipe).values() or [recipe]:

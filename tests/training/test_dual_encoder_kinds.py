@@ -86,6 +86,7 @@ def test_training_starts_at_loss_of_transformers(kind, kind_folders, pairs, tmp_
 
 
 @pytest.mark.parametrize("kind", DAILY_KINDS)
+@pytest.mark.slow
 def test_folder_is_evaluated_indexed_and_searched(kind, kind_folders, pairs, tmp_path):
     folder = kind_folders(kind)
     result = visavis.evaluate(folder, data=pairs)

@@ -136,6 +136,7 @@ def test_adapters_start_at_zero_and_are_saved_alone(embedders, tmp_path):
 
 
 @adapters
+@pytest.mark.slow
 def test_adapters_of_embedder_need_their_weights(embedders, small, tmp_path):
     base = tmp_path / "base"
     shutil.copytree(embedders / "embedder", base)

@@ -78,6 +78,7 @@ def test_run_folder_may_be_mount_point_or_link(
         290,
     ],
 )
+@pytest.mark.slow
 def test_full_disk_is_reported_and_run_resumes(
     recipe, scenes, small_disk, uninterrupted, outcome, kilobytes
 ):

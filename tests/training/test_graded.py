@@ -81,6 +81,7 @@ def cbow(vectors):
     ],
     ids=["pairs", "several captions", "relevance"],
 )
+@pytest.mark.slow
 def test_graded_run_resumes_exactly(
     supervision, plan, recipe, scenes, outcome, in_pieces, tmp_path
 ):

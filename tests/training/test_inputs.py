@@ -75,6 +75,7 @@ def test_resume_accepts_touched_or_moved_images(begun, world, outcome, uninterru
 
 
 @pytest.mark.parametrize("kind", ["stored features", "degrees"])
+@pytest.mark.slow
 def test_resume_rejects_changed_numbers_in_file(begun, recipe, world, tmp_path, kind):
     """Features that the recipe names, and relevance values that a supervision reads."""
     file, size = tmp_path / "numbers.npy", len((world / "captions.jsonl").read_text().splitlines())

@@ -166,6 +166,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_setting_gives_weights_of_plain_loop(case, trainer, dual_encoders):
     settings, plain = CASES[case]
     ours = trainer(**settings)

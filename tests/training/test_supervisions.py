@@ -281,6 +281,7 @@ def test_undeclared_supervision_may_supply_anything():
     ],
     ids=["none", "bank"],
 )
+@pytest.mark.slow
 def test_offline_negatives_are_the_hardest(before, recipes, scenes, tmp_path):
     """Negatives are selected by the model at the start of the phase, also after a phase with a
     bank.
@@ -316,6 +317,7 @@ def test_offline_negatives_are_the_hardest(before, recipes, scenes, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["AOQ", "NCR", "weights", "graded"])
+@pytest.mark.slow
 def test_offline_negatives_with_validation_on_training_split(name, recipes, scenes, tmp_path):
     """The first images are in training and validation batches, and get the targets of each."""
     overrides = {
@@ -439,6 +441,7 @@ NORMED = {"kind": "VSEInfinity", "embedding_dim": 16, "word_dim": 8, "size_augme
         "learned scale",
     ],
 )
+@pytest.mark.slow
 def test_noisy_supervision_trains_equal_networks_equally(
     overrides, recipes, scenes, dual_encoders, tmp_path, monkeypatch
 ):
