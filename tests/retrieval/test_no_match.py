@@ -197,7 +197,12 @@ def test_search_ends_at_share_of_irrelevant_results(index_folder):
         assert [hit.key for hit in (*cut.hits, *cut.weaker)] == [hit.key for hit in plain]
         assert len(cut.hits) == count_within(expected, level)
         assert bool(cut.message) == (not cut.hits)
+        assert cut.no_match == (expected[0] < 0.5)
         assert all(hit.irrelevant_share < level or level == 1 for hit in cut.hits)
+    worst = visavis.search(index_folder, text, top=70)[-1]
+    cut = visavis.search(index_folder, text, path=worst.name, max_irrelevant=0.3)
+    assert cut.no_match
+    assert cut.message.startswith("Probably no match: even the best one is irrelevant")
     # With a filter, fewer irrelevant items are expected.
     with closing(Index.open(index_folder)) as index:
         count = index.count(ItemFilter(path="*1.png"))
@@ -215,7 +220,9 @@ def test_search_command_prints_weaker_results(index_folder):
         assert result.exit_code == 0
         return result.output
 
-    assert "Probably no match" in invoke()
+    assert (
+        "No result at this level: even the best one is irrelevant with probability 0." in invoke()
+    )
     assert "5 weaker results. Show them with --all." in invoke()
     assert "Weaker results:\n 1  " in invoke("--all")
     assert '"weaker"' in invoke("--json")

@@ -426,11 +426,9 @@ def _assess(
     kept = count_within(probabilities, max_irrelevant)
     message = ""
     if not kept:
-        message = (
-            f"Probably no match: even the best result is irrelevant with probability "
-            f"{shares[0]:.2f}."
-        )
-    return SearchResults(hits[:kept], no_match or not kept, message, hits[kept:])
+        verdict = "Probably no match" if no_match else "No result at this level"
+        message = f"{verdict}: even the best one is irrelevant with probability {shares[0]:.2f}."
+    return SearchResults(hits[:kept], no_match, message, hits[kept:])
 
 
 def _check_max_irrelevant(
