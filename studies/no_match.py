@@ -119,9 +119,7 @@ def list_lengths(
     null: NullScores, queries: np.ndarray, scores: np.ndarray, level: float
 ) -> np.ndarray:
     """Number of results of each query that are shown at a level. ``scores`` is sorted."""
-    standardized = np.stack(
-        [null.standardize(*row) for row in zip(queries, scores[:, :LISTED], strict=True)]
-    )
+    standardized = null.standardize(queries, scores[:, :LISTED])
     probabilities = null.match_probabilities(standardized, scores.shape[1])
     return np.array([count_within(row, level) for row in probabilities.tolist()])
 
@@ -214,8 +212,8 @@ def main() -> None:
         texts, places = bank_texts()
         numbers = known_texts(model, texts)
         bank = model.encode_texts([texts[number] for number in numbers]).numpy()
-        null = fit_null_scores(bank, places[numbers], visual)
-        print(f"{run}: {len(numbers)} test texts, {100 * null.contradicted:.0f} % contradicted")
+        null, contradicted = fit_null_scores(bank, places[numbers], visual)
+        print(f"{run}: {len(numbers)} test texts, {100 * contradicted:.0f} % contradicted")
         print_other_queries(model, null, visual)
         queries = {"captions": (captions, relevant)}
         if short := short_texts(data):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import visavis
 from visavis.cli import app
-from visavis.core.errors import DataError, RunError, ShapeError
+from visavis.core.errors import DataError, RunError, ShapeError, VisavisError
 from visavis.core.progress import NoProgress
 from visavis.retrieval.index_builder import build_index
 from visavis.retrieval.index_folder import Index, read_manifest
@@ -66,6 +66,8 @@ def test_index_search_equals_model_score(late_run, photos, tmp_path):
         assert {hit.name: hit.score for hit in found} == pytest.approx(
             {file.name: score for file, score in zip(files, scores, strict=True)}, abs=1e-5
         )
+    with pytest.raises(VisavisError, match=r"several vectors\. Remove --max-irrelevant"):
+        _ = Index.open(tmp_path / "index").null_scores
     served = ServedIndex(Index.open(tmp_path / "index"))
     served.warm_up()
     assert search_collection(

@@ -247,8 +247,8 @@ def search(
         store: Confirms the store of an index outside its folder. Default: only a store inside.
         top: Number of results.
         max_irrelevant: Expected share of irrelevant results at which the list ends, such as 0.1.
-            --all prints the weaker results, too. Without validation captions, it is approximate, and
-            wrong for short texts. Default: the list does not end.
+            --all prints the weaker results, too. Without validation captions, the first search takes
+            longer. Default: the list does not end.
         memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of
             the free memory.
         progress: Receives the progress.

@@ -411,15 +411,13 @@ class Index:
         """Calibration of scores without labels, see ``Collection.null_scores``."""
         if self.correction:
             raise no_probabilities("the scores are corrected for hubs.")
+        manifest = self.manifest
+        if manifest.late_interaction is not None:
+            raise no_probabilities("items have several vectors.")
         from visavis.retrieval.no_match import recall_null_scores
 
-        manifest = self.manifest
-        return recall_null_scores(
-            self.model,
-            self.store,
-            f"{manifest.index_id} {manifest.query_model.fingerprint}",
-            has_several_vectors=manifest.late_interaction is not None,
-        )
+        owner = f"{manifest.index_id} {manifest.query_model.fingerprint}"
+        return recall_null_scores(self.model, self.store, owner)
 
     def count(self, item_filter: ItemFilter) -> int:
         """Count the items that pass a filter, see ``Collection.count``."""

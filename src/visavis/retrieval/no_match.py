@@ -3,8 +3,8 @@ items score.
 
 The texts of a fixed bank are scored with the items of an index. "A red star" and "a blue star"
 contradict each other: an item that fits the second better is irrelevant to the first, however high it
-scores. The scores of such pairs are those of irrelevant items that resemble matches. From their
-distribution and the number of items follows how many irrelevant items reach the score of a result.
+scores. Such pairs show how high irrelevant items score that resemble matches. From the distribution of
+their scores and the number of items follows how many irrelevant items reach the score of a result.
 
 Whether this holds depends on the model. A weak model cannot distinguish matches from similar items.
 A check therefore compares the probabilities with the contradictions: where many of the results that
@@ -24,7 +24,6 @@ from visavis.core import storage
 from visavis.core.errors import DataError, StorageError, VisavisError
 from visavis.data.sequences import hash_parts
 from visavis.retrieval.search import (
-    MIN_VARIANCE,
     NullScores,
     count_within,
     no_probabilities,
@@ -87,10 +86,10 @@ MAX_CONTRADICTED = 0.45
 MIN_CHECKED_TEXTS = 10
 """Smallest number of texts with results for which the share of contradicted ones is known."""
 _CHECKED_RESULTS = 50
-FIT_VERSION = 1
+FIT_VERSION = 2
 """Number of the method. A new one makes cached fits invalid."""
-# The tail is fitted from one standard deviation to this number of the highest scores, because single
-# scores vary too much.
+# The tail is fitted at 60 scores between one standard deviation and the 20th highest score. Higher ones
+# vary too much.
 _TAIL_START, _TAIL_SCORES, _TAIL_POINTS = 1.0, 20, 60
 
 
@@ -115,8 +114,10 @@ def bank_texts() -> tuple[list[str], np.ndarray]:
     return texts, np.array(places)
 
 
-def fit_null_scores(texts: np.ndarray, places: np.ndarray, items: np.ndarray) -> NullScores:
-    """Fit the distribution of the scores of irrelevant items, and check whether it holds.
+def fit_null_scores(
+    texts: np.ndarray, places: np.ndarray, items: np.ndarray
+) -> tuple[NullScores, float]:
+    """Fit the distribution of the scores of irrelevant items, and measure whether it holds.
 
     Args:
         texts: Vectors of the texts of a bank, shape ``[texts, D]``.
@@ -125,21 +126,16 @@ def fit_null_scores(texts: np.ndarray, places: np.ndarray, items: np.ndarray) ->
         items: Vectors of the items, shape ``[items, D]``.
 
     Returns:
-        The distribution.
+        The distribution, and the share of the results of texts, to ``CHECKED_LEVEL``, that fit a
+        contradicting text better, 0 to 1. NaN if few texts have results.
     """
-    mean = items.mean(0, dtype=np.float64)
-    centered = (items - mean).astype(np.float32)
-    scores = texts @ centered.T
-    deviations = np.sqrt(np.maximum(scores.var(1, dtype=np.float64), MIN_VARIANCE))
-    standardized = (scores / deviations[:, None]).astype(np.float32)
+    mean = items.mean(0)
+    centered = items - mean
+    null = NullScores(mean, centered.T @ centered / len(items), (0.0, 0.0, 0.0))
+    standardized = null.standardize(texts, texts @ items.T)
     is_contradicted = standardized <= _best_contradicting(standardized, places)
-    null = NullScores(
-        mean=mean,
-        covariance=centered.T @ centered / len(items),
-        tail=_fit_tail(standardized[is_contradicted], standardized.size),
-        contradicted=np.nan,
-    )
-    return replace(null, contradicted=_contradicted_share(null, standardized, is_contradicted))
+    null = replace(null, tail=_fit_tail(standardized[is_contradicted], standardized.size))
+    return null, _contradicted_share(null, standardized, is_contradicted)
 
 
 def _best_contradicting(standardized: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -172,9 +168,7 @@ def _fit_tail(scores: np.ndarray, num_pairs: int) -> tuple[float, float, float]:
 def _contradicted_share(
     null: NullScores, standardized: np.ndarray, is_contradicted: np.ndarray
 ) -> float:
-    """Share of the results of texts, to ``CHECKED_LEVEL``, that a contradicting text scores higher.
-    NaN if few texts have results.
-    """
+    """The share that ``fit_null_scores`` returns."""
     order = np.argsort(-standardized, axis=1, kind="stable")[:, :_CHECKED_RESULTS]
     probabilities = null.match_probabilities(
         np.take_along_axis(standardized, order, 1), standardized.shape[1]
@@ -187,16 +181,12 @@ def _contradicted_share(
     return float(np.mean(shares)) if len(shares) >= MIN_CHECKED_TEXTS else np.nan
 
 
-def calibrate_without_labels(
-    model: Retriever, store: VectorStore, *, has_several_vectors: bool
-) -> NullScores:
+def calibrate_without_labels(model: Retriever, store: VectorStore) -> NullScores:
     """Score the bank with the items of an index.
 
     Args:
         model: Model that encodes queries, with the dimension of the index.
-        store: Vectors of the items.
-        has_several_vectors: Whether items have several vectors, for which there are no
-            probabilities.
+        store: Vectors of the items, one of each.
 
     Returns:
         Distribution of the scores of irrelevant items.
@@ -204,8 +194,6 @@ def calibrate_without_labels(
     Raises:
         VisavisError: If it does not hold.
     """
-    if has_several_vectors:
-        raise no_probabilities("items have several vectors.")
     texts, places = bank_texts()
     known = [number for number, text in enumerate(texts) if _is_known(model, text)]
     if len(known) < MIN_TEXTS:
@@ -218,27 +206,24 @@ def calibrate_without_labels(
     rows = np.linspace(0, len(vectors) - 1, min(len(vectors), MAX_SAMPLED_ITEMS)).round()
     items = np.asarray(vectors[rows.astype(int)], np.float32)
     queries = model.encode_texts([texts[number] for number in known]).numpy()
-    null = fit_null_scores(queries, places[known], items)
-    if np.isnan(null.contradicted):
+    null, contradicted = fit_null_scores(queries, places[known], items)
+    if np.isnan(contradicted):
         raise no_probabilities("hardly any test text finds an item of this collection.")
-    if null.contradicted > MAX_CONTRADICTED:
+    if contradicted > MAX_CONTRADICTED:
         raise no_probabilities(
-            f"{null.contradicted:.0%} of the results of test texts fit a contradicting text better. "
+            f"{contradicted:.0%} of the results of test texts fit a contradicting text better. "
             "This model cannot distinguish matches from similar items."
         )
     return null
 
 
-def recall_null_scores(
-    model: Retriever, store: VectorStore, owner: str, *, has_several_vectors: bool
-) -> NullScores:
+def recall_null_scores(model: Retriever, store: VectorStore, owner: str) -> NullScores:
     """Score the bank with the items of an index, once for each content of the index.
 
     Args:
         model: Model that encodes queries, with the dimension of the index.
-        store: Vectors of the items.
+        store: Vectors of the items, one of each.
         owner: Index and model of the queries.
-        has_several_vectors: Whether items have several vectors.
 
     Returns:
         Distribution of the scores of irrelevant items.
@@ -250,15 +235,10 @@ def recall_null_scores(
     # Without a home folder or on a full disk, nothing is cached. A damaged file is replaced.
     with suppress(StorageError, DataError):
         tensors = storage.read_tensors(storage.cache_folder() / "checks" / f"no-match-{key}")
-        a, b, c, contradicted = tensors["fit"].tolist()
-        mean, covariance = tensors["mean"].numpy(), tensors["covariance"].numpy()
-        return NullScores(mean, covariance, (a, b, c), contradicted)
-    null = calibrate_without_labels(model, store, has_several_vectors=has_several_vectors)
-    arrays = {
-        "mean": null.mean,
-        "covariance": null.covariance,
-        "fit": np.array([*null.tail, null.contradicted]),
-    }
+        a, b, c = tensors["tail"].tolist()
+        return NullScores(tensors["mean"].numpy(), tensors["covariance"].numpy(), (a, b, c))
+    null = calibrate_without_labels(model, store)
+    arrays = {"mean": null.mean, "covariance": null.covariance, "tail": np.array(null.tail)}
     with suppress(StorageError):
         storage.write_tensors(
             storage.cache_folder() / "checks" / f"no-match-{key}",

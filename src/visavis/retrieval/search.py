@@ -410,9 +410,9 @@ def _assess(
     # Without labels only on request: the first time, texts have to be encoded.
     elif max_irrelevant is not None:
         null = collection.null_scores
-        standardized = null.standardize(encoded[0], scores)
+        standardized = null.standardize(encoded, np.array([scores]))
         count = collection.count(item_filter)
-        probabilities = null.match_probabilities(standardized, count).tolist()
+        (probabilities,) = null.match_probabilities(standardized, count).tolist()
         no_match = probabilities[0] < NO_MATCH
     else:
         return SearchResults(tuple(results))
@@ -726,34 +726,32 @@ class NullScores:
     """Distribution of the scores of irrelevant items, for one query model and one collection.
 
     The scores of a query are standardized by the mean and the standard deviation of its scores with
-    all items, because texts differ in both. The distribution is that of standardized scores.
+    all items, because texts differ in both. The distribution describes standardized scores.
 
     Attributes:
         mean: Mean of the vectors of the items, shape ``[D]``.
         covariance: Covariance of the vectors, shape ``[D, D]``.
         tail: Coefficients a, b and c. The logarithm of the share of irrelevant items that reach the
-            standardized score z is a + b z + c z^2, but at least that of the normal distribution.
-        contradicted: Share of the results of fixed texts that fit a contradicting text better, 0 to
-            1. NaN without results.
+            standardized score z is a + b z + c z^2. The normal distribution is the lower limit.
     """
 
     mean: np.ndarray
     covariance: np.ndarray
     tail: tuple[float, float, float]
-    contradicted: float
 
-    def standardize(self, query: np.ndarray, scores: Sequence[float]) -> np.ndarray:
-        """Standardize scores of a query.
+    def standardize(self, queries: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        """Standardize the scores of queries.
 
         Args:
-            query: Vector of the query, shape ``[D]``.
-            scores: Scores of items.
+            queries: Vectors of the queries, shape ``[Q, D]``.
+            scores: Scores of items, shape ``[Q, items]``.
 
         Returns:
-            Standard deviations above the mean score of all items.
+            Standard deviations above the mean score of all items, same shape.
         """
-        deviation = np.sqrt(max(query @ self.covariance @ query, MIN_VARIANCE))
-        return np.asarray((np.asarray(scores) - query @ self.mean) / deviation)
+        variances = np.einsum("qd,qd->q", queries @ self.covariance, queries)
+        deviations = np.sqrt(np.maximum(variances, MIN_VARIANCE))
+        return np.asarray((scores - (queries @ self.mean)[:, None]) / deviations[:, None])
 
     def share_above(self, standardized: np.ndarray) -> np.ndarray:
         """Compute the share of irrelevant items that reach standardized scores.
