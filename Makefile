@@ -5,13 +5,14 @@ SOURCES := src tests tools $(wildcard benchmarks studies examples)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-platforms slow lint fix docs bench study golden release-check
+.PHONY: help demo test test-platforms test-processors slow lint fix docs bench study golden release-check
 
 help:
 	@echo 'make demo      set up, then train, compare and search synthetic scenes (offline, two to four minutes on two cores)'
-	@echo 'make test      set up, then run the tests, without the slow ones'
-	@echo 'make slow      run the slow tests, such as those that start processes or a browser'
+	@echo 'make test      set up, then run the tests, without the slow ones (about four minutes on two quiet cores)'
+	@echo 'make slow      set up more packages, then run the slow tests, such as those that start processes or a browser'
 	@echo 'make test-platforms [AREA=tests/data]   run the tests without the calls that Windows and macOS lack'
+	@echo 'make test-processors   run the numeric tests with the instructions of older processors, one and two threads'
 	@echo 'make lint      check style, formatting, types, import rules and wording'
 	@echo 'make fix       fix style and formatting'
 	@echo 'make docs      build the documentation site into site/: open site/index.html'
@@ -23,12 +24,14 @@ help:
 demo: .venv/.demo
 	@$(BIN)/visavis demo
 
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+# -rs lists skipped tests, with their reasons, one line each.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs
 PARALLEL := --durations=10 -n auto --dist loadfile --no-loadscope-reorder
 
 # Cached bytecode saves 2 s in each process that a test starts.
-test test-platforms slow: export PYTHONDONTWRITEBYTECODE =
-test: .venv/.dev
+test test-platforms test-processors slow: export PYTHONDONTWRITEBYTECODE =
+test: .venv/.test
+	@echo 'Running about 7,000 tests: four minutes on two quiet cores, longer on busy ones. The first dots appear after half a minute.'
 	@$(PYTEST) $(PARALLEL) -m 'not slow and not long and not timing and not site'
 	@$(PYTEST) -m timing $$(grep -rl --include='*.py' 'mark\.timing' tests)
 
@@ -36,6 +39,22 @@ test: .venv/.dev
 test-platforms: export PYTHONPATH = $(CURDIR)/tests/emulation
 test-platforms: .venv/.dev
 	@$(PYTEST) $(PARALLEL) -m 'not long and not timing and not site' $(or $(AREA),tests)
+
+# The order of additions differs between processors and numbers of threads. The variables restrict the instructions of torch, oneDNN,
+# MKL, OpenBLAS and NumPy: to those of processors with AVX2, and of older ones. Others of the same kind run by hand in the same way.
+NUMERIC := $(addprefix tests/,diagnostics experiments graded metrics models objectives pair_loss retrieval training \
+  $(patsubst %,test_%.py,blocking corrections encoded_batches ensembles evaluation golden scoring targets two_stages zero_shot))
+AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell \
+  NPY_DISABLE_CPU_FEATURES=X86_V4,AVX512_ICL,AVX512_SPR
+SSE := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 OPENBLAS_CORETYPE=Nehalem \
+  NPY_DISABLE_CPU_FEATURES=X86_V3,X86_V4,AVX512_ICL,AVX512_SPR
+
+test-processors: .venv/.test
+	@failed=; \
+	for variables in 'OMP_NUM_THREADS=1 $(AVX2)' 'OMP_NUM_THREADS=2 $(AVX2)' 'OMP_NUM_THREADS=1 $(SSE)' 'OMP_NUM_THREADS=2 $(SSE)' OMP_NUM_THREADS=2; do \
+	  echo "== $$variables"; \
+	  env $$variables $(BIN)/python -m pytest -q $(PARALLEL) -m 'not slow and not long and not timing and not site' $(NUMERIC) || failed=1; done; \
+	test -z "$$failed"
 
 # Tests that take more than about 1.5 s, mostly because they start processes.
 slow: .venv/.dev
@@ -82,16 +101,18 @@ golden: .venv/.core
 # One stamp file for each set of packages. A larger set contains the smaller ones.
 # The sets are variables because a comma in $(call ...) would start the next argument.
 FOR_DEMO := .[search,serve]
-FOR_DEV := .[minilm,video,dev]
 
 .venv/.core: pyproject.toml constraints.txt | .venv/.made
-	@$(call install,.) && touch $@
+	@$(call install,.[train],1.2 GB) && touch $@
 
 .venv/.demo: pyproject.toml constraints.txt | .venv/.made
-	@$(call install,$(FOR_DEMO)) && touch .venv/.core $@
+	@$(call install,$(FOR_DEMO),1.7 GB) && touch .venv/.core $@
+
+.venv/.test: pyproject.toml constraints.txt | .venv/.made
+	@$(call install,.[test],2.4 GB) && touch .venv/.core .venv/.demo $@
 
 .venv/.dev: pyproject.toml constraints.txt | .venv/.made
-	@$(call install,$(FOR_DEV)) && touch .venv/.core .venv/.demo $@
+	@$(call install,.[dev],3.9 GB) && touch .venv/.core .venv/.demo .venv/.test $@
 
 .venv/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -100,9 +121,10 @@ FOR_DEV := .[minilm,video,dev]
 	  { echo 'Creating the virtual environment failed. On Debian, run apt install python3-venv, then run make again.' >&2; exit 1; }
 	@touch $@
 
+# pip prints each package, so that a long download is visible. A continuous integration keeps its log short.
 define install
-echo 'Installing $(1) into .venv (about two minutes the first time) ...' >&2; \
-$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '$(1)' || \
+echo 'Installing $(1) into .venv: $(2) on disk, about two minutes, longer on a slow network ...' >&2; \
+$(BIN)/python -m pip install $(if $(CI),-qq,--progress-bar off) --disable-pip-version-check -c constraints.txt -e '$(1)' >&2 || \
 { echo 'Installing packages failed with the errors above. Check the network connection, then run make again.' >&2; exit 1; }
 endef
 

@@ -324,9 +324,9 @@ def towers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def object_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A bucket of an S3 server in this process."""
-    server = pytest.importorskip("moto.server").ThreadedMotoServer(
-        ip_address="127.0.0.1", port=0, verbose=False
-    )
+    server = pytest.importorskip(
+        "moto.server", reason="moto is installed by make slow"
+    ).ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server.start()
     host, port = server.get_host_and_port()

@@ -18,3 +18,7 @@ changes_open_files = pytest.mark.skipif(
 linux_calls = pytest.mark.skipif(
     sys.platform != "linux" or IS_EMULATED, reason="it tests calls that only Linux has"
 )
+
+MILVUS = pytest.param("milvus", marks=pytest.mark.slow)
+OBJECT_STORAGE = pytest.param("s3", marks=pytest.mark.slow)
+"""Stores whose packages `make slow` installs."""

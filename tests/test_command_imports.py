@@ -13,6 +13,7 @@ from visavis.data.synthetic import write_synthetic_scenes
 from visavis.data.synthetic.scene_encoder import SceneEncoder
 from visavis.models import CATALOG
 from visavis.models.encoders.encoder_spec import OWN_PREPROCESSING
+from visavis.objectives import CATALOG as OBJECTIVES
 
 SEARCH = ["search", "index", "a red circle"]
 PROGRAM = """
@@ -110,3 +111,63 @@ def test_model_catalog_keys_are_the_names_of_the_models():
 
 def test_scene_preprocessing_has_the_size_of_the_encoder():
     assert OWN_PREPROCESSING["scenes"].resize == (SceneEncoder.image_size,) * 2
+
+
+LOSSES_ONLY = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Absent(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"PIL", "safetensors", "typer", "rich", "scipy", "tomli_w", "matplotlib"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+"""Packages of the extra ``train`` that torch does not install."""
+
+
+def run_losses_only(program):
+    return subprocess.run(
+        [sys.executable, "-c", LOSSES_ONLY + program], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.slow
+def test_losses_and_adapters_need_no_extra():
+    run = run_losses_only("""
+import torch
+from visavis import PairLoss, Targets, parse
+from visavis.core.errors import MissingSupervision
+from visavis.integrations import (
+    lightning, open_clip, pytorch_metric_learning, sentence_transformers, transformers
+)
+from visavis.objectives import CATALOG
+
+images, texts = torch.eye(3), torch.eye(3).repeat_interleave(2, dim=0)
+for kind in CATALOG:
+    try:
+        print(float(PairLoss(kind())(images, texts, torch.arange(3), torch.arange(3).repeat_interleave(2))))
+    except MissingSupervision:
+        print("supervision")
+""")
+    assert run.returncode == 0, run.stderr
+    assert len(run.stdout.splitlines()) == len(OBJECTIVES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "purpose"),
+    [
+        ("from visavis.cli import main; main()", "visavis: the command line"),
+        ("import visavis; visavis.load('runs/mine')", "visavis.load"),
+        ("import visavis; visavis.train()", "visavis.train"),
+    ],
+    ids=["command", "load", "train"],
+)
+def test_missing_train_extra_is_one_sentence(program, purpose):
+    run = run_losses_only(program)
+    assert run.returncode == 1
+    assert run.stderr.splitlines()[-1].endswith(
+        f"{purpose} needs the package {'typer' if 'cli' in program else 'tomli_w'}, which is not installed: run pip install 'visavis[train]'."
+    )

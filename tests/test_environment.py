@@ -205,6 +205,7 @@ def test_extras_name_existing_commands():
     assert extras.keys() - {
         "all",
         "docs",
+        "test",
         "dev",
         "wandb",
         "mlflow",

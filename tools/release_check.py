@@ -36,7 +36,9 @@ SDIST_FILES = (
     "tests/conftest.py",
 )
 MAX_WHEEL_MB, MAX_SDIST_MB = 5, 10
-CORE_COMMANDS = (
+LOSSES = "from visavis import PairLoss, parse; import torch; print(PairLoss(parse('Unified()'))(torch.eye(3), torch.eye(3)))"
+"""A program that needs no extra."""
+TRAIN_COMMANDS = (
     "visavis --version",
     "visavis demo --out demo",
     "visavis data scenes --num-train 200 --num-val 40 --num-test 40 --size 64 --out scenes",
@@ -47,7 +49,7 @@ SEARCH_COMMANDS = (
     "visavis index run scenes/images --out index",
     "visavis search index circle --top 3",
 )
-"""Commands that need the extra ``search``."""
+"""Commands that need the extra ``train``, and the extra ``search``."""
 
 
 def main() -> None:
@@ -82,10 +84,15 @@ def main() -> None:
             "-c",
             str(PROJECT / "constraints.txt"),
         ]
-        for extra, commands in (("", CORE_COMMANDS), ("[search]", SEARCH_COMMANDS)):
+        for extra, commands in (
+            ("", ()),
+            ("[train]", TRAIN_COMMANDS),
+            ("[search]", SEARCH_COMMANDS),
+        ):
             run(f"install visavis{extra}", [*install, f"{wheel}{extra}"], work)
             size = sum(file.lstat().st_size for file in environment.rglob("*") if file.is_file())
             print(f"size of the environment: {size / 1e6:,.0f} MB")
+            run("losses", [str(environment / "bin" / "python"), "-c", LOSSES], work)
             for command in commands:
                 program, *arguments = command.split()
                 run(command, [str(environment / "bin" / program), *arguments], work)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from visavis import api
 from visavis.core import errors
@@ -64,21 +64,31 @@ __all__ = [
 __all__ += errors.__all__
 __all__ += api.__all__
 
-_MODULES = {
+_LOSSES = {
     "Factors": "visavis.losses.targets",
     "LearnedScale": "visavis.losses.pair_loss",
     "PairLoss": "visavis.losses.pair_loss",
-    "Retriever": "visavis.models.retriever",
     "Targets": "visavis.losses.targets",
-    "allow_code": "visavis.core.own_code",
     "parse": "visavis.losses.objectives",
+}
+_MODULES = _LOSSES | {
+    "Retriever": "visavis.models.retriever",
+    "allow_code": "visavis.core.own_code",
     **dict.fromkeys(api.__all__, "visavis.api"),
 }
 """Modules of the public names that are imported on first use, so that ``visavis --help`` does not
 import torch, and a command does not import the functions of the others.
 """
 
-__getattr__ = lazy_names(__name__, _MODULES)
+_import_name = lazy_names(__name__, _MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used. All but the losses need the extra ``train``."""
+    if name in _MODULES.keys() - _LOSSES.keys():
+        with errors.requires_extra("train", f"visavis.{name}"):
+            import tomli_w  # noqa: F401 - the smallest package of the extra
+    return _import_name(name)
 
 
 def __dir__() -> list[str]:

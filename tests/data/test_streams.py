@@ -390,6 +390,7 @@ def test_settings_that_need_all_items_are_refused(tmp_path):
             open_stream(build_recipe(values, changes, "x"), NoProgress())
 
 
+@pytest.mark.slow
 @changes_open_files
 def test_shards_on_object_storage_are_copied_once(object_storage, tmp_path, monkeypatch):
     monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path / "cache"))

@@ -15,7 +15,7 @@ import visavis
 from visavis.core.errors import MissingExtra, RunError
 from visavis.retrieval.items import ItemFilter
 
-pytest.importorskip("langchain_core", reason="install 'visavis[langchain]'")
+pytest.importorskip("langchain_core", reason="LangChain is installed by make slow")
 pytest.importorskip("langchain_tests", reason="install langchain-tests")
 from langchain_core.runnables import RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore
@@ -27,6 +27,7 @@ from langchain_tests.unit_tests import EmbeddingsUnitTests
 
 from visavis.integrations.langchain import VisavisEmbeddings, VisavisRetriever
 
+pytestmark = pytest.mark.slow
 QUERY = "a red circle"
 
 

@@ -16,7 +16,9 @@ QUIET = {
     "enable_model_summary": False,
     "accelerator": "cpu",
 }
-pytestmark = [  # raised by lightning: its use of torch, and more than two cores
+pytestmark = [
+    pytest.mark.slow,
+    # Raised by lightning: its use of torch, and more than two cores.
     pytest.mark.filterwarnings("ignore:.isinstance.treespec"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
 ]
@@ -26,7 +28,7 @@ pytestmark = [  # raised by lightning: its use of torch, and more than two cores
 def lightning():
     """Imported when a test needs it, because the import takes seconds."""
     pytest.importorskip("transformers")
-    return pytest.importorskip("lightning.pytorch")
+    return pytest.importorskip("lightning.pytorch", reason="lightning is installed by make slow")
 
 
 @pytest.fixture(scope="module")

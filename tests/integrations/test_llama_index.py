@@ -15,7 +15,7 @@ import visavis
 from visavis.core.errors import RunError
 from visavis.retrieval.items import ItemFilter
 
-pytest.importorskip("llama_index.core", reason="install 'visavis[llama-index]'")
+pytest.importorskip("llama_index.core", reason="LlamaIndex is installed by make slow")
 from llama_index.core import MockEmbedding, VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -26,6 +26,7 @@ from llama_index.core.schema import ImageNode, MetadataMode, QueryBundle, TextNo
 
 from visavis.integrations.llama_index import VisavisEmbedding, VisavisIndexRetriever
 
+pytestmark = pytest.mark.slow
 QUERY = "a red circle"
 
 

@@ -19,7 +19,7 @@ from visavis.data import open_dataset
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.integrations.mteb import MtebEncoder
 
-mteb = pytest.importorskip("mteb")
+mteb = pytest.importorskip("mteb", reason="mteb is installed by make slow")
 datasets = pytest.importorskip("datasets")
 from mteb.abstasks.image.image_text_pair_classification import AbsTaskImageTextPairClassification  # noqa: E402
 from mteb.abstasks.retrieval import AbsTaskRetrieval  # noqa: E402
@@ -28,11 +28,14 @@ from mteb.abstasks.task_metadata import TaskMetadata  # noqa: E402
 from mteb.abstasks.zeroshot_classification import AbsTaskZeroShotClassification  # noqa: E402
 from mteb.models import EncoderProtocol  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning",
-    "ignore::UserWarning",
-    "ignore::sklearn.exceptions.UndefinedMetricWarning",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning",
+        "ignore::UserWarning",
+        "ignore::sklearn.exceptions.UndefinedMetricWarning",
+    ),
+]
 
 
 @pytest.fixture(scope="module")

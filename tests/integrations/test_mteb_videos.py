@@ -22,14 +22,17 @@ from visavis.data import open_dataset
 from visavis.integrations.mteb import MtebEncoder
 
 av = pytest.importorskip("av")
-mteb = pytest.importorskip("mteb")
+mteb = pytest.importorskip("mteb", reason="mteb is installed by make slow")
 datasets = pytest.importorskip("datasets")
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning",
-    "ignore::UserWarning",
-    "ignore::sklearn.exceptions.UndefinedMetricWarning",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning",
+        "ignore::UserWarning",
+        "ignore::sklearn.exceptions.UndefinedMetricWarning",
+    ),
+]
 
 RECIPE = """
 name = "clips"

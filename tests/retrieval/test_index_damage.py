@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.platforms import MILVUS
 
 import visavis
 from visavis.cli.search_tables import print_results
@@ -36,8 +37,7 @@ SKIPPED_NAMES = {"index.lock", "snapshot.lock", "LOCK"}
 
 @pytest.fixture(scope="module", autouse=True)
 def load_models_once():
-    for package in ("lancedb", "pymilvus"):
-        pytest.importorskip(package)
+    pytest.importorskip("lancedb")
     with pytest.MonkeyPatch.context() as patch:
         original = Retriever.load
         load = cache(lambda name: original(name))
@@ -49,7 +49,7 @@ def build(run, photos, folder, store):
     build_index(run, photos, folder, store=store and str(folder / store), progress=NoProgress())
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=["lance", MILVUS])
 def indexes(request, run, scenes, tmp_path):
     """A folder with two indexes, ``a`` and ``b``, of different images by the same model. Their
     store, if it is not the default.

@@ -4,6 +4,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from tests.platforms import OBJECT_STORAGE
 
 from visavis.core.errors import DataError, ShapeError, SpecError
 from visavis.retrieval.compression import compare_set_encodings, noisy_set_queries
@@ -175,7 +176,7 @@ def make_items(count):
     ]
 
 
-@pytest.mark.parametrize("place", ["folder", "s3"])
+@pytest.mark.parametrize("place", ["folder", OBJECT_STORAGE])
 def test_store_of_several_vectors(place, tmp_path, request):
     uri = tmp_path / "store" if place == "folder" else "s3://bucket/late"
     if place == "s3":

@@ -8,6 +8,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from tests.platforms import MILVUS
 from typer.testing import CliRunner
 
 import visavis
@@ -22,7 +23,6 @@ from visavis.retrieval.search import SearchQuery, search_collection
 from visavis.retrieval.stores.arrow_tables import items_from_table
 
 pytest.importorskip("lancedb")
-pytest.importorskip("pymilvus")
 pytest.importorskip("fastapi")
 from visavis.retrieval.server.search_service import (
     MAX_METADATA_VALUES,
@@ -36,7 +36,7 @@ TOP, DEPTH = 3, 2 * 3 + 10
 """Number of results, and of those that a search groups."""
 
 
-@pytest.fixture(scope="module", params=["lance", "milvus"])
+@pytest.fixture(scope="module", params=["lance", MILVUS])
 def index_folder(request, run, scenes, tmp_path_factory):
     folder = tmp_path_factory.mktemp("result-rows") / "index"
     store = str(folder / "items.db") if request.param == "milvus" else None

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.platforms import changes_open_files
+from tests.platforms import MILVUS, OBJECT_STORAGE, changes_open_files
 
 from visavis.core.errors import DataError, ShapeError, SpecError, StorageError
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
@@ -25,10 +25,8 @@ from visavis.retrieval.stores.arrow_tables import items_from_table
 from visavis.retrieval.stores.base import Neighbor, VectorStore
 
 pytest.importorskip("lancedb")
-pytest.importorskip("pymilvus")
 from visavis.retrieval.stores.catalog import open_store
 from visavis.retrieval.stores.lancedb_store import LanceStore
-from visavis.retrieval.stores.milvus_store import MilvusStore
 
 DIM = 6
 ODD = [
@@ -46,11 +44,13 @@ ODD = [
 
 def open_engine(engine: str, folder: Path) -> VectorStore:
     if engine == "milvus":
+        from visavis.retrieval.stores.milvus_store import MilvusStore
+
         return MilvusStore(folder / "store.db", embedding_dim=DIM)
     return LanceStore(f"s3://bucket/{folder.name}" if engine == "s3" else folder / "store", DIM)
 
 
-@pytest.fixture(params=["lance", "s3", "milvus"])
+@pytest.fixture(params=["lance", OBJECT_STORAGE, MILVUS])
 def engine(request: pytest.FixtureRequest) -> str:
     if request.param == "s3":
         request.getfixturevalue("object_storage")
@@ -263,7 +263,10 @@ def test_store_rejects_invalid_arguments(store):
     assert store.count() == 0
 
 
+@pytest.mark.slow
 def test_open_store_selects_store_by_uri(tmp_path):
+    from visavis.retrieval.stores.milvus_store import MilvusStore
+
     for uri, kind in ((tmp_path / "folder", LanceStore), (tmp_path / "file.db", MilvusStore)):
         with closing(open_store(uri, DIM)) as opened:
             assert isinstance(opened, kind)

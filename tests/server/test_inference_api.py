@@ -9,7 +9,6 @@ import shlex
 import threading
 
 import numpy as np
-import openai
 import pytest
 import torch
 from fastapi.testclient import TestClient
@@ -24,6 +23,9 @@ from visavis.retrieval.server.limits import RateLimits, ServerLimits, ServerMetr
 from visavis.retrieval.server.search_service import SearchService, ServedIndex
 
 from .conftest import photo, photo_with_exif, served
+
+openai = pytest.importorskip("openai", reason="the package openai is installed by make slow")
+pytestmark = pytest.mark.slow
 
 TEXTS = ["a red circle", "a star", "a large blue square left of a star"]
 TOKEN = "a-long-enough-token"

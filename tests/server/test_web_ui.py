@@ -27,7 +27,7 @@ CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 )
 playwright = pytest.importorskip(
-    "playwright.sync_api", reason="playwright is not installed: pip install 'visavis[dev]'"
+    "playwright.sync_api", reason="Playwright is installed by make slow"
 )
 pytestmark = [
     pytest.mark.slow,

@@ -17,7 +17,7 @@ from visavis.cli.terminal import (
     print_error,
     signals_raised,
 )
-from visavis.core.errors import ReportedByOtherProcess, VisavisError
+from visavis.core.errors import ReportedByOtherProcess, VisavisError, requires_extra
 
 if TYPE_CHECKING:
     import typer
@@ -48,6 +48,9 @@ def build_app(first_word: str = "") -> typer.Typer:
     Returns:
         The application.
     """
+    with requires_extra("train", "the command line"):
+        import typer  # noqa: F401 - the modules of the commands import it
+
     from visavis.cli import commands
 
     return commands.build_app(first_word)

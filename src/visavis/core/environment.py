@@ -64,7 +64,9 @@ def quote_argument(argument: str | Path) -> str:
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions that results depend on: Python, visavis and its required packages."""
+    """Return the versions that results depend on: Python, visavis, and the packages of its losses
+    and of the extra ``train``.
+    """
     return dict(_package_versions())
 
 
@@ -72,7 +74,7 @@ def package_versions() -> dict[str, str]:
 # first version.
 @cache
 def _package_versions() -> dict[str, str]:
-    core = [name for name, extra in package_requirements() if extra is None]
+    core = [name for name, extra in package_requirements() if extra in {None, "train"}]
     return {"python": platform.python_version()} | {
         name: installed_version(name) or "not installed" for name in ["visavis", *core]
     }
@@ -129,10 +131,11 @@ def package_requirements() -> list[tuple[str, str | None]]:
         ) from None
     requirements = []
     for line in lines:
+        name = re.split(r"[^\w.-]", line, maxsplit=1)[0]
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", line)
-        requirements.append(
-            (re.split(r"[^\w.-]", line, maxsplit=1)[0], extra[1] if extra else None)
-        )
+        # An extra that includes another one names visavis itself.
+        if name != "visavis":
+            requirements.append((name, extra[1] if extra else None))
     return requirements
 
 

@@ -34,6 +34,7 @@ _CPU_FEATURES = {
 
 
 EXTRA_USES = {
+    "train": "the command line, training, evaluation, comparisons and reports",
     "hf": "visavis features, train: transformers encoders",
     "minilm": "visavis features, train, relevance: sentence model minilm",
     "lora": "visavis train: CLIP with low-rank adapters",
@@ -58,6 +59,7 @@ EXTRA_USES = {
     "mteb": "evaluation on the tasks of mteb",
     "notebook": "to_pandas() of results",
     "docs": "documentation of visavis",
+    "test": "make test",
     "dev": "tests and checks of visavis",
 }
 """Commands that need an extra, and the feature that needs it."""
