@@ -103,8 +103,11 @@ class FakeTable:
     class Row:
         name = HOSTILE_TEXT
 
-        def cell(self, metric):
-            return "1.2" if metric == "a" else "1.2 ± 0.5"
+        def mean_cell(self, metric):
+            return "1.2"
+
+        def spread_cell(self, metric):
+            return "" if metric == "a" else "1.0–1.4"
 
     rows = (Row(),)
 
@@ -131,7 +134,7 @@ def test_macros_escape_all_text_and_close_all_tags():
     assert HOSTILE_TEXT not in text
     assert text.count("&lt;script&gt;") == 18
     assert "<strong>1.2</strong></td>" in text
-    assert "1.2<small>±0.5</small>" in text
+    assert "1.2<small>1.0–1.4</small>" in text
 
 
 def test_render_report_rejects_undefined_variables():

@@ -110,12 +110,7 @@ def test_demo_reports_its_stages_and_the_table(finished):
         for text in ("image to text", "chance", "30 images, 150 texts", "report.html")
     )
     assert (
-        max(
-            len(line)
-            for line in output.split("\n")
-            if "±" in line and "RSUM" not in line and "seeds" not in line
-        )
-        <= 80
+        max(len(line) for line in output.split("\n") if "–" in line and "seeds" not in line) <= 80
     )
     assert str(folder) in output
 

@@ -243,7 +243,9 @@ def test_describe_bootstrap_reports_sign_stability():
     assert (
         bootstrap.difference("a", "b", "i2t_r1")
         .describe("R@1")
-        .startswith("Other test images would not reverse the sign: +20.0 R@1 (95 % interval 1")
+        .startswith(
+            "With other test images, the difference would have the same sign: +20.0 R@1 (95 % interval 1"
+        )
     )
     assert (
         bootstrap.difference("a", "b", "i2t_r1").describe("R@1").endswith(" over 100 test images).")
@@ -251,7 +253,7 @@ def test_describe_bootstrap_reports_sign_stability():
     assert (
         bootstrap.difference("a", "c", "i2t_r1")
         .describe("R@1")
-        .startswith("Other test images could reverse the sign: ")
+        .startswith("With other test images, the difference could have the opposite sign: ")
     )
     assert (
         bootstrap.difference("a", "a").describe("RSUM")

@@ -247,10 +247,10 @@ def test_latex_marks_best_and_indistinguishable_rows(results):
         lines[name] for name in (r'Goal(pair="sig\_ms")', "Unified", "Triplet")
     )
     assert (
-        rf"$\mathbf{{{table.rows[0].mean('rsum'):.1f}}} \pm {table.rows[0].interval('rsum').half_width:.1f}$ \\"
+        rf"$\mathbf{{{table.rows[0].mean('rsum'):.1f}}}$ {{\scriptsize {table.rows[0].spread_cell('rsum').replace('–', '--')}}} \\"
         in goal
     )
-    assert rf"${table.rows[1].mean('rsum'):.1f}^{{\dagger}} \pm " in unified
+    assert rf"${table.rows[1].mean('rsum'):.1f}^{{\dagger}}$ {{\scriptsize " in unified
     assert "dagger" not in triplet
     assert "mathbf" not in triplet
     assert text.count("{") == text.count("}")

@@ -324,15 +324,15 @@ ALIKE = "A and B are not distinguishable in RSUM over 5 seeds:"
         (
             pair_of(0.5, 1.0, 0.33),
             (
-                f"{ALIKE} +0.500 (95 % interval −0.742 to 1.74, p = 0.33). About 29 more seeds would "
-                "settle a difference of this size."
+                f"{ALIKE} +0.500 (95 % interval −0.742 to 1.74, p = 0.33). If the difference is real, "
+                "a test needs about 29 more seeds to show it."
             ),
         ),
         (
             pair_of(0.05, 1.0, 0.92),
             (
-                f"{ALIKE} +0.0500 (95 % interval −1.19 to 1.29, p = 0.92). More than 100 more seeds "
-                "are needed for a difference of this size."
+                f"{ALIKE} +0.0500 (95 % interval −1.19 to 1.29, p = 0.92). If the difference is "
+                "real, a test needs more than 100 more seeds to show it."
             ),
         ),
     ],

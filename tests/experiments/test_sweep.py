@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from visavis.evaluation.statistics import t_interval
+from visavis.evaluation.statistics import Interval
 from visavis.research.experiments.comparison_report import plot_sweeps
 from visavis.research.experiments.comparison_result import find_sweeps
 from visavis.research.experiments.grid import build_settings
@@ -44,7 +44,7 @@ def test_find_sweeps_by_hand():
         (0.3, 2, 3),
     ]
     assert [point.rsum.mean for point in test] == [30, 40, 20]
-    assert test[0].rsum.interval == t_interval([20, 30, 40])
+    assert test[0].rsum.spread == Interval(20, 40, "range of 3 seeds")
     assert json.loads(json.dumps(sweep.to_json()))["curves"][0]["test"][0]["mean"] == 30
 
 

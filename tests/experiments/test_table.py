@@ -8,6 +8,9 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
 
 from visavis.core.errors import RunError
 from visavis.evaluation import Evaluation
@@ -16,6 +19,7 @@ from visavis.research.experiments.results_table import (
     MeasurementConditions,
     ResultRow,
     ResultTable,
+    bounds_of,
 )
 
 
@@ -59,7 +63,7 @@ def test_result_table_mean_and_std_by_hand():
 def test_result_table_of_one_run_has_no_std():
     table = table_of({"VLC": [result(1, 2, 3, 4, 5, 6)]})
     assert table.rows[0].std("rsum") is None
-    assert "±" not in table.text()
+    assert "range" not in table.text()
     assert "one seed" in table.caption()
 
 
@@ -90,24 +94,25 @@ def test_result_table_text_is_aligned_and_fits_80_columns():
     assert len(lines[1]) <= 80
     assert lines[2].split() == [
         "TripletHN",
-        "42.0±25",
-        "72.0±25",
-        "82.0±25",
+        "42.0",
+        "72.0",
+        "82.0",
         "30.0",
         "60.0",
         "70.0",
-        "356.0±76",
+        "356.0",
     ]
+    assert lines[3].split() == ["range", "40–44", "70–74", "80–84", "350.0–362.0"]
     assert lines[-1].split()[0] == "chance"
 
 
 def test_result_table_markdown_marks_best_and_conditions():
     text = TABLE.markdown()
-    assert "| Unified | **51.5 ± 19.1** |" in text
+    assert "| Unified | **51.5 (50.0–53.0)** |" in text
     assert "| **30.0** |" in text
     assert (
-        "over 2 seeds (none for equal values), protocol plain: 500 images, 2,500 texts, 5 captions per image, ties "
-        "pessimistic." in text
+        "mean over 2 seeds (range of the runs), protocol plain: 500 images, 2,500 texts, 5 captions per image, ties "
+        "count against the model." in text
     )
     assert len({line.count("|") for line in text.split("\n\n")[0].split("\n")}) == 1
 
@@ -123,14 +128,33 @@ def test_result_table_markdown_marks_ties_in_bold():
     assert second.startswith("| B | **40.0** | 69.0 | **80.0** |")
 
 
-def test_two_seeds_have_a_wide_interval():
-    def described(*values):
-        return ResultRow("a", tuple({"rsum": value} for value in values)).describe_mean("rsum")
+def row_of(metric, *values):
+    return ResultRow("a", tuple({metric: value} for value in values))
 
-    assert described(100.0) == "one seed, without an interval"
-    assert "too few for an interval" in described(98.0, 98.0)
-    # Mean 100, standard error 1, t of one degree of freedom 12.7.
-    assert described(99.0, 101.0) == "95 % interval 87.3 to 113 over 2 seeds"
+
+def test_describe_mean_names_the_kind_of_spread():
+    assert row_of("rsum", 100.0).describe_mean("rsum") == "one seed, without a range"
+    assert row_of("rsum", 98.0, 98.0).describe_mean("rsum") == "the same value for 2 seeds"
+    assert row_of("rsum", 99.0, 101.0).describe_mean("rsum") == "range of 2 seeds 99.0 to 101"
+    # Mean 100, standard error 1, t of three degrees of freedom 3.182.
+    four = row_of("rsum", 98.0, 99.0, 101.0, 102.0)
+    error = stats.sem([98, 99, 101, 102])
+    assert four.spread("rsum").low == pytest.approx(100 - 3.182446 * error)
+    assert four.describe_mean("rsum").startswith("95 % interval 97.1 to 103 over 4 seeds")
+
+
+@given(
+    st.sampled_from(BOOTSTRAP_METRICS),
+    st.lists(st.floats(0, 100), min_size=2, max_size=6),
+)
+def test_spread_stays_on_the_scale(metric, shares):
+    low, high = bounds_of(metric)
+    row = row_of(metric, *(share * high / 100 for share in shares))
+    spread = row.spread(metric)
+    if spread is not None:
+        assert low <= spread.low <= row.mean(metric) + 1e-9
+        assert row.mean(metric) - 1e-9 <= spread.high <= high
+    assert (row.interval(metric) is None) == (spread is None or len(shares) < 4)
 
 
 def test_highest_chance_rsum_exceeds_the_expected_one():

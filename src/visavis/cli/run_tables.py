@@ -184,6 +184,8 @@ def print_mining(report: MiningReport) -> None:
 
 
 def _print_protocol(result: Evaluation) -> None:
+    from visavis.evaluation.metrics.ranking import TIES_IN_WORDS
+
     metrics = result.metrics
     rows = []
     for direction, title in DIRECTIONS.items():
@@ -200,8 +202,8 @@ def _print_protocol(result: Evaluation) -> None:
     print_line(
         f"RSUM {metrics['rsum']:.1f}, average recall {metrics['average_recall']:.1f}  (protocol "
         f"{result.protocol}: {result.num_images:,} images, "
-        f"{result.num_texts:,} texts, {result.captions_per_image:g} captions per image, ties "
-        f"{result.ties})"
+        f"{result.num_texts:,} texts, {result.captions_per_image:g} captions per image, "
+        f"{TIES_IN_WORDS[result.ties]})"
     )
     if result.extra_metrics:
         print_line(

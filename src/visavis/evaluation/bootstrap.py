@@ -102,8 +102,8 @@ class BootstrapEstimate:
             )
         if self.num_units < MIN_UNITS:
             return f"{difference} over {self.num_units} {self.unit}. At least {MIN_UNITS} are needed for an interval."
-        reverse = "could" if 0 in self.interval else "would not"
-        return f"Other {self.unit} {reverse} reverse the sign: {difference} (95 % interval {self.interval} over {self.num_units:,} {self.unit})."
+        sign = "could have the opposite" if 0 in self.interval else "would have the same"
+        return f"With other {self.unit}, the difference {sign} sign: {difference} (95 % interval {self.interval} over {self.num_units:,} {self.unit})."
 
 
 @dataclass(frozen=True, eq=False)

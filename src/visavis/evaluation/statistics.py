@@ -38,6 +38,10 @@ CONFIDENCE = 1 - SIGNIFICANCE_LEVEL
 """Confidence level of intervals."""
 POWER = 0.8
 """Probability of finding a real difference."""
+MIN_SEEDS = 4
+"""Seeds from which tables show a t interval. With two seeds its half-width is nine standard
+deviations, which is often more than the scale of a recall.
+"""
 MAX_MORE_SEEDS = 100
 """Differences that need more further seeds are too small to matter."""
 ROUNDING_TOLERANCE = 1e-9
@@ -50,26 +54,35 @@ Verdict = Literal["higher", "lower", "not distinguishable", "not tested"]
 
 @dataclass(frozen=True)
 class Interval:
-    """Confidence interval of a value, 95 % unless stated otherwise.
+    """Two bounds of a value, by default those of a 95 % confidence interval.
 
     Attributes:
         low: Lower bound.
         high: Upper bound.
+        kind: Kind of the bounds, in words.
     """
 
     low: float
     high: float
-
-    @property
-    def half_width(self) -> float:
-        """Half of the width."""
-        return (self.high - self.low) / 2
+    kind: str = "95 % interval"
 
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
 
     def __neg__(self) -> Interval:
-        return Interval(-self.high, -self.low)
+        return replace(self, low=-self.high, high=-self.low)
+
+    def within(self, low: float, high: float) -> Interval:
+        """Cut the interval at the bounds of a scale, which keeps its coverage.
+
+        Args:
+            low: Smallest possible value.
+            high: Largest possible value.
+
+        Returns:
+            The part on the scale.
+        """
+        return replace(self, low=max(self.low, low), high=min(self.high, high))
 
     def __str__(self) -> str:
         return f"{format_number(self.low)} to {format_number(self.high)}"
@@ -90,6 +103,7 @@ class PairedTest:
         difference: Mean difference, in the unit of the metric.
         std: Sample standard deviation of the difference over seeds.
         interval: 95 % t interval of this pair alone.
+        range: Smallest and largest difference of a seed.
         p: p-value of the paired t-test.
         adjusted_p: p-value after Holm's correction for ``tests`` tests.
         tests: Number of tests.
@@ -101,9 +115,15 @@ class PairedTest:
     difference: float
     std: float | None = None
     interval: Interval | None = None
+    range: Interval | None = None
     p: float | None = None
     adjusted_p: float | None = None
     tests: int = 1
+
+    @property
+    def spread(self) -> Interval | None:
+        """Spread of the difference in tables: the range below ``MIN_SEEDS``, else the interval."""
+        return self.interval if len(self.seeds) >= MIN_SEEDS else self.range
 
     @property
     def verdict(self) -> Verdict:
@@ -141,6 +161,7 @@ class PairedTest:
             b=self.a,
             difference=-self.difference,
             interval=None if self.interval is None else -self.interval,
+            range=None if self.range is None else -self.range,
         )
 
     def describe(self, metric: str) -> str:
@@ -173,21 +194,24 @@ class PairedTest:
                 "" if self.verdict == "not distinguishable" else f": {self.a} is {self.verdict}"
             )
             return f"{self.a} against {self.b} is {difference} {metric} in each of {seeds} seeds, so only its sign is tested ({p}){settled}."
-        numbers = f"{difference} (95 % interval {self.interval}, {p})."
+        spread = f"{self.spread.kind} {self.spread}, " if self.spread else ""
+        numbers = f"{difference} ({spread}{p})."
         if self.verdict != "not distinguishable":
             return f"{self.a} is {self.verdict} than {self.b} in {metric} over {seeds} seeds: {numbers}"
-        needed = f"More than {MAX_MORE_SEEDS} more seeds are needed for"
+        needed = f"more than {MAX_MORE_SEEDS} more seeds"
         if self.more_seeds is not None:
-            needed = f"About {self.more_seeds} more seed{'s' * (self.more_seeds > 1)} would settle"
-        return f"{names} are not distinguishable in {metric} over {seeds} seeds: {numbers} {needed} a difference of this size."
+            needed = f"about {self.more_seeds} more seed{'s' * (self.more_seeds > 1)}"
+        return f"{names} are not distinguishable in {metric} over {seeds} seeds: {numbers} If the difference is real, a test needs {needed} to show it."
 
     def to_json(self) -> dict[str, Any]:
         """Return the test as a JSON object.
 
         Returns:
-            All fields, the verdict and the number of further seeds.
+            All fields, the verdict and the number of further seeds. The interval is None below
+            ``MIN_SEEDS``.
         """
-        return asdict(self) | {"verdict": self.verdict, "more_seeds": self.more_seeds}
+        few = {"interval": None} if len(self.seeds) < MIN_SEEDS else {}
+        return asdict(self) | few | {"verdict": self.verdict, "more_seeds": self.more_seeds}
 
 
 def t_interval(values: Iterable[float], confidence: float = CONFIDENCE) -> Interval | None:
@@ -209,11 +233,26 @@ def t_interval(values: Iterable[float], confidence: float = CONFIDENCE) -> Inter
     std = _sample_std(values)
     if not std:
         return None
-    mean, half_width = (
-        fmean(values),
-        float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * std / math.sqrt(len(values)),
-    )
+    mean = fmean(values)
+    quantile = float(stdtrit(len(values) - 1, (1 + confidence) / 2))
+    half_width = quantile * std / math.sqrt(len(values))
     return Interval(mean - half_width, mean + half_width)
+
+
+def spread_over_seeds(values: Sequence[float]) -> Interval | None:
+    """Describe the spread of values over seeds: their range below ``MIN_SEEDS``, else the t interval
+    of their mean.
+
+    Args:
+        values: One value per seed.
+
+    Returns:
+        The bounds, or None for one value or for equal values.
+    """
+    interval = t_interval(values)
+    if interval is None or len(values) >= MIN_SEEDS:
+        return interval
+    return Interval(min(values), max(values), f"range of {len(values)} seeds")
 
 
 def paired_t_test(
@@ -260,6 +299,9 @@ def paired_t_test(
         difference=mean,
         std=std,
         interval=t_interval(differences) if std else None,
+        range=Interval(min(differences), max(differences), f"range of {len(seeds)} seeds")
+        if std
+        else None,
         p=p,
         adjusted_p=p,
     )

@@ -311,14 +311,17 @@ def write_demo_report(results: DemoResults, folder: Path) -> None:
     curves = ThemedImage.draw(partial(plot_training_curves, logs), folder / "curves.png")
     # How far the order of the rows can be trusted.
     widths = sorted(
-        (interval.half_width, row.name)
+        (spread.high - spread.low, row.name)
         for row in results.table.rows
-        if (interval := row.interval("rsum"))
+        if (spread := row.spread("rsum"))
     )
     spread = "One seed does not show whether a difference is due to chance."
     if widths:
         (lowest, stable), (highest, unstable) = widths[0], widths[-1]
-        spread = f"The 95 % interval of RSUM over seeds is ± {lowest:.1f} ({stable}) to ± {highest:.1f} ({unstable}). More seeds make it narrower."
+        spread = (
+            f"RSUM differs between seeds by {lowest:.1f} ({stable}) to {highest:.1f} ({unstable}). "
+            "Smaller differences between objectives may be due to chance."
+        )
     ranks = []
     for result in results.captions:
         sources = [rank for rank, scene in enumerate(result.scenes, 1) if scene.is_source]

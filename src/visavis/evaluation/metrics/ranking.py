@@ -40,6 +40,12 @@ from visavis.core.spec import validate_int
 from visavis.losses.targets import Targets
 
 Ties = Literal["pessimistic", "mean", "optimistic"]
+TIES_IN_WORDS = {
+    "pessimistic": "ties count against the model",
+    "mean": "ties count half",
+    "optimistic": "ties count for the model",
+}
+"""The rules for equal scores, as results print them."""
 Normalize = Literal["min_r_k", "hits"]
 
 NAN_SCORES = "scores of query {}: expected numbers, got NaN. Check the model and its features."

@@ -267,7 +267,7 @@ def _pair_row(name: str, test: PairedTest, estimate: BootstrapEstimate) -> list[
     return [
         name,
         format_number(test.difference, signed=True),
-        str(test.interval or "-"),
+        str(test.spread or "-"),
         str(estimate.interval or "-"),
         "-" if test.adjusted_p is None else f"{test.adjusted_p:.3f}",
         test.verdict,
@@ -313,19 +313,19 @@ def _commands(comparison: Comparison) -> list[tuple[str, str]]:
 def plot_differences(
     pairs: Sequence[tuple[PairedTest, BootstrapEstimate]], theme: PlotTheme = LIGHT_THEME
 ) -> bytes:
-    """Plot the difference of the best setting to each other one, with two 95 % intervals.
+    """Plot the difference of the best setting to each other one, over seeds and over test images.
 
     Args:
         pairs: Test over seeds and bootstrap over test images, for each other setting.
         theme: Colors.
 
     Returns:
-        A PNG. The interval over seeds is thick, that over test images is thin.
+        A PNG. The spread over seeds is thick, the 95 % interval over test images is thin.
     """
     figure = new_figure(8.6, 1.1 + 0.42 * len(pairs), theme)
     axes = figure.add_subplot()
     for y, (test, estimate) in enumerate(reversed(pairs)):
-        _plot_interval(axes, test.interval, y + 0.12, theme.lines[1], 3.2)
+        _plot_interval(axes, test.spread, y + 0.12, theme.lines[1], 3.2)
         _plot_interval(axes, estimate.interval, y - 0.14, theme.lines[0], 1.2)
         axes.plot([test.difference], [y + 0.12], "o", color=theme.lines[1], markersize=6)
         axes.plot([estimate.value], [y - 0.14], "o", color=theme.lines[0], markersize=3.5)
@@ -336,7 +336,7 @@ def plot_differences(
         axes,
         "test RSUM of the best minus that of each other",
         theme,
-        "95 % intervals: thick over seeds, thin over test images",
+        "thick: over seeds, thin: 95 % interval over test images",
     )
     figure.tight_layout()
     return figure_to_png(figure)
@@ -356,7 +356,7 @@ def _plot_interval(
 
 
 def plot_sweeps(sweeps: Sequence[Sweep], theme: PlotTheme = LIGHT_THEME) -> bytes:
-    """Plot mean RSUM against each value that was varied, with 95 % intervals over seeds.
+    """Plot mean RSUM against each value that was varied, with its spread over seeds.
 
     Args:
         sweeps: Sweeps of one comparison, at least one.
@@ -414,8 +414,8 @@ def _plot_sweep(axes: Axes, figure: Figure, sweep: Sweep, theme: PlotTheme) -> N
             if name and not second:
                 lines[0].set_label(name)
             for point in points:
-                if point.rsum.interval is not None:
-                    ends = point.rsum.interval.low, point.rsum.interval.high
+                if point.rsum.spread is not None:
+                    ends = point.rsum.spread.low, point.rsum.spread.high
                     lines += axes.plot(
                         [point.value] * 2, ends, color=color, linewidth=1.2, alpha=0.7
                     )
@@ -425,8 +425,8 @@ def _plot_sweep(axes: Axes, figure: Figure, sweep: Sweep, theme: PlotTheme) -> N
         color = _reference_color(number, theme)
         for rsum, (_, style) in zip(splits, SPLIT_STYLES, strict=True):
             axes.axhline(rsum.mean, color=color, linestyle=style, linewidth=1.4)
-            if rsum.interval is not None:
-                ends = rsum.interval.low, rsum.interval.high
+            if rsum.spread is not None:
+                ends = rsum.spread.low, rsum.spread.high
                 axes.axhspan(*ends, color=color, alpha=0.08, linewidth=0)
     values = sorted(
         {point.value for validation, _ in sweep.curves.values() for point in validation}

@@ -24,7 +24,7 @@ from visavis.evaluation.statistics import (
     PairedTest,
     differences_from,
     paired_tests,
-    t_interval,
+    spread_over_seeds,
 )
 from visavis.losses.objectives import CATALOG, Objective
 from visavis.research.experiments.grid import Setting
@@ -32,6 +32,7 @@ from visavis.research.experiments.jobs import RunOutcome
 from visavis.research.experiments.results_table import (
     CAPTION_COLUMNS,
     ResultTable,
+    bounds_of,
     csv_table,
     indistinguishable_rows,
     latex_table,
@@ -52,17 +53,18 @@ class MeanRsum:
 
     Attributes:
         mean: Mean RSUM over seeds.
-        interval: 95 % t interval of RSUM. None if the seeds show no spread.
+        spread: 95 % t interval of RSUM, or its range below ``MIN_SEEDS``. None if the seeds show
+            no spread.
         seeds: Number of seeds.
     """
 
     mean: float
-    interval: Interval | None
+    spread: Interval | None
     seeds: int
 
     @classmethod
     def of(cls, values: Sequence[float]) -> MeanRsum:
-        """Compute the mean and its interval.
+        """Compute the mean and its spread.
 
         Args:
             values: RSUM of each seed.
@@ -70,7 +72,9 @@ class MeanRsum:
         Returns:
             The mean.
         """
-        return cls(statistics.fmean(values), t_interval(values), len(values))
+        spread = spread_over_seeds(values)
+        on_scale = None if spread is None else spread.within(*bounds_of(RSUM.name))
+        return cls(statistics.fmean(values), on_scale, len(values))
 
 
 @dataclass(frozen=True)
@@ -177,16 +181,19 @@ class Comparison(NotebookTable):
 
     @cached_property
     def selected(self) -> tuple[Setting, ...]:
-        """Best grid point of each choice by mean validation RSUM, among those with the most seeds."""
+        """Best grid point of each choice by mean validation RSUM, among those with the most seeds. The
+        choices are in the same order, best first.
+        """
         choices: dict[str, list[Setting]] = {}  # grid points of each choice
         for setting in self.settings:
             choices.setdefault(setting.choice, []).append(setting)
-        return tuple(max(points, key=self._selection_key) for points in choices.values())
+        points = [max(points, key=self._selection_key) for points in choices.values()]
+        return tuple(sorted(points, key=self._selection_key, reverse=True))
 
     @property
     def best(self) -> Setting:
         """Best choice by validation."""
-        return max(self.selected, key=self._selection_key)
+        return self.selected[0]
 
     @property
     def table(self) -> ResultTable:
@@ -202,7 +209,9 @@ class Comparison(NotebookTable):
             for setting in self.selected
         }
         return replace(
-            ResultTable.from_runs(runs, f"Selected on validation, measured on test. {self.tuning}"),
+            ResultTable.from_runs(
+                runs, f"Selected on validation, best first, measured on test. {self.tuning}"
+            ),
             feedback=self.feedback,
             extra_metrics=self._extra_metrics,
         )
@@ -431,7 +440,7 @@ class Comparison(NotebookTable):
         ]
 
     def html_rows(self) -> list[dict[str, Any]]:
-        """Return a row for each choice: means, each with half of its 95 % interval."""
+        """Return a row for each choice: means, each with its spread over seeds."""
         table = self.table
         titles = {
             metric: f"{group.title} {label}".lstrip()

@@ -22,7 +22,7 @@ from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
 from visavis.core.spec import validate_int
 from visavis.evaluation.published_row import PublishedRow, comparison_cells, metric_title
-from visavis.evaluation.statistics import Interval, t_interval
+from visavis.evaluation.statistics import Interval, spread_over_seeds
 from visavis.research.experiments.grid import Setting
 from visavis.research.experiments.jobs import MAX_RUNS, RunOutcome, Workers
 from visavis.research.experiments.run_comparison import (
@@ -59,7 +59,7 @@ class ReproducedValue:
         reached: Mean over runs. None if no run succeeded.
         reached_std: Standard deviation over runs, of the kind that the paper prints. None for one
             run.
-        interval: 95 % t interval of the difference over runs. None for one run, or runs with equal
+        interval: Spread of the difference over runs. None for one run, or runs with equal
             values.
     """
 
@@ -155,7 +155,7 @@ class Reproduction(NotebookTable):
                 of_runs = [measured[key] for measured in metrics if key in measured]
                 reached = statistics.fmean(of_runs) if of_runs else None
                 reached_std = std_of(of_runs) if len(of_runs) > 1 else None
-                interval = t_interval([value - mean for value in of_runs]) if of_runs else None
+                interval = spread_over_seeds([value - mean for value in of_runs])
                 values.append(ReproducedValue(row, key, mean, std, reached, reached_std, interval))
         return values
 
@@ -216,7 +216,11 @@ class Reproduction(NotebookTable):
             (
                 f"Published: {first.source}. Reached: {spread}, best model of each row by validation, "
                 f"at the {rates}, not tuned."
-                + (" Difference: with its 95 % interval over runs." if self.seeds > 1 else "")
+                + (
+                    " Difference: with its range over runs, or from four runs on its 95 % interval."
+                    if self.seeds > 1
+                    else ""
+                )
             ),
             *(
                 f"Order of the {agreement.rows} rows with different runs by "

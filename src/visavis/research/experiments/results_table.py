@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 import statistics
 from collections.abc import Collection, Mapping, Sequence
@@ -18,19 +19,26 @@ from visavis.core.errors import RunError
 from visavis.evaluation import Evaluation
 from visavis.evaluation.bootstrap import BOOTSTRAP_METRICS, BootstrapSamples
 from visavis.evaluation.feedback.evaluate_feedback import FeedbackTest
-from visavis.evaluation.metrics.catalog import RECALLS, RSUM, own_metrics
-from visavis.evaluation.metrics.ranking import random_recall, random_rsum
-from visavis.evaluation.published_row import metric_title
-from visavis.evaluation.statistics import Interval, PairedTest, t_interval
+from visavis.evaluation.metrics.catalog import RECALLS, RSUM, SIX_RECALLS, own_metrics
+from visavis.evaluation.metrics.ranking import TIES_IN_WORDS, random_recall, random_rsum
+from visavis.evaluation.published_row import find_metric, metric_title
+from visavis.evaluation.statistics import MIN_SEEDS, Interval, PairedTest, spread_over_seeds
 
-# low, high: the 95 % interval of the mean over seeds. images_low, images_high: the interval of the
+# min, max: the range over seeds. low, high: the 95 % interval of the mean, from four seeds on. images_low, images_high: the interval of the
 # difference over test images, or over judged text queries for feedback metrics.
 CSV_COLUMNS = (
-    "row", "metric", "runs", "mean", "std", "low", "high",
+    "row", "metric", "runs", "mean", "std", "min", "max", "low", "high",
     "reference", "difference", "difference_low", "difference_high", "p", "adjusted_p", "tests", "verdict", "more_seeds",
     "images_low", "images_high",
 )  # fmt: skip
 _TEST_COLUMNS = ("difference", "p", "adjusted_p", "tests", "verdict", "more_seeds")
+UNIT_BOUNDS = {
+    "percent": (0.0, 100.0),
+    "fraction": (0.0, 1.0),
+    "correlation": (-1.0, 1.0),
+    "rank": (1.0, math.inf),
+}
+"""Smallest and largest possible value of the metrics of a unit."""
 _SPECIAL = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -100,7 +108,7 @@ class MeasurementConditions:
 
     def __str__(self) -> str:
         candidates = f"{self.num_images:,} images, {self.num_texts:,} texts, {self.captions_per_image:g} captions per image"
-        return f"protocol {self.protocol}: {candidates}, ties {self.ties}"
+        return f"protocol {self.protocol}: {candidates}, {TIES_IN_WORDS[self.ties]}"
 
     def chance(self, metric: str) -> float:
         """Compute the expected value for a random ranking.
@@ -144,6 +152,22 @@ def digits_of(metric: str) -> int:
     return 3 if metric in own and own[metric].unit not in ("percent", "rank") else 1
 
 
+def bounds_of(metric: str) -> tuple[float, float]:
+    """Return the bounds of the scale of a metric.
+
+    Args:
+        metric: Key of a metric.
+
+    Returns:
+        The smallest and the largest possible value. Infinite for an own metric with another unit.
+    """
+    if metric == RSUM.name:
+        return 0.0, 100.0 * len(SIX_RECALLS)
+    if metric.startswith("judged_"):  # a metric of feedback, which the catalog does not have
+        return UNIT_BOUNDS["percent"]
+    return UNIT_BOUNDS.get(find_metric(metric).unit, (-math.inf, math.inf))
+
+
 @dataclass(frozen=True)
 class ResultRow:
     """Runs of one setting.
@@ -181,20 +205,34 @@ class ResultRow:
         )
 
     def describe_mean(self, metric: str) -> str:
-        """Describe the interval of the mean over seeds, which is wide for two seeds.
+        """Describe the spread over seeds.
 
         Args:
             metric: Key of a metric.
 
         Returns:
-            The 95 % t interval, or the reason why there is none.
+            The range or the 95 % t interval, or the reason why there is none.
         """
         if len(self.metrics) == 1:
-            return "one seed, without an interval"
-        interval = self.interval(metric)
-        if interval is None:
-            return f"the same value for {len(self.metrics)} seeds, too few for an interval"
-        return f"95 % interval {interval} over {len(self.metrics)} seeds"
+            return "one seed, without a range"
+        spread = self.spread(metric)
+        if spread is None:
+            return f"the same value for {len(self.metrics)} seeds"
+        seeds = f" over {len(self.metrics)} seeds" if len(self.metrics) >= MIN_SEEDS else ""
+        return f"{spread.kind} {spread}{seeds}"
+
+    def spread(self, metric: str) -> Interval | None:
+        """Compute the spread over seeds, on the scale of the metric.
+
+        Args:
+            metric: Key of a metric.
+
+        Returns:
+            The range of the runs below ``MIN_SEEDS``, else the 95 % t interval of the mean. None
+            for a single run, or runs with equal values.
+        """
+        spread = spread_over_seeds([run[metric] for run in self.metrics])
+        return None if spread is None else spread.within(*bounds_of(metric))
 
     def interval(self, metric: str) -> Interval | None:
         """Compute the 95 % t interval of the mean over seeds.
@@ -203,32 +241,49 @@ class ResultRow:
             metric: Key of a metric.
 
         Returns:
-            The interval. None for a single run, or runs with equal values.
+            The interval. None below ``MIN_SEEDS``, or for runs with equal values.
         """
-        return t_interval(run[metric] for run in self.metrics)
+        return self.spread(metric) if len(self.metrics) >= MIN_SEEDS else None
 
-    def cell(self, metric: str, *, short: bool = False, plus_minus: str = " ± ") -> str:
-        """Format the mean and half the width of its interval.
-
-        With few seeds, the interval is much wider than the standard deviation: 9.0 times with two
-        seeds, 2.5 times with three, 1.2 times with five.
+    def mean_cell(self, metric: str) -> str:
+        """Format the mean.
 
         Args:
             metric: Key of a metric.
-            short: Without blanks, and without decimals for a half-width of 10 or more, as a
-                terminal needs it.
-            plus_minus: Text between both numbers.
 
         Returns:
-            The cell. The mean alone for a single run, or runs with equal values.
+            The mean with the decimals of its metric.
         """
-        digits, interval = digits_of(metric), self.interval(metric)
-        mean = f"{self.mean(metric):.{digits}f}"
-        if interval is None:
-            return mean
-        if short:
-            return f"{mean}±{interval.half_width:.{digits if interval.half_width < 9.95 else 0}f}"
-        return f"{mean}{plus_minus}{interval.half_width:.{digits}f}"
+        return f"{self.mean(metric):.{digits_of(metric)}f}"
+
+    def spread_cell(self, metric: str, *, short: bool = False) -> str:
+        """Format the spread.
+
+        Args:
+            metric: Key of a metric.
+            short: Without decimals, except of RSUM and own metrics, as a terminal needs it.
+
+        Returns:
+            Both bounds. Empty for a single run, or runs with equal values.
+        """
+        spread = self.spread(metric)
+        if spread is None:
+            return ""
+        digits = 0 if short and metric in SIX_RECALLS else digits_of(metric)
+        return f"{spread.low:.{digits}f}–{spread.high:.{digits}f}"
+
+    def cell(self, metric: str) -> str:
+        """Format the mean and its spread.
+
+        Args:
+            metric: Key of a metric.
+
+        Returns:
+            A text such as "64.9 (59.0–70.8)". The mean alone for a single run, or runs with equal
+            values.
+        """
+        spread = self.spread_cell(metric)
+        return f"{self.mean_cell(metric)} ({spread})" if spread else self.mean_cell(metric)
 
 
 @dataclass(frozen=True)
@@ -361,17 +416,13 @@ class ResultTable:
             The caption of the table.
         """
         runs = sorted({len(row.metrics) for row in self.rows})
-        spread = (
-            f"mean ± half of its 95 % interval over {' to '.join(map(str, runs))} seeds"
-            if runs[-1] > 1
-            else "one seed"
-        )
-        if any(
-            len(row.metrics) > 1 and row.interval(metric) is None
-            for row in self.rows
-            for metric in self.metrics
-        ):
-            spread += " (none for equal values)"
+        spread = "one seed"
+        if runs[-1] > 1:
+            kinds = ["range of the runs"] * (runs[0] < MIN_SEEDS)
+            kinds += ["95 % interval of the mean"] * (runs[-1] >= MIN_SEEDS)
+            if len(kinds) > 1:
+                kinds[0] += f" below {MIN_SEEDS} seeds"
+            spread = f"mean over {' to '.join(map(str, runs))} seeds ({', else '.join(kinds)})"
         caption = f"Recalls in percent, {spread}, {self.conditions}." + (
             f" {self.note}." if self.note else ""
         )
@@ -381,16 +432,16 @@ class ResultTable:
         """Format the table for a terminal of about 80 columns.
 
         Returns:
-            Lines of text.
+            Lines of text. Below each mean stands its spread.
         """
-        lines = [
-            ["", *(label for group in self.columns for label in group.labels.values())],
-            *(
-                [row.name, *(row.cell(metric, short=True) for metric in self.metrics)]
-                for row in self.rows
-            ),
-            ["chance", *map(self.chance_cell, self.metrics)],
-        ]
+        lines = [["", *(label for group in self.columns for label in group.labels.values())]]
+        for row in self.rows:
+            lines.append([row.name, *map(row.mean_cell, self.metrics)])
+            spreads = [row.spread_cell(metric, short=True) for metric in self.metrics]
+            if any(spreads):
+                kind = "range" if len(row.metrics) < MIN_SEEDS else "95 % interval"
+                lines.append([f"  {kind}", *spreads])
+        lines.append(["chance", *map(self.chance_cell, self.metrics)])
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         # Three spaces before a group, one between its columns.
         gaps = [
@@ -440,7 +491,7 @@ class ResultTable:
         """Convert to plain values.
 
         Returns:
-            Mean, its interval, standard deviation and every run's values of each row.
+            Mean, its interval, range, standard deviation and every run's values of each row.
         """
         rows = [
             {
@@ -451,6 +502,11 @@ class ResultTable:
                     metric: [interval.low, interval.high] if interval else None
                     for metric in self.metrics
                     for interval in [row.interval(metric)]
+                },
+                "range": {
+                    metric: [min(values), max(values)]
+                    for metric in self.metrics
+                    for values in [[run[metric] for run in row.metrics]]
                 },
                 "runs": [dict(run) for run in row.metrics],
             }
@@ -512,12 +568,13 @@ def latex_table(
     for row in table.rows:
         cells = [escape_latex(row.name)]
         for metric in table.metrics:
-            mean, sign, spread = row.cell(metric, plus_minus=r" \pm ").partition(r" \pm ")
+            mean = row.mean_cell(metric)
             if table.is_best(row, metric):
                 mean = rf"\mathbf{{{mean}}}"
             elif row.name in indistinguishable.get(metric, ()):
                 mean += r"^{\dagger}"
-            cells.append(f"${mean}{sign}{spread}$")
+            spread = row.spread_cell(metric).replace("–", "--")
+            cells.append(f"${mean}$" + (rf" {{\scriptsize {spread}}}" if spread else ""))
         rows.append(cells)
     legend = ""
     if any(indistinguishable.values()):
@@ -571,13 +628,17 @@ def csv_table(
                 "runs": len(row.metrics),
                 "mean": row.mean(metric),
                 "std": row.std(metric),
+                "min": min(run[metric] for run in row.metrics),
+                "max": max(run[metric] for run in row.metrics),
             }
             values |= _bounds("", row.interval(metric))
             if pair is not None:
                 values |= {
                     "reference": pair.b,
                     **{name: getattr(pair, name) for name in _TEST_COLUMNS},
-                    **_bounds("difference_", pair.interval),
+                    **_bounds(
+                        "difference_", pair.interval if len(pair.seeds) >= MIN_SEEDS else None
+                    ),
                 }
                 # Captions and judged queries are resampled apart.
                 if resampled := next(

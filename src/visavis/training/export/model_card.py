@@ -17,7 +17,7 @@ from visavis.core import storage
 from visavis.core.environment import installed_version
 from visavis.core.own_code import CodeNotNamed
 from visavis.core.spec import parse
-from visavis.evaluation.statistics import t_interval
+from visavis.evaluation.statistics import spread_over_seeds
 from visavis.losses.objectives import CATALOG, Objective
 from visavis.models.base import Matcher
 from visavis.models.clip.model import CLIP
@@ -151,7 +151,7 @@ def _intervals(run: Path) -> dict[str, str]:
         return intervals
     for key in METRIC_LABELS:
         values = [metrics[key] for metrics in seeds if metrics.get(key) is not None]
-        if values and (interval := t_interval(values)) is not None:
+        if values and (interval := spread_over_seeds(values)) is not None:
             intervals[key] = (
                 f"{statistics.fmean(values):.1f} ({interval.low:.1f} to {interval.high:.1f}, "
                 f"{len(values)} seeds)"
