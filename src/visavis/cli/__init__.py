@@ -17,6 +17,7 @@ from visavis.cli.terminal import (
     print_error,
     signals_raised,
 )
+from visavis.core.child_processes import exclude_current_folder
 from visavis.core.errors import ReportedByOtherProcess, VisavisError
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def main() -> None:
     A user's error is printed as one line on stderr, with exit code 1. A signal exits with the
     shell's code.
     """
+    exclude_current_folder()
     os.environ.setdefault(HUGE_PAGES_VARIABLE, "1")
     # The XDG specification requires to ignore them. Other libraries, such as huggingface_hub, would
     # write into the current folder.

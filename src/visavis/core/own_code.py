@@ -247,11 +247,13 @@ second import would run it again and make other classes of the same names.
 def _load(source: str) -> ModuleType:
     if source in _SCRIPTS:
         return _SCRIPTS[source]
-    # As for a script: a file may import its neighbors, and a package may be in this folder.
-    folder = os.path.dirname(source) if source.endswith(".py") else os.getcwd()
-    sys.path.insert(0, folder)
+    # As for a script, a file may import its neighbors. A package may be in the current folder, which
+    # comes last: no file of a data folder replaces a module of an installed package.
+    is_file = source.endswith(".py")
+    folder = os.path.dirname(source) if is_file else os.getcwd()
+    sys.path.insert(0 if is_file else len(sys.path), folder)
     try:
-        if not source.endswith(".py"):
+        if not is_file:
             return importlib.import_module(source)
         name = f"visavis_own_{hashlib.sha256(source.encode()).hexdigest()[:12]}"
         spec = importlib.util.spec_from_file_location(name, source)
