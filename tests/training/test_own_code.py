@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from contextlib import suppress
@@ -22,6 +23,7 @@ from visavis.data.synthetic import write_synthetic_scenes
 from visavis.losses.objectives.base import Objective, Reduction
 from visavis.losses.objectives.pairs import find_positive_pairs, log1p_exp
 from visavis.objectives import TripletHN
+from visavis.training.recipes.files import read_recipe
 from visavis.training.runs.open_run import read_run_recipe
 
 SOFT_HN = '''
@@ -326,3 +328,52 @@ def test_compare_takes_objects(lab, scenes):
         "tiny.toml", objective=[Softer(), TripletHN()], data=scenes, seeds=1, out="c", tune=False
     )
     assert result.settings[0].choice.startswith("tests.training.test_own_code:Softer(")
+
+
+RECIPES_WITH_CODE = {
+    "objective": '[[phases]]\nepochs = 1\nobjective = "evil.py:Evil()"',
+    "supervision": '[[phases]]\nepochs = 1\nobjective = "VLC()"\nsupervision = "evil.py:Evil()"',
+    "nested": (
+        '[[phases]]\nepochs = 1\nobjective = "Ladder()"\n'
+        "supervision = \"GradedSupervision(relevance='evil.py:Evil()')\""
+    ),
+    "estimator": 'evaluation = { relevance = "evil.py:Evil()" }',
+    "metric": 'evaluation = { extra_metrics = ["evil.py:Evil"] }',
+    "model": 'model = { kind = "evil.py:Evil", embedding_dim = 8 }',
+}
+
+
+@pytest.mark.parametrize("part", RECIPES_WITH_CODE)
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_recipe_does_not_run_the_code_that_it_names(lab, monkeypatch, capsys, part, command):
+    """The error names the command that runs it."""
+    folder = lab / "from somebody"
+    folder.mkdir()
+    (folder / "evil.py").write_text(EVIL)
+    base = TINY_RECIPE.partition("model =" if part == "model" else "phases =")[0]
+    phases = "" if "[[phases]]" in RECIPES_WITH_CODE[part] else "\n" + TINY_RECIPE.splitlines()[-1]
+    (folder / "theirs.toml").write_text(base + RECIPES_WITH_CODE[part] + phases)
+    words = [command, "from somebody/theirs.toml", "--data", "nowhere"]
+    monkeypatch.setattr(sys, "argv", ["visavis", *words])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert not (folder / "evil").exists()
+    message = capsys.readouterr().err.strip()
+    assert re.search(r"visavis: evil\.py:Evil: expected own code that you name", message)
+    _, _, repeated = message.partition("Repeat it with: ")
+    assert shlex.split(repeated)[1:] == ["--code", "from somebody/evil.py", *words]
+    monkeypatch.setattr(sys, "argv", shlex.split(repeated))
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert (folder / "evil").exists()
+
+
+def test_override_names_its_code_but_not_that_of_the_recipe(lab):
+    """The rest of the recipe stays unnamed, also if an override replaces the part."""
+    (lab / "evil.py").write_text(EVIL)
+    (lab / "theirs.toml").write_text(TINY_RECIPE.replace("VLC()", "evil.py:Evil()"))
+    recipe = read_recipe("theirs.toml", {"objective": "soft_hn.py:SoftHN()"})
+    assert repr(recipe.phases[0].objective).startswith("soft_hn.py:SoftHN(")
+    assert not (lab / "evil").exists()
+    with pytest.raises(own_code.CodeNotNamed):
+        read_recipe("theirs.toml")

@@ -5,6 +5,7 @@ Only this package prints.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from functools import cache
@@ -84,7 +85,7 @@ def main() -> None:
     except ReportedByOtherProcess as error:
         sys.exit(error.exit_code)
     except VisavisError as error:
-        _exit(str(error), 1)
+        _exit(f"{error}{_named_code_hint(error)}", 1)
     except MemoryError as error:
         _exit(
             f"out of memory{f': {error}' if str(error) else ''}. Process less at once, or close "
@@ -98,6 +99,17 @@ def main() -> None:
         if error.filename is None and error.errno is None:
             raise
         _exit(f"{error.filename or 'a file'}: cannot be read or written: {error.strerror}.", 1)
+
+
+def _named_code_hint(error: VisavisError) -> str:
+    """The command that allows the own code of an error."""
+    from visavis.core.environment import shell_command
+    from visavis.core.own_code import CodeNotNamed
+
+    if not isinstance(error, CodeNotNamed):
+        return ""
+    words = shlex.join(["--code", error.source, *sys.argv[1:]])
+    return f" Repeat it with: {shell_command()} {words}"
 
 
 def _exit(message: str, code: int) -> NoReturn:

@@ -2,9 +2,9 @@
 the package.
 
 A text names a class of a file or of a package, such as ``soft_hn.py:SoftHN(margin=0.1)`` or
-``my_lab.losses:SoftHN``. Its code runs only if the user of this process named it: in a command, a
-recipe file, a Python call, or with ``--code``. A run folder stores the same names, but reading it
-runs nothing, because it may be the folder of somebody else.
+``my_lab.losses:SoftHN``. Its code runs only if the user of this process named it: in an argument of
+a command, a Python call, or with ``--code``. Recipes and run folders store the same names, but
+reading them runs nothing, because they may come from somebody else.
 
 Installed packages extend the catalogs by entry points, such as ``visavis.objectives``.
 """
@@ -27,6 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from visavis.core.environment import quote_argument
 from visavis.core.errors import SpecError, format_value, suggest_name
 
 T = TypeVar("T")
@@ -37,11 +38,34 @@ GROUPS = ("objectives", "supervisions", "estimators", "models", "metrics", "form
 """Kinds of parts. An installed package extends them by an entry point of the group
 ``visavis.objectives`` and so on.
 """
-_USER_TEXTS = ContextVar[tuple[str, ...]]("user_texts", default=())
 
 
 class CodeNotNamed(SpecError):
-    """A stored text names code that the user of this process did not name."""
+    """A stored text names code that the user of this process did not name.
+
+    Args:
+        name: Part in the form ``file.py:Name``.
+        source: The file or package, as the user names it.
+
+    Attributes:
+        source: The same.
+    """
+
+    def __init__(self, name: str, source: str):
+        super().__init__(
+            f"{name}: expected own code that you name, because recipes and stored files never run "
+            f"code by themselves. Name it with visavis --code {quote_argument(source)}, or in "
+            f"Python with visavis.allow_code({source!r})."
+        )
+        self.name = name
+        self.source = source
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self.source)
+
+
+_USER_TEXTS = ContextVar[tuple[str, ...]]("user_texts", default=())
+_REFUSED = ContextVar[list[CodeNotNamed] | None]("refused", default=None)
 
 
 def allow_code(*sources: str | Path) -> None:
@@ -77,21 +101,24 @@ def allowed_code() -> list[str]:
 
 
 @contextmanager
-def named_by_user(*texts: str) -> Iterator[None]:
+def named_by_user(*texts: str) -> Iterator[list[CodeNotNamed]]:
     """Allow the code that texts of the user name. Stored texts may be parsed at the same time, such
     as the rest of a recipe, and allow nothing.
 
     Args:
-        *texts: Texts that the user wrote: specs, overrides, recipe files.
+        *texts: Texts that the user wrote in this process: specs and overrides.
 
     Yields:
-        Nothing.
+        The errors about own code that other texts named. Their parts may have stand-ins.
     """
-    token = _USER_TEXTS.set(texts)
+    refused: list[CodeNotNamed] = []
+    named_token = _USER_TEXTS.set(texts)
+    refused_token = _REFUSED.set(refused)
     try:
-        yield
+        yield refused
     finally:
-        _USER_TEXTS.reset(token)
+        _USER_TEXTS.reset(named_token)
+        _REFUSED.reset(refused_token)
 
 
 def find_part(name: str, catalog: Mapping[str, T], kind: type, group: str) -> T | None:
@@ -121,11 +148,10 @@ def find_part(name: str, catalog: Mapping[str, T], kind: type, group: str) -> T 
         allow_code(source)
     allowed = _allowed_source(source)
     if allowed is None:
-        raise CodeNotNamed(
-            f"{name}: expected own code that you name, because stored files never run code by "
-            f"themselves. Name it with visavis --code {source}, or in Python with "
-            f"visavis.allow_code({source!r})."
-        )
+        error = CodeNotNamed(name, source)
+        if (refused := _REFUSED.get()) is not None:
+            refused.append(error)
+        raise error
     source = allowed
     part = getattr(_load(source), attribute, None)
     if not _is_part(part, kind):
