@@ -209,6 +209,82 @@ def test_run_with_own_code_resumes_with_unchanged_code_only(lab, scenes):
         visavis.train(resume="run")
 
 
+def write_modules(folder, **texts):
+    for name, text in texts.items():
+        file = folder / f"{name.replace('__', '/')}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+@pytest.fixture
+def modules():
+    """Imported modules are forgotten after the test."""
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def hash_in_new_process(source):
+    forget()
+    for name in [name for name in sys.modules if name.startswith("own_")]:
+        del sys.modules[name]
+    visavis.allow_code(source)
+    (changed,) = own_code.code_hashes().values()
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_included"),
+    [
+        ("own_direct", True),
+        ("own_indirect", True),
+        ("own_package/__init__", True),
+        ("own_package/own_relative", True),
+        ("own_other", False),
+    ],
+)
+def test_hash_of_own_code_has_the_modules_that_it_imports(lab, modules, changed, is_included):
+    write_modules(
+        lab,
+        own_direct="from own_indirect import VALUE",
+        own_indirect="VALUE = 1",
+        own_package__own_relative="VALUE = 1",
+        own_other="VALUE = 1",
+    )
+    (lab / "own_package" / "__init__.py").write_text("from . import own_relative")
+    imports = "import json\nimport own_direct\nfrom own_package import own_relative\n"
+    (lab / "soft_hn.py").write_text(
+        SOFT_HN.replace("from dataclasses", imports + "from dataclasses")
+    )
+    first = hash_in_new_process("soft_hn.py")
+    assert hash_in_new_process("soft_hn.py") == first
+    with (lab / f"{changed}.py").open("a") as file:
+        file.write("\nMORE = 12345\n")
+    assert (hash_in_new_process("soft_hn.py") != first) == is_included
+
+
+def test_hash_of_own_package_has_the_modules_that_it_imports(lab, modules):
+    (lab / "own_lab").mkdir()
+    write_modules(lab, own_lab__losses="from .helper import SCALE", own_lab__helper="SCALE = 0.1")
+    (lab / "own_lab" / "__init__.py").touch()
+    first = hash_in_new_process("own_lab.losses")
+    (lab / "own_lab" / "helper.py").write_text("SCALE = 5.0")
+    assert hash_in_new_process("own_lab.losses") != first
+
+
+def test_hash_of_own_code_leaves_installed_packages_out(lab, modules, monkeypatch):
+    """An environment in a folder below the file, as of most projects."""
+    write_modules(lab / "env", own_installed="VALUE = 1")
+    monkeypatch.syspath_prepend(lab / "env")
+    (lab / "soft_hn.py").write_text(
+        SOFT_HN.replace("from dataclasses", "import own_installed\nfrom dataclasses")
+    )
+    first = hash_in_new_process("soft_hn.py")
+    (lab / "env" / "own_installed.py").write_text("VALUE = 12345")
+    assert hash_in_new_process("soft_hn.py") == first
+
+
 def test_files_of_own_code_need_different_names(lab):
     visavis.allow_code("soft_hn.py")
     (lab / "b").mkdir()

@@ -11,6 +11,7 @@ Installed packages extend the catalogs by entry points, such as ``visavis.object
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import importlib.metadata
@@ -223,6 +224,8 @@ def name_part(part: type[T]) -> type[T]:
 def code_hashes(text: str | None = None) -> dict[str, str]:
     """Return the SHA-256 of each named source, by its file name or package, as it was loaded.
 
+    It includes the modules in the folder of the source, or of its package, that the source imports.
+
     Args:
         text: Include the sources only that this text names. None: all.
 
@@ -298,8 +301,74 @@ def _load(source: str) -> ModuleType:
 
 @cache
 def _hash_of(source: str) -> str:
-    """The hash of a source when it was allowed. A file that is edited later has not run."""
-    return hashlib.sha256(Path(str(_load(source).__file__)).read_bytes()).hexdigest()
+    """The hash of a source, and of the modules next to it that it imports, when it was allowed. A
+    file that is edited later has not run.
+    """
+    module = _load(source)
+    file = Path(str(module.__file__))
+    hashes = {
+        name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for name, path in _imported_files(module, source).items()
+    }
+    own_hash = hashlib.sha256(file.read_bytes()).hexdigest()
+    if not hashes:
+        return own_hash
+    return hashlib.sha256(json.dumps([own_hash, sorted(hashes.items())]).encode()).hexdigest()
+
+
+def _imported_files(module: ModuleType, source: str) -> dict[str, Path]:
+    """The files of the modules that a source imports, directly or not, from its folder and those
+    below, or from its package. Installed packages in a subfolder are not among them.
+    """
+    is_file = source.endswith(".py")
+    folder = Path(source).parent if is_file else None
+    files: dict[str, Path] = {}
+    waiting = [module]
+    while waiting:
+        importing = waiting.pop()
+        for name in _imported_names(importing):
+            imported = sys.modules.get(name)
+            if imported is None or imported is module or name in files:
+                continue
+            file = getattr(imported, "__file__", None)
+            if file is None or not os.path.isfile(file):
+                continue
+            is_own = (
+                _import_folder(imported) == folder
+                if is_file
+                else name.partition(".")[0] == source.partition(".")[0]
+            )
+            if is_own:
+                files[name] = Path(file)
+                waiting.append(imported)
+    return files
+
+
+def _imported_names(module: ModuleType) -> Iterator[str]:
+    """The modules that the import statements of a module name, with their packages."""
+    file = str(module.__file__)
+    if not file.endswith(".py"):
+        return
+    for node in ast.walk(ast.parse(Path(file).read_bytes())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            package = (module.__package__ or "").split(".")
+            parents = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*parents, *filter(None, [node.module])])
+            names = [f"{base}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            words = name.split(".")
+            yield from (".".join(words[:count]) for count in range(1, len(words) + 1))
+
+
+def _import_folder(module: ModuleType) -> Path:
+    """The folder of the import path in which a module was found."""
+    file = Path(os.path.abspath(str(module.__file__)))
+    depth = module.__name__.count(".") + (file.stem == "__init__")
+    return file.parents[min(depth, len(file.parents) - 1)]
 
 
 def _allowed_source(source: str) -> str | None:
