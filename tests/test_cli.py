@@ -2,7 +2,10 @@
 after an error.
 """
 
+import asyncio
 import contextlib
+import ctypes
+import gc
 import inspect
 import io
 import json
@@ -15,6 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +35,7 @@ import visavis
 from visavis import cli
 from visavis.api import graded_runs
 from visavis.api.catalog_entries import docstring_arguments, docstring_commands
-from visavis.cli import commands, console, help_texts, logs
+from visavis.cli import commands, console, help_texts, logs, terminal
 from visavis.cli.terminal import ENDING_SIGNALS
 from visavis.core import errors
 from visavis.core.progress import TrainingStep
@@ -326,6 +330,170 @@ def test_main_exits_with_shell_code_on_signal(call, monkeypatch, number, default
     monkeypatch.setattr(cli, "build_app", lambda _: lambda: signal.raise_signal(number))
     assert call() == (128 + number, "", f"visavis: ended by {number.name}.\n")
     assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def _in_finalizer(stop):
+    class Finalized:
+        def __del__(self):
+            stop()
+
+    Finalized()
+
+
+def _in_collection(stop):
+    def callback(phase, _):
+        if phase == "start":
+            gc.callbacks.remove(callback)
+            stop()
+
+    gc.callbacks.append(callback)
+    gc.collect()
+
+
+def _in_callback_of_c(stop):
+    ctypes.CFUNCTYPE(None)(stop)()
+
+
+def _in_event_loop(stop):
+    async def run():
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        asyncio.get_running_loop().call_soon(stop)
+        await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+
+
+def _before_suppress(stop):
+    with contextlib.suppress(BaseException):
+        stop()
+
+
+def _before_return_in_finally(stop):
+    try:
+        stop()
+    finally:
+        return  # noqa: B012
+
+
+def _before_another_error(stop):
+    try:
+        stop()
+    except BaseException as error:
+        raise ValueError("unreadable") from error
+
+
+def _before_an_error_is_stored(stop):
+    stored = []
+    try:
+        stop()
+    except BaseException as error:  # noqa: BLE001
+        stored.append(error)
+    raise SystemExit(0)
+
+
+@posix
+@pytest.mark.parametrize("number", ENDING_SIGNALS)
+@pytest.mark.parametrize(
+    "lose",
+    [
+        _in_finalizer,
+        _in_collection,
+        _in_callback_of_c,
+        _in_event_loop,
+        _before_suppress,
+        _before_return_in_finally,
+        _before_another_error,
+        _before_an_error_is_stored,
+    ],
+)
+def test_lost_signal_ends_the_command(call, monkeypatch, number, lose, default_sighup):
+    """Python or a library drops the exception of the signal, and the command continues."""
+
+    def run(_):
+        lose(lambda: signal.raise_signal(number))
+        time.sleep(20)
+
+    monkeypatch.setattr(cli, "build_app", lambda _: partial(run, None))
+    assert call() == (128 + number, "", f"visavis: ended by {number.name}.\n")
+
+
+@posix
+def test_repeated_signal_does_not_interrupt_cleanup(call, monkeypatch, tmp_path):
+    """Also where the cleanup handles another exception."""
+
+    def run():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            with contextlib.suppress(OSError):
+                (tmp_path / "missing").unlink()
+            time.sleep(4 * terminal.RAISE_AGAIN_S)
+            (tmp_path / "saved").touch()
+
+    monkeypatch.setattr(cli, "build_app", lambda _: run)
+    assert call()[0] == 128 + signal.SIGTERM
+    assert (tmp_path / "saved").exists()
+
+
+@posix
+def test_lost_signal_reaches_the_handler_of_a_training_once(call, monkeypatch):
+    received = []
+
+    def run():
+        with contextlib.suppress(BaseException):
+            signal.raise_signal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, lambda *_: received.append(signal.SIGTERM))
+        time.sleep(8 * terminal.RAISE_AGAIN_S)
+
+    monkeypatch.setattr(cli, "build_app", lambda _: run)
+    assert call()[0] == 128 + signal.SIGTERM
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert len(received) == 1
+
+
+@posix
+def test_signal_in_an_import_of_an_extension_waits_for_its_end(call, monkeypatch):
+    """C++ code would end the process with another exit code."""
+    ended = []
+
+    def run():
+        monkeypatch.setattr(terminal, "_is_importing_extension", lambda _: not ended)
+        signal.raise_signal(signal.SIGTERM)
+        ended.append(True)
+        time.sleep(20)
+
+    monkeypatch.setattr(cli, "build_app", lambda _: run)
+    assert call() == (128 + signal.SIGTERM, "", "visavis: ended by SIGTERM.\n")
+    assert ended
+
+
+@posix
+@pytest.mark.slow
+@pytest.mark.parametrize("number", ENDING_SIGNALS)
+def test_signal_at_any_moment_ends_the_command(run, tmp_path, number):
+    """Imports, reading, computing and writing: the exit code is always that of the signal, and no
+    file with a final name remains.
+    """
+    for milliseconds in range(100, 5000, 300):
+        out = tmp_path / str(milliseconds)
+        program = "from visavis.cli import main; main()"
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, "export", str(run), "--out", str(out)],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            process.wait(milliseconds / 1000)
+            process.stderr.close()
+            break
+        except subprocess.TimeoutExpired:
+            process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+        # Before the handlers are installed, the signal itself ends Python.
+        assert process.returncode in (128 + number, -number), (milliseconds, errors)
+        assert b"Exception ignored" not in errors
+        if process.returncode > 0 and b"export" not in errors:
+            assert not out.exists()
 
 
 @posix

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -189,6 +190,45 @@ def test_storage_refuses_nonempty_folder(tmp_path):
         with pytest.raises(RefusedOverwrite, match=mentions(path, "not an empty folder")):
             storage.prepare_empty_folder(path)
     assert (tmp_path / "runs" / "mine" / "thesis.txt").read_text() == "precious"
+
+
+def test_storage_checks_a_folder_without_creating_it(tmp_path):
+    """A command that is killed leaves no folder that looks like its result."""
+    path = tmp_path / "runs" / "mine"
+    assert storage.prepare_empty_folder(path, will_be_replaced=True) == path
+    with storage.create_output_folder(path, "runs/stem", will_be_replaced=True):
+        assert list(tmp_path.iterdir()) == []
+        with storage.atomic_folder(path) as part:
+            (part / "report.html").write_text("page")
+            assert not path.exists()
+    assert (path / "report.html").read_text() == "page"
+
+
+def refuse_links(*_):
+    raise OSError(errno.EPERM, "Operation not permitted")
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_storage_names_a_new_file_together_with_its_content(tmp_path, monkeypatch, has_links):
+    if not has_links:
+        monkeypatch.setattr(os, "link", refuse_links)
+    names = []
+
+    def save(file, text="new"):
+        storage.write_text(file, text)
+        names.extend(entry.name for entry in tmp_path.iterdir() if entry.name[0] != ".")
+
+    file = tmp_path / "mined.txt"
+    assert storage.save_new_file(file, save) == file
+    assert (names, file.read_text()) == ([], "new")
+    with pytest.raises(RefusedOverwrite, match=r"mined\.txt already exists.*in .*mined-1\.txt\."):
+        storage.save_new_file(file, partial(save, text="newer"))
+    assert file.read_text() == "new"
+    assert (tmp_path / "mined-1.txt").read_text() == "newer"
+    assert storage.save_new_file(None, save, stem=file).name == "mined-2.txt"
+    with pytest.raises(ZeroDivisionError):
+        storage.save_new_file(tmp_path / "failed.txt", lambda _: 1 / 0)
+    assert sorted(os.listdir(tmp_path)) == ["mined-1.txt", "mined-2.txt", "mined.txt"]
 
 
 def test_storage_numbered_folders_never_repeat(tmp_path):

@@ -1,6 +1,15 @@
 """visavis: train, evaluate, diagnose and use vision-language retrieval."""
 
-from __future__ import annotations
+import sys
+
+# ``python -m visavis`` puts the current folder first, which may be a folder of data with a
+# ``typing.py``. While Python locates the module, the first argument is "-m".
+if (
+    sys.argv[:1] == ["-m"]
+    and sys.orig_argv[-len(sys.argv)].rpartition("m")[2] == "visavis"  # or -mvisavis
+    and not sys.flags.safe_path
+):
+    del sys.path[0]
 
 from typing import TYPE_CHECKING, Any
 

@@ -397,7 +397,7 @@ def test_mining_keeps_a_file_that_appears_meanwhile(run, tmp_path):
             out.write_text("of another program")
 
     with pytest.raises(
-        RefusedOverwrite, match=r"already exists.* The mined negatives are in .*n-1\.safetensors\.$"
+        RefusedOverwrite, match=r"already exists.* The result is in .*n-1\.safetensors\.$"
     ):
         visavis.mine(run, out=out, progress=Writer())
     assert out.read_text() == "of another program"

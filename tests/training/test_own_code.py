@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from contextlib import suppress
@@ -22,6 +23,7 @@ from visavis.data.synthetic import write_synthetic_scenes
 from visavis.losses.objectives.base import Objective, Reduction
 from visavis.losses.objectives.pairs import find_positive_pairs, log1p_exp
 from visavis.objectives import TripletHN
+from visavis.training.recipes.files import read_recipe
 from visavis.training.runs.open_run import read_run_recipe
 
 SOFT_HN = '''
@@ -207,6 +209,82 @@ def test_run_with_own_code_resumes_with_unchanged_code_only(lab, scenes):
         visavis.train(resume="run")
 
 
+def write_modules(folder, **texts):
+    for name, text in texts.items():
+        file = folder / f"{name.replace('__', '/')}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+@pytest.fixture
+def modules():
+    """Imported modules are forgotten after the test."""
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def hash_in_new_process(source):
+    forget()
+    for name in [name for name in sys.modules if name.startswith("own_")]:
+        del sys.modules[name]
+    visavis.allow_code(source)
+    (changed,) = own_code.code_hashes().values()
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_included"),
+    [
+        ("own_direct", True),
+        ("own_indirect", True),
+        ("own_package/__init__", True),
+        ("own_package/own_relative", True),
+        ("own_other", False),
+    ],
+)
+def test_hash_of_own_code_has_the_modules_that_it_imports(lab, modules, changed, is_included):
+    write_modules(
+        lab,
+        own_direct="from own_indirect import VALUE",
+        own_indirect="VALUE = 1",
+        own_package__own_relative="VALUE = 1",
+        own_other="VALUE = 1",
+    )
+    (lab / "own_package" / "__init__.py").write_text("from . import own_relative")
+    imports = "import json\nimport own_direct\nfrom own_package import own_relative\n"
+    (lab / "soft_hn.py").write_text(
+        SOFT_HN.replace("from dataclasses", imports + "from dataclasses")
+    )
+    first = hash_in_new_process("soft_hn.py")
+    assert hash_in_new_process("soft_hn.py") == first
+    with (lab / f"{changed}.py").open("a") as file:
+        file.write("\nMORE = 12345\n")
+    assert (hash_in_new_process("soft_hn.py") != first) == is_included
+
+
+def test_hash_of_own_package_has_the_modules_that_it_imports(lab, modules):
+    (lab / "own_lab").mkdir()
+    write_modules(lab, own_lab__losses="from .helper import SCALE", own_lab__helper="SCALE = 0.1")
+    (lab / "own_lab" / "__init__.py").touch()
+    first = hash_in_new_process("own_lab.losses")
+    (lab / "own_lab" / "helper.py").write_text("SCALE = 5.0")
+    assert hash_in_new_process("own_lab.losses") != first
+
+
+def test_hash_of_own_code_leaves_installed_packages_out(lab, modules, monkeypatch):
+    """An environment in a folder below the file, as of most projects."""
+    write_modules(lab / "env", own_installed="VALUE = 1")
+    monkeypatch.syspath_prepend(lab / "env")
+    (lab / "soft_hn.py").write_text(
+        SOFT_HN.replace("from dataclasses", "import own_installed\nfrom dataclasses")
+    )
+    first = hash_in_new_process("soft_hn.py")
+    (lab / "env" / "own_installed.py").write_text("VALUE = 12345")
+    assert hash_in_new_process("soft_hn.py") == first
+
+
 def test_files_of_own_code_need_different_names(lab):
     visavis.allow_code("soft_hn.py")
     (lab / "b").mkdir()
@@ -326,3 +404,52 @@ def test_compare_takes_objects(lab, scenes):
         "tiny.toml", objective=[Softer(), TripletHN()], data=scenes, seeds=1, out="c", tune=False
     )
     assert result.settings[0].choice.startswith("tests.training.test_own_code:Softer(")
+
+
+RECIPES_WITH_CODE = {
+    "objective": '[[phases]]\nepochs = 1\nobjective = "evil.py:Evil()"',
+    "supervision": '[[phases]]\nepochs = 1\nobjective = "VLC()"\nsupervision = "evil.py:Evil()"',
+    "nested": (
+        '[[phases]]\nepochs = 1\nobjective = "Ladder()"\n'
+        "supervision = \"GradedSupervision(relevance='evil.py:Evil()')\""
+    ),
+    "estimator": 'evaluation = { relevance = "evil.py:Evil()" }',
+    "metric": 'evaluation = { extra_metrics = ["evil.py:Evil"] }',
+    "model": 'model = { kind = "evil.py:Evil", embedding_dim = 8 }',
+}
+
+
+@pytest.mark.parametrize("part", RECIPES_WITH_CODE)
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_recipe_does_not_run_the_code_that_it_names(lab, monkeypatch, capsys, part, command):
+    """The error names the command that runs it."""
+    folder = lab / "from somebody"
+    folder.mkdir()
+    (folder / "evil.py").write_text(EVIL)
+    base = TINY_RECIPE.partition("model =" if part == "model" else "phases =")[0]
+    phases = "" if "[[phases]]" in RECIPES_WITH_CODE[part] else "\n" + TINY_RECIPE.splitlines()[-1]
+    (folder / "theirs.toml").write_text(base + RECIPES_WITH_CODE[part] + phases)
+    words = [command, "from somebody/theirs.toml", "--data", "nowhere"]
+    monkeypatch.setattr(sys, "argv", ["visavis", *words])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert not (folder / "evil").exists()
+    message = capsys.readouterr().err.strip()
+    assert re.search(r"visavis: evil\.py:Evil: expected own code that you name", message)
+    _, _, repeated = message.partition("Repeat it with: ")
+    assert shlex.split(repeated)[1:] == ["--code", "from somebody/evil.py", *words]
+    monkeypatch.setattr(sys, "argv", shlex.split(repeated))
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert (folder / "evil").exists()
+
+
+def test_override_names_its_code_but_not_that_of_the_recipe(lab):
+    """The rest of the recipe stays unnamed, also if an override replaces the part."""
+    (lab / "evil.py").write_text(EVIL)
+    (lab / "theirs.toml").write_text(TINY_RECIPE.replace("VLC()", "evil.py:Evil()"))
+    recipe = read_recipe("theirs.toml", {"objective": "soft_hn.py:SoftHN()"})
+    assert repr(recipe.phases[0].objective).startswith("soft_hn.py:SoftHN(")
+    assert not (lab / "evil").exists()
+    with pytest.raises(own_code.CodeNotNamed):
+        read_recipe("theirs.toml")

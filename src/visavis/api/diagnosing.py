@@ -47,9 +47,10 @@ def anatomy(objective: str | Sequence[str], *, out: str | Path | None = None) ->
         write_profile_report,
     )
 
-    with storage.create_output_folder(out, "runs/anatomy") as folder:
+    with storage.create_output_folder(out, "runs/anatomy", will_be_replaced=True) as folder:
         result = ObjectiveProfiles(profile_objectives(to_list(objective)), folder)
-        write_profile_report(result)
+        with storage.atomic_folder(folder) as part:
+            write_profile_report(result, part)
     return result
 
 
@@ -115,7 +116,8 @@ def diagnose(
     if out is not None:
         from visavis.research.diagnostics.contribution_analysis import render_diagnosis
 
-        storage.write_text(out, render_diagnosis(result))
+        page = render_diagnosis(result)
+        storage.save_new_file(out, lambda file: storage.write_text(file, page))
     return result
 
 
@@ -204,6 +206,7 @@ def explain(
         storage.require_new_file(out)
     explanation = attention_map(Path(run), str(image), text, progress or NoProgress())
     content = draw_attention(explanation, file_format)
-    file = storage.create_numbered_file("runs/explanation.png") if out is None else Path(out)
-    storage.write_bytes(file, content)
+    file = storage.save_new_file(
+        out, lambda file: storage.write_bytes(file, content), stem="runs/explanation.png"
+    )
     return replace(explanation, file=file)

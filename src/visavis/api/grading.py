@@ -133,7 +133,7 @@ def coherence(
     elif isinstance(queries, str):
         queries = int(queries) if queries.isdecimal() else [queries]
     progress = progress or NoProgress()
-    with storage.create_output_folder(out, "runs/coherence") as folder:
+    with storage.create_output_folder(out, "runs/coherence", will_be_replaced=True) as folder:
         bands, estimator = RelevanceBands(irrelevant_share), named_estimator(relevance)
         rankers, ranked_data, recipes = open_rankers(
             to_paths(runs), split, optional_text(data), memory, progress
@@ -173,7 +173,8 @@ def coherence(
                 for query in shown_queries
             ),
         )
-    write_coherence_report(comparison)
+        with storage.atomic_folder(folder) as part:
+            write_coherence_report(comparison, part)
     return comparison
 
 
@@ -253,7 +254,8 @@ def relevance_thresholds(
         estimators, open_dataset(data), caption_aggregation, num_pairs, progress or NoProgress()
     )
     if out is not None:
-        storage.write_bytes(out, plot_relevance_distributions(distributions))
+        plot = plot_relevance_distributions(distributions)
+        storage.save_new_file(out, lambda file: storage.write_bytes(file, plot))
     return distributions
 
 

@@ -5,6 +5,7 @@ Only this package prints.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from functools import cache
@@ -17,6 +18,7 @@ from visavis.cli.terminal import (
     print_error,
     signals_raised,
 )
+from visavis.core.child_processes import exclude_current_folder
 from visavis.core.errors import ReportedByOtherProcess, VisavisError, requires_extra
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ def main() -> None:
     A user's error is printed as one line on stderr, with exit code 1. A signal exits with the
     shell's code.
     """
+    exclude_current_folder()
     os.environ.setdefault(HUGE_PAGES_VARIABLE, "1")
     # The XDG specification requires to ignore them. Other libraries, such as huggingface_hub, would
     # write into the current folder.
@@ -85,7 +88,7 @@ def main() -> None:
     except ReportedByOtherProcess as error:
         sys.exit(error.exit_code)
     except VisavisError as error:
-        _exit(str(error), 1)
+        _exit(f"{error}{_named_code_hint(error)}", 1)
     except MemoryError as error:
         _exit(
             f"out of memory{f': {error}' if str(error) else ''}. Process less at once, or close "
@@ -99,6 +102,17 @@ def main() -> None:
         if error.filename is None and error.errno is None:
             raise
         _exit(f"{error.filename or 'a file'}: cannot be read or written: {error.strerror}.", 1)
+
+
+def _named_code_hint(error: VisavisError) -> str:
+    """The command that allows the own code of an error."""
+    from visavis.core.environment import shell_command
+    from visavis.core.own_code import CodeNotNamed
+
+    if not isinstance(error, CodeNotNamed):
+        return ""
+    words = shlex.join(["--code", error.source, *sys.argv[1:]])
+    return f" Repeat it with: {shell_command()} {words}"
 
 
 def _exit(message: str, code: int) -> NoReturn:

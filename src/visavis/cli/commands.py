@@ -281,7 +281,7 @@ def _main_options(
         typer.Option(
             "--code",
             metavar="FILE",
-            help="Python file, or package, with own parts that stored files name. Can be repeated.",
+            help="Python file, or package, with own parts that recipes or runs name. Can be repeated.",
         ),
     ] = None,
 ) -> None:

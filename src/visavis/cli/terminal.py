@@ -14,7 +14,8 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
@@ -110,8 +111,8 @@ class SignalReceived(BaseException):
         self.signal = received
 
 
-IMPORT_POLL_S = 0.05
-"""Seconds between two checks whether an import has ended."""
+RAISE_AGAIN_S = 0.05
+"""Seconds until a signal is raised again that could not be raised, or whose exception got lost."""
 
 
 @contextmanager
@@ -120,61 +121,129 @@ def signals_raised() -> Iterator[None]:
     signals stay ignored (``nohup``).
 
     The import of an extension is not interrupted, because C++ code ends the process with a message
-    of its own if an exception reaches it there. Ctrl-C waits for its end, a second one does not.
-    A KeyboardInterrupt that arrives within a finalizer is raised again after it.
+    of its own if an exception reaches it there. The signal waits for its end, a second Ctrl-C does
+    not. An exception that Python or a library drops, for example in a finalizer, is raised again.
 
     Yields:
         Nothing.
 
     Raises:
-        SignalReceived: If a signal arrives.
+        SignalReceived: If a signal arrives, at the end of the block at the latest.
         KeyboardInterrupt: After Ctrl-C.
     """
-    waiting, is_repeated, show_unraisable = False, False, sys.unraisablehook
-
-    def interrupt_again() -> None:
-        nonlocal is_repeated
-        is_repeated = True
-        _thread.interrupt_main()
-
-    def interrupt_soon() -> None:
-        timer = threading.Timer(IMPORT_POLL_S, interrupt_again)
-        timer.daemon = True
-        timer.start()
-
-    def handle_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-        # Python prints and forgets an exception within a finalizer.
-        if unraisable.exc_type is not None and issubclass(unraisable.exc_type, KeyboardInterrupt):
-            interrupt_soon()
-        else:
-            show_unraisable(unraisable)
-
-    def handle_interrupt(_: int, frame: FrameType | None) -> None:
-        nonlocal waiting, is_repeated
-        by_user, is_repeated = not is_repeated, False
-        if not _is_importing_extension(frame) or (waiting and by_user):
-            raise KeyboardInterrupt
-        waiting = True
-        interrupt_soon()
-
-    def handle_signal(number: int, _: FrameType | None) -> None:
-        raise SignalReceived(signal.Signals(number))
-
     handled = [number for number in ENDING_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        handled.append(signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in handled}
+    show_unraisable = sys.unraisablehook
+    raiser = _SignalRaiser(show_unraisable)
     for number in handled:
-        signal.signal(number, handle_signal)
-    interrupt = signal.getsignal(signal.SIGINT)
-    if interrupt is signal.default_int_handler:
-        signal.signal(signal.SIGINT, handle_interrupt)
-        sys.unraisablehook = handle_unraisable
+        signal.signal(number, raiser.handle)
+    sys.unraisablehook = raiser.handle_unraisable
     try:
         yield
+        raiser.raise_lost()
+    except SignalReceived:
+        raise
+    except BaseException as error:
+        # A library has replaced the exception, or the command ended before it was raised again.
+        raiser.raise_lost(error)
+        raise
     finally:
+        raiser.is_active = False
         sys.unraisablehook = show_unraisable
-        for number in handled:
-            signal.signal(number, signal.SIG_DFL)
-        if signal.getsignal(signal.SIGINT) is handle_interrupt:
-            signal.signal(signal.SIGINT, interrupt)
+        for number, handler in before.items():
+            if signal.getsignal(number) == raiser.handle:
+                signal.signal(number, handler)
+
+
+class _SignalRaiser:
+    """Raises signals in the main thread until their exceptions leave the block.
+
+    Args:
+        show_unraisable: Function that prints an exception that Python drops.
+    """
+
+    def __init__(self, show_unraisable: Callable[[sys.UnraisableHookArgs], Any]):
+        self.is_active = True
+        self._show_unraisable = show_unraisable
+        self._received: signal.Signals | None = None
+        self._waits_for_import = False
+        self._is_repeated = False
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Raise the exception of a signal, unless it is raised already."""
+        received = signal.Signals(number)
+        by_user = not self._is_repeated
+        self._is_repeated = False
+        is_interrupt = received is signal.SIGINT
+        if not is_interrupt and self._received is None:
+            _thread.start_new_thread(self._send_until_raised, (received,))
+        if not is_interrupt:
+            self._received = received
+            if not by_user and _find_signal(sys.exc_info()[1]) is not None:
+                return  # a block cleans up
+        is_second_interrupt = is_interrupt and by_user and self._waits_for_import
+        if _is_importing_extension(frame) and not is_second_interrupt:
+            self._waits_for_import = True
+            if is_interrupt:
+                self._interrupt_again()
+            return
+        raise KeyboardInterrupt if is_interrupt else SignalReceived(received)
+
+    def handle_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
+        """Print an exception that Python drops, as within a finalizer, if it is not of a signal."""
+        kind = unraisable.exc_type
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._interrupt_again()
+        elif kind is None or not issubclass(kind, SignalReceived):  # which is sent again
+            self._show_unraisable(unraisable)
+
+    def raise_lost(self, error: BaseException | None = None) -> None:
+        """Raise SignalReceived if a signal arrived, in place of another end of the block."""
+        if self._received is not None:
+            raise _find_signal(error) or SignalReceived(self._received) from None
+
+    def _interrupt_again(self) -> None:
+        # A threading.Timer takes a lock, which the interrupted code may hold.
+        _thread.start_new_thread(self._send, (signal.SIGINT,))
+
+    def _send_until_raised(self, number: signal.Signals) -> None:
+        """Repeat a signal, because a library may drop or store its exception. A handler that a
+        training or a server installed meanwhile receives it once: a second signal would end them at
+        once.
+        """
+        receivers: list[Any] = []
+        while self.is_active:
+            handler = signal.getsignal(number)
+            if handler in receivers:
+                time.sleep(RAISE_AGAIN_S)
+                continue
+            if handler != self.handle:
+                receivers.append(handler)
+            self._send(number)
+
+    def _send(self, number: signal.Signals) -> None:
+        time.sleep(RAISE_AGAIN_S)
+        if not self.is_active:
+            return
+        self._is_repeated = True
+        main = threading.main_thread().ident
+        if hasattr(signal, "pthread_kill") and main is not None:
+            signal.pthread_kill(main, number)  # also ends a system call that waits
+        else:
+            _thread.interrupt_main(number)
+
+
+def _find_signal(error: BaseException | None) -> SignalReceived | None:
+    """Find SignalReceived among an exception and those that it replaced."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        if isinstance(error, SignalReceived):
+            return error
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _is_importing_extension(frame: FrameType | None) -> bool:

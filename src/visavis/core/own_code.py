@@ -2,15 +2,16 @@
 the package.
 
 A text names a class of a file or of a package, such as ``soft_hn.py:SoftHN(margin=0.1)`` or
-``my_lab.losses:SoftHN``. Its code runs only if the user of this process named it: in a command, a
-recipe file, a Python call, or with ``--code``. A run folder stores the same names, but reading it
-runs nothing, because it may be the folder of somebody else.
+``my_lab.losses:SoftHN``. Its code runs only if the user of this process named it: in an argument of
+a command, a Python call, or with ``--code``. Recipes and run folders store the same names, but
+reading them runs nothing, because they may come from somebody else.
 
 Installed packages extend the catalogs by entry points, such as ``visavis.objectives``.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import importlib.metadata
@@ -27,6 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from visavis.core.environment import quote_argument
 from visavis.core.errors import SpecError, format_value, suggest_name
 
 T = TypeVar("T")
@@ -37,11 +39,34 @@ GROUPS = ("objectives", "supervisions", "estimators", "models", "metrics", "form
 """Kinds of parts. An installed package extends them by an entry point of the group
 ``visavis.objectives`` and so on.
 """
-_USER_TEXTS = ContextVar[tuple[str, ...]]("user_texts", default=())
 
 
 class CodeNotNamed(SpecError):
-    """A stored text names code that the user of this process did not name."""
+    """A stored text names code that the user of this process did not name.
+
+    Args:
+        name: Part in the form ``file.py:Name``.
+        source: The file or package, as the user names it.
+
+    Attributes:
+        source: The same.
+    """
+
+    def __init__(self, name: str, source: str):
+        super().__init__(
+            f"{name}: expected own code that you name, because recipes and stored files never run "
+            f"code by themselves. Name it with visavis --code {quote_argument(source)}, or in "
+            f"Python with visavis.allow_code({source!r})."
+        )
+        self.name = name
+        self.source = source
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self.source)
+
+
+_USER_TEXTS = ContextVar[tuple[str, ...]]("user_texts", default=())
+_REFUSED = ContextVar[list[CodeNotNamed] | None]("refused", default=None)
 
 
 def allow_code(*sources: str | Path) -> None:
@@ -77,21 +102,24 @@ def allowed_code() -> list[str]:
 
 
 @contextmanager
-def named_by_user(*texts: str) -> Iterator[None]:
+def named_by_user(*texts: str) -> Iterator[list[CodeNotNamed]]:
     """Allow the code that texts of the user name. Stored texts may be parsed at the same time, such
     as the rest of a recipe, and allow nothing.
 
     Args:
-        *texts: Texts that the user wrote: specs, overrides, recipe files.
+        *texts: Texts that the user wrote in this process: specs and overrides.
 
     Yields:
-        Nothing.
+        The errors about own code that other texts named. Their parts may have stand-ins.
     """
-    token = _USER_TEXTS.set(texts)
+    refused: list[CodeNotNamed] = []
+    named_token = _USER_TEXTS.set(texts)
+    refused_token = _REFUSED.set(refused)
     try:
-        yield
+        yield refused
     finally:
-        _USER_TEXTS.reset(token)
+        _USER_TEXTS.reset(named_token)
+        _REFUSED.reset(refused_token)
 
 
 def find_part(name: str, catalog: Mapping[str, T], kind: type, group: str) -> T | None:
@@ -121,11 +149,10 @@ def find_part(name: str, catalog: Mapping[str, T], kind: type, group: str) -> T 
         allow_code(source)
     allowed = _allowed_source(source)
     if allowed is None:
-        raise CodeNotNamed(
-            f"{name}: expected own code that you name, because stored files never run code by "
-            f"themselves. Name it with visavis --code {source}, or in Python with "
-            f"visavis.allow_code({source!r})."
-        )
+        error = CodeNotNamed(name, source)
+        if (refused := _REFUSED.get()) is not None:
+            refused.append(error)
+        raise error
     source = allowed
     part = getattr(_load(source), attribute, None)
     if not _is_part(part, kind):
@@ -197,6 +224,8 @@ def name_part(part: type[T]) -> type[T]:
 def code_hashes(text: str | None = None) -> dict[str, str]:
     """Return the SHA-256 of each named source, by its file name or package, as it was loaded.
 
+    It includes the modules in the folder of the source, or of its package, that the source imports.
+
     Args:
         text: Include the sources only that this text names. None: all.
 
@@ -247,11 +276,13 @@ second import would run it again and make other classes of the same names.
 def _load(source: str) -> ModuleType:
     if source in _SCRIPTS:
         return _SCRIPTS[source]
-    # As for a script: a file may import its neighbors, and a package may be in this folder.
-    folder = os.path.dirname(source) if source.endswith(".py") else os.getcwd()
-    sys.path.insert(0, folder)
+    # As for a script, a file may import its neighbors. A package may be in the current folder, which
+    # comes last: no file of a data folder replaces a module of an installed package.
+    is_file = source.endswith(".py")
+    folder = os.path.dirname(source) if is_file else os.getcwd()
+    sys.path.insert(0 if is_file else len(sys.path), folder)
     try:
-        if not source.endswith(".py"):
+        if not is_file:
             return importlib.import_module(source)
         name = f"visavis_own_{hashlib.sha256(source.encode()).hexdigest()[:12]}"
         spec = importlib.util.spec_from_file_location(name, source)
@@ -270,8 +301,74 @@ def _load(source: str) -> ModuleType:
 
 @cache
 def _hash_of(source: str) -> str:
-    """The hash of a source when it was allowed. A file that is edited later has not run."""
-    return hashlib.sha256(Path(str(_load(source).__file__)).read_bytes()).hexdigest()
+    """The hash of a source, and of the modules next to it that it imports, when it was allowed. A
+    file that is edited later has not run.
+    """
+    module = _load(source)
+    file = Path(str(module.__file__))
+    hashes = {
+        name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for name, path in _imported_files(module, source).items()
+    }
+    own_hash = hashlib.sha256(file.read_bytes()).hexdigest()
+    if not hashes:
+        return own_hash
+    return hashlib.sha256(json.dumps([own_hash, sorted(hashes.items())]).encode()).hexdigest()
+
+
+def _imported_files(module: ModuleType, source: str) -> dict[str, Path]:
+    """The files of the modules that a source imports, directly or not, from its folder and those
+    below, or from its package. Installed packages in a subfolder are not among them.
+    """
+    is_file = source.endswith(".py")
+    folder = Path(source).parent if is_file else None
+    files: dict[str, Path] = {}
+    waiting = [module]
+    while waiting:
+        importing = waiting.pop()
+        for name in _imported_names(importing):
+            imported = sys.modules.get(name)
+            if imported is None or imported is module or name in files:
+                continue
+            file = getattr(imported, "__file__", None)
+            if file is None or not os.path.isfile(file):
+                continue
+            is_own = (
+                _import_folder(imported) == folder
+                if is_file
+                else name.partition(".")[0] == source.partition(".")[0]
+            )
+            if is_own:
+                files[name] = Path(file)
+                waiting.append(imported)
+    return files
+
+
+def _imported_names(module: ModuleType) -> Iterator[str]:
+    """The modules that the import statements of a module name, with their packages."""
+    file = str(module.__file__)
+    if not file.endswith(".py"):
+        return
+    for node in ast.walk(ast.parse(Path(file).read_bytes())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            package = (module.__package__ or "").split(".")
+            parents = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*parents, *filter(None, [node.module])])
+            names = [f"{base}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            words = name.split(".")
+            yield from (".".join(words[:count]) for count in range(1, len(words) + 1))
+
+
+def _import_folder(module: ModuleType) -> Path:
+    """The folder of the import path in which a module was found."""
+    file = Path(os.path.abspath(str(module.__file__)))
+    depth = module.__name__.count(".") + (file.stem == "__init__")
+    return file.parents[min(depth, len(file.parents) - 1)]
 
 
 def _allowed_source(source: str) -> str | None:

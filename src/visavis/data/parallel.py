@@ -8,6 +8,7 @@ work. They start at once and share memory.
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from torch.utils.data import get_worker_info
 
+from visavis.core.child_processes import current_folder_excluded
 from visavis.core.errors import VisavisError, requires_extra
 
 Engine = Literal["local", "ray"]
@@ -92,12 +94,32 @@ def connect_to_ray(action: str) -> Any:
     with requires_extra("scale", f"{action} with --engine ray"):
         import ray
     if not ray.is_initialized():
-        ray.init(
-            address=os.environ.get("RAY_ADDRESS", "local"),
-            include_dashboard=False,
-            log_to_driver=False,
-        )
+        with current_folder_excluded():
+            ray.init(
+                address=os.environ.get("RAY_ADDRESS", "local"),
+                include_dashboard=False,
+                log_to_driver=False,
+                job_config=_ray_job_config(),
+            )
     return ray
+
+
+def _ray_job_config() -> Any:
+    """Settings of Ray by which its workers import from the folder of the script and the current
+    folder only if this process does. Ray adds the current folder for each job without a
+    ``working_dir``.
+    """
+    from ray.job_config import JobConfig
+
+    class SamePathConfig(JobConfig):
+        def _runtime_env_has_working_dir(self) -> bool:
+            return True
+
+    folders = [os.path.dirname(os.path.realpath(sys.argv[0])), os.getcwd()]
+    imported = {os.path.realpath(path) for path in sys.path}
+    return SamePathConfig(
+        _py_driver_sys_path=[path for path in folders if os.path.realpath(path) in imported]
+    )
 
 
 def map_on_ray(

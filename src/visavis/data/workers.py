@@ -31,6 +31,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from visavis.core import storage
+from visavis.core.child_processes import current_folder_excluded
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, VisavisError
 from visavis.data.item_sources import ItemSource, read_unnormalized
@@ -247,7 +248,7 @@ class WorkerPool:
         numbered_requests = ((reader, request) for request in requests)
         self._sampler.requests = numbered_requests
         try:
-            with _without_main_module():
+            with _without_main_module(), current_folder_excluded():
                 contents = iter(self._loader)
             if not self._closes_at_exit:
                 # After torch has registered its functions, and so before they run. They would wait
@@ -378,7 +379,8 @@ def start_resource_tracker() -> None:
         # The tracker receives the options of this interpreter.
         sys.warnoptions.append("ignore:resource_tracker:UserWarning")
         try:
-            resource_tracker.ensure_running()
+            with current_folder_excluded():
+                resource_tracker.ensure_running()
         finally:
             sys.warnoptions.pop()
 

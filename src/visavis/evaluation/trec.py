@@ -19,6 +19,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -255,7 +256,8 @@ def write_trec(folder: str | Path, tag: str, lists: dict[Direction, TrecRankings
             for rank, (candidate, score) in enumerate(zip(candidates, scores, strict=True), 1)
             if candidate >= 0
         ]
-        storage.write_text(run_files[direction], "".join(lines))
+        text = "".join(lines)
+        storage.save_new_file(run_files[direction], partial(storage.write_text, content=text))
     return [*run_files.values(), *qrels]
 
 

@@ -93,7 +93,7 @@ def _packages() -> Iterator[EnvironmentCheck]:
     # visavis does not use torchvision, but a build for another torch breaks other packages on
     # import.
     torchvision = installed_version("torchvision")
-    probe = [sys.executable, "-c", "import torchvision"]
+    probe = [sys.executable, "-P", "-c", "import torchvision"]
     if torchvision is None:
         yield EnvironmentCheck("torchvision", "not installed (not needed)")
     elif subprocess.run(probe, capture_output=True, check=False).returncode == 0:

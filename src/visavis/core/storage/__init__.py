@@ -12,9 +12,7 @@ from visavis.core.storage.cache import remove_damaged as remove_damaged
 from visavis.core.storage.cache import stat_hash as stat_hash
 from visavis.core.storage.cache import user_folder as user_folder
 from visavis.core.storage.cache import write_checksummed_json as write_checksummed_json
-from visavis.core.storage.folders import create_numbered_file as create_numbered_file
 from visavis.core.storage.folders import create_numbered_folder as create_numbered_folder
-from visavis.core.storage.folders import create_output_file as create_output_file
 from visavis.core.storage.folders import create_output_folder as create_output_folder
 from visavis.core.storage.folders import folder_lock as folder_lock
 from visavis.core.storage.folders import prepare_empty_folder as prepare_empty_folder
@@ -22,6 +20,7 @@ from visavis.core.storage.folders import remove_folder as remove_folder
 from visavis.core.storage.folders import remove_lock as remove_lock
 from visavis.core.storage.folders import remove_partial_files as remove_partial_files
 from visavis.core.storage.folders import require_new_file as require_new_file
+from visavis.core.storage.folders import save_new_file as save_new_file
 from visavis.core.storage.folders import similar_path as similar_path
 from visavis.core.storage.outside_folders import IMAGE_ROOTS as IMAGE_ROOTS
 from visavis.core.storage.outside_folders import image_roots as image_roots

@@ -9,7 +9,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -22,8 +21,8 @@ def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) ->
 
     Args:
         path: Folder to create.
-        will_be_replaced: Whether ``atomic_folder`` will replace it later, which is impossible for a
-            link or a mount point.
+        will_be_replaced: Whether ``atomic_folder`` will create it later. It is only checked now. A
+            link or a mount point cannot be replaced.
 
     Returns:
         The path.
@@ -47,15 +46,20 @@ def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) ->
                 f"{path} is a {kind} and cannot be replaced. Nothing was changed. Choose a folder "
                 "in it."
             )
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
+        if not will_be_replaced:
+            path.mkdir(parents=True, exist_ok=True)
+        # The name appears with the content. Until then, its nearest folder shows what can be written.
+        existing = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
+        with tempfile.TemporaryFile(dir=existing):
             return path
     except OSError as error:
         raise cannot_write(path, f"{error.strerror or error}. {CHANGE_FOLDER}") from None
 
 
 @contextmanager
-def create_output_folder(path: str | Path | None, stem: str | Path) -> Iterator[Path]:
+def create_output_folder(
+    path: str | Path | None, stem: str | Path, *, will_be_replaced: bool = False
+) -> Iterator[Path]:
     """Create the folder for the results of this block before any work is done.
 
     If the block fails, the folders that were created for it are removed again, unless they hold
@@ -64,6 +68,7 @@ def create_output_folder(path: str | Path | None, stem: str | Path) -> Iterator[
     Args:
         path: Folder to create, or None for a numbered one.
         stem: Beginning of the numbered name: ``stem-1``, ``stem-2``, ...
+        will_be_replaced: Whether ``atomic_folder`` will write it. See `prepare_empty_folder`.
 
     Yields:
         The folder.
@@ -77,7 +82,7 @@ def create_output_folder(path: str | Path | None, stem: str | Path) -> Iterator[
     folder = (
         prepare_empty_folder(create_numbered_folder(chosen))
         if path is None
-        else prepare_empty_folder(chosen)
+        else prepare_empty_folder(chosen, will_be_replaced=will_be_replaced)
     )
     try:
         yield folder
@@ -106,38 +111,55 @@ def require_new_file(path: str | Path) -> Path:
     return path
 
 
-@contextmanager
-def create_output_file(path: str | Path | None, stem: str | Path) -> Iterator[Path]:
-    """Create the file for the result of this block, which replaces its empty content. If the block
-    fails, the file is removed again.
+def save_new_file(
+    path: str | Path | None, save: Callable[[Path], None], *, stem: str | Path = ""
+) -> Path:
+    """Save a result in a new file, whose name appears together with the content.
 
     Args:
         path: File to create, or None for a numbered one.
+        save: Writes the content to the path that it receives.
         stem: Name of a numbered file without its number, such as ``runs/name.png``.
 
-    Yields:
+    Returns:
         The new file.
 
     Raises:
-        RefusedOverwrite: If the file exists.
-        StorageError: If the folder cannot be written to.
+        RefusedOverwrite: If the file exists, because it appeared during the work. The result is then
+            in a numbered file.
+        StorageError: If the file cannot be written.
     """
-    if path is None:
-        file = create_numbered_file(stem)
-    else:
-        file = Path(path)
-        with storage_errors(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                file.touch(exist_ok=False)
-            except FileExistsError:
-                require_new_file(file)
-                raise
+    chosen = Path(stem if path is None else path)
+    prefix = f".{chosen.name}."
+    with storage_errors(chosen):
+        chosen.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=prefix, suffix=".part", dir=chosen.parent) as part:
+            content = Path(part) / chosen.name
+            save(content)
+            if path is not None and _place(content, chosen):
+                return chosen
+            numbered = (chosen.with_stem(f"{chosen.stem}-{number}") for number in count(1))
+            file = next(candidate for candidate in numbered if _place(content, candidate))
+    if path is not None:
+        raise RefusedOverwrite(
+            f"{path} already exists. Nothing was changed. The result is in {file}."
+        )
+    return file
+
+
+def _place(content: Path, target: Path) -> bool:
+    """Give a complete file its name, unless a file has it already."""
     try:
-        yield file
-    except BaseException:
-        file.unlink(missing_ok=True)
-        raise
+        os.link(content, target)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without hard links
+        try:
+            target.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        content.replace(target)
+    return True
 
 
 def similar_path(path: str | Path) -> Path | None:
@@ -167,23 +189,6 @@ def similar_path(path: str | Path) -> Path | None:
     return found
 
 
-def create_numbered_file(path: str | Path) -> Path:
-    """Create the first of the files ``name-1.png``, ``name-2.png``, ... that does not exist.
-
-    Args:
-        path: Name without a number, such as ``runs/name.png``.
-
-    Returns:
-        The new, empty file.
-    """
-    path = Path(path)
-    return _create_first(
-        path,
-        (path.with_stem(f"{path.stem}-{number}") for number in count(1)),
-        partial(Path.touch, exist_ok=False),
-    )
-
-
 def create_numbered_folder(stem: str | Path) -> Path:
     """Create the first of the folders ``stem-1``, ``stem-2``, ... that does not exist.
 
@@ -194,20 +199,14 @@ def create_numbered_folder(stem: str | Path) -> Path:
         The new folder.
     """
     stem = Path(stem)
-    return _create_first(
-        stem, (stem.with_name(f"{stem.name}-{number}") for number in count(1)), Path.mkdir
-    )
-
-
-def _create_first(path: Path, candidates: Iterator[Path], create: Callable[[Path], None]) -> Path:
-    """Create the first candidate that does not exist."""
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        while True:
-            candidate = next(candidates)
+    with storage_errors(stem):
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        for number in count(1):
+            folder = stem.with_name(f"{stem.name}-{number}")
             with suppress(FileExistsError):
-                create(candidate)
-                return candidate
+                folder.mkdir()
+                break
+    return folder
 
 
 @contextmanager

@@ -387,27 +387,24 @@ def _rounded(values: Tensor) -> Any:
     return values.round(decimals=6).tolist()
 
 
-def write_profile_report(result: ObjectiveProfiles) -> None:
+def write_profile_report(result: ObjectiveProfiles, folder: Path) -> None:
     """Write ``report.html``, ``profiles.json`` and a plot of each objective, such as
-    ``1-Unified.png``, to the folder.
+    ``1-Unified.png``.
 
     With objectives GOAL, ``pair-weights.png`` has their pair weights in one plot.
 
     Args:
-        result: Profiles and their folder.
+        result: Profiles.
+        folder: Folder to write to.
     """
     names = [type(profile.objective).__name__ for profile in result.profiles]
     images = [
-        ThemedImage.draw(
-            partial(plot_objective_profile, profile), result.folder / f"{number}-{name}.png"
-        )
+        ThemedImage.draw(partial(plot_objective_profile, profile), folder / f"{number}-{name}.png")
         for number, (name, profile) in enumerate(zip(names, result.profiles, strict=True), 1)
     ]
-    storage.write_json(result.folder / "profiles.json", result.to_json())
+    storage.write_json(folder / "profiles.json", result.to_json())
     pair_weights = (
-        ThemedImage.draw(
-            partial(plot_pair_weights, result.goals), result.folder / "pair-weights.png"
-        )
+        ThemedImage.draw(partial(plot_pair_weights, result.goals), folder / "pair-weights.png")
         if result.goals
         else None
     )
@@ -445,7 +442,7 @@ def write_profile_report(result: ObjectiveProfiles) -> None:
         negative_angles=", ".join(f"{angle:g}" for angle in INITIAL_ANGLES[2:]),
         command=f"{shell_command()} anatomy {' '.join(quote_argument(profile.name) for profile in result.profiles)}",
     )
-    storage.write_text(result.folder / "report.html", page)
+    storage.write_text(folder / "report.html", page)
 
 
 def plot_objective_profile(profile: ObjectiveProfile, theme: PlotTheme = LIGHT_THEME) -> bytes:

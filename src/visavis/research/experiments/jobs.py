@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 import torch
 
 from visavis.core import storage
+from visavis.core.child_processes import current_folder_excluded
 from visavis.core.errors import RunError, VisavisError
 from visavis.core.progress import NoProgress, Progress
 from visavis.core.run_context import RunContext
@@ -350,7 +351,7 @@ class _WorkerPool(ProcessPoolExecutor):
         }
         main["__spec__"] = None
         try:
-            with _blocked_in_new_processes("SIGINT", "SIGHUP"):
+            with _blocked_in_new_processes("SIGINT", "SIGHUP"), current_folder_excluded():
                 return super().submit(*args, **kwargs)
         finally:
             main.update(script)

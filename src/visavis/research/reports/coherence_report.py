@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from visavis.core import storage
@@ -57,14 +58,15 @@ AGGREGATIONS = {
 }
 
 
-def write_coherence_report(comparison: RankedListComparison) -> None:
+def write_coherence_report(comparison: RankedListComparison, folder: Path) -> None:
     """Write ``report.html``, ``coherence.json``, ``scores.png`` and, for caption queries,
-    ``lists.png`` to the folder.
+    ``lists.png``.
 
     Args:
         comparison: Ranked lists and their statistics.
+        folder: Folder to write to.
     """
-    folder, thumbnails = comparison.folder, Thumbnails(comparison.data)
+    thumbnails = Thumbnails(comparison.data)
     names = [ranker.name for ranker in comparison.rankers]
     scores = ThemedImage.draw(
         partial(plot_coherence_scores, names, comparison.statistics), folder / "scores.png"

@@ -200,21 +200,30 @@ def read_recipe(name: str | Path, overrides: Values | None = None) -> Recipe:
 
     Raises:
         RecipeError: If the recipe does not exist or is invalid.
+        CodeNotNamed: If the recipe names own code that the user did not name.
 
     Example:
         >>> read_recipe("heads-flickr8k", {"training.batch_size": 64}).training.batch_size
         64
     """
     file, variant = _file_and_variant(str(name))
+    # A recipe may be somebody else's: naming it does not name its code.
     texts = [str(value) for value in (overrides or {}).values()]
-    # The recipe of a run folder may be somebody else's: naming it does not name its code.
-    if file not in _packaged_files() and os.path.basename(file) != "run.toml":
-        texts.append(storage.read_text(Path(file)))
-    with own_code.named_by_user(*texts):
+    with own_code.named_by_user(*texts) as refused:
         recipe = read_recipe_file(file).recipe(variant, overrides or {})
+    if refused:
+        raise _with_path(refused[0], file)
     if not recipe.phases:
         raise RecipeError(f"{name}: phases: expected at least one, got []. Add a [[phases]] table.")
     return recipe
+
+
+def _with_path(error: own_code.CodeNotNamed, recipe: str) -> own_code.CodeNotNamed:
+    """The error with the path of a file in the folder of the recipe."""
+    path = os.path.join(os.path.dirname(recipe), error.source)
+    if not os.path.exists(error.source) and os.path.exists(path):
+        return own_code.CodeNotNamed(error.name, path)
+    return error
 
 
 def read_recipe_file(name: str) -> RecipeFile:

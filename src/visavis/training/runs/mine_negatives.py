@@ -13,7 +13,7 @@ from torch import Tensor
 from visavis.core import storage
 from visavis.core.blocking import Score
 from visavis.core.encoded import DIRECTIONS, Direction, Encoded, to_float64
-from visavis.core.errors import RefusedOverwrite, RunError
+from visavis.core.errors import RunError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
@@ -165,28 +165,11 @@ def mine_run(
             "none. "
             "Raise max_ratio, set it to 0 to keep all, or use a better model."
         )
-    file = _save(
-        mined,
-        out,
-        (run if os.path.exists(RunFolder(run).recipe) else Path()) / "negatives.safetensors",
-    )
+    folder = run if os.path.exists(RunFolder(run).recipe) else Path()
+    file = storage.save_new_file(out, mined.save, stem=folder / "negatives.safetensors")
     return MiningReport(
         file, split, (of_images, of_captions), _examples(data_split, images, image_scores)
     )
-
-
-def _save(mined: MinedNegatives, out: Path | None, stem: Path) -> Path:
-    """Write the negatives into a new file. A file that appeared during mining is not overwritten,
-    and the negatives are not lost.
-    """
-    try:
-        with storage.create_output_file(out, stem) as file:
-            mined.save(file)
-    except RefusedOverwrite as error:
-        with storage.create_output_file(None, out or stem) as file:
-            mined.save(file)
-        raise RefusedOverwrite(f"{error} The mined negatives are in {file}.") from None
-    return file
 
 
 def likely_false_negatives(scores: Tensor, is_positive: Tensor, max_ratio: float) -> Tensor:

@@ -265,7 +265,8 @@ class RunRecord:
                 )
             if named.get(source, recorded) != recorded:
                 raise RunError(
-                    f"{path}: {source} changed since the run began. Restore it, or start a new run."
+                    f"{path}: {source} changed since the run began, or a module in its folder that "
+                    "it imports. Restore it, or start a new run."
                 )
 
     def check_initial_weights(self, matcher: Matcher, path: Path) -> None:

@@ -1,0 +1,42 @@
+"""Import path of child processes: it never has the current folder, which may be a folder of data.
+
+Python starts its children as ``python -c``, which imports modules from the current folder first. A
+``threading.py`` among photos would run in them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_VARIABLES = {
+    "PYTHONSAFEPATH": "1",
+    # Windows searches programs, such as git, in the current folder first.
+    "NoDefaultCurrentDirectoryInExePath": "1",
+}
+
+
+def exclude_current_folder() -> None:
+    """Exclude the current folder from the import path of all children of this process."""
+    os.environ.update(_VARIABLES)
+
+
+@contextmanager
+def current_folder_excluded() -> Iterator[None]:
+    """Exclude the current folder from the import path of processes that this block starts. Programs
+    that a user of the Python functions starts later keep it.
+
+    A worker that multiprocessing starts receives the import path of this process with its first
+    object, so that it finds the modules of the user.
+    """
+    before = {name: os.environ.get(name) for name in _VARIABLES}
+    exclude_current_folder()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,212 @@
+"""A data folder as the current folder: no command and no child process imports its modules."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.conftest import PROJECT
+
+import visavis
+from visavis import cli
+from visavis.core.child_processes import current_folder_excluded
+from visavis.data.synthetic import write_synthetic_scenes
+
+HOSTILE = """
+import os
+with open({marker!r}, "a") as file:
+    file.write(__name__ + "\\n")
+raise SystemExit(__name__)
+"""
+PACKAGES = {"torch", "numpy", "PIL", "scipy"}
+PROGRAM = "from visavis.cli import main\nmain()\n"
+# ``python -m`` imports these before the first line of the program.
+IMPORTED_BY_RUNPY = {
+    "__future__", "collections", "contextlib", "functools", "importlib", "keyword", "operator",
+    "reprlib", "types", "warnings",
+}  # fmt: skip
+
+
+def write_modules(folder: Path, marker: Path, without: set[str] = frozenset()) -> None:
+    """Write a module for each name of the standard library and the installed packages, which
+    records that it was run.
+    """
+    installed = {
+        name for name in importlib.metadata.packages_distributions() if name.isidentifier()
+    }
+    names = (set(sys.stdlib_module_names) | installed) - {"visavis", *without}
+    for name in names:
+        file = folder / name / "__init__.py" if name in PACKAGES else folder / f"{name}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(HOSTILE.format(marker=str(marker)))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("root")
+
+
+@pytest.fixture(scope="module")
+def folder(root):
+    """A folder of modules."""
+    photos = root / "photos"
+    photos.mkdir()
+    write_modules(photos, root / "ran")
+    return photos
+
+
+@pytest.fixture(scope="module")
+def inputs(root, folder):
+    """A data set, a run, an index, the ``visavis`` script, and photos in the folder of modules."""
+    scenes = write_synthetic_scenes(
+        root / "scenes", num_train=32, num_val=8, num_test=8, captions_per_image=2, size=32
+    )
+    for image in sorted((scenes / "images").iterdir())[:8]:
+        shutil.copy(image, folder)
+    overrides = {"epochs": 1, "model.embedding_dim": 8}
+    run = visavis.train("demo", data=scenes, overrides=overrides, out=root / "run").run
+    visavis.index(run, scenes / "images", out=root / "index")
+    (root / "visavis_script.py").write_text(PROGRAM)
+    return root
+
+
+@pytest.fixture
+def ran(root):
+    """The file that a module of the folder writes when it is run."""
+    yield root / "ran"
+    (root / "ran").unlink(missing_ok=True)
+
+
+def test_modules_of_the_folder_run_in_an_unprotected_child(folder, ran):
+    subprocess.run([sys.executable, "-c", "import threading"], cwd=folder, check=False)
+    assert ran.read_text() == "threading\n"
+
+
+def test_child_imports_nothing_from_the_current_folder(folder, ran):
+    variables = dict(os.environ)
+    with current_folder_excluded():
+        subprocess.run([sys.executable, "-c", "import threading, random"], cwd=folder, check=True)
+    assert not ran.exists()
+    assert dict(os.environ) == variables
+
+
+def test_command_line_protects_children_of_other_libraries(monkeypatch, capsys):
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    monkeypatch.setattr(sys, "argv", ["visavis", "--version"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert os.environ["PYTHONSAFEPATH"] == "1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["-m visavis", "-umvisavis", "-mvisavis"])
+def test_python_m_visavis_imports_no_module_of_the_folder(tmp_path, ran, words):
+    write_modules(tmp_path, ran, without=IMPORTED_BY_RUNPY)
+    subprocess.run([sys.executable, *words.split(), "--version"], cwd=tmp_path, check=True)
+    assert not ran.exists()
+
+
+def test_every_start_of_a_process_excludes_the_current_folder():
+    starts = re.compile(r"sys\.executable|get_context\(|ray\.init\(|ensure_running\(|\.submit\(\*")
+    for file in (PROJECT / "src").rglob("*.py"):
+        text = file.read_text()
+        if starts.search(text):
+            assert '"-P"' in text or "current_folder_excluded()" in text, file
+
+
+SCENES = ["--data", "../scenes"]
+TRAIN = ["train", "demo", *SCENES, "epochs=1", "model.embedding_dim=8"]
+COMPARE = ["compare", "demo", *SCENES, "epochs=1", "--objective", "VLC", "--seeds", "2"]
+COMMANDS = [
+    ["index", "../run", ".", "--out", "{out}"],
+    ["index", "../run", ".", "--out", "{out}", "--workers", "2"],
+    ["search", "../index", "a red circle"],
+    ["search", "../index", "000001.png"],
+    ["serve", "../index", "--port", "0"],
+    [*TRAIN, "--out", "{out}"],
+    [*TRAIN, "--out", "{out}", "training.workers=2"],
+    ["evaluate", "../run"],
+    ["demo", "--out", "{out}", "--quick"],
+    ["doctor"],
+    ["catalog"],
+    ["data", "check", "../scenes"],
+    ["data", "convert", "../scenes", "--out", "{out}"],
+    ["data", "audit", "../scenes", "--out", "{out}"],
+    ["data", "scenes", "--out", "{out}", "--num-train", "4", "--num-val", "2", "--num-test", "2"],
+    ["features", "../scenes", "--visual", "scenes"],
+    ["features", "../scenes", "--visual", "mobilenet", "--workers", "2"],
+    [*COMPARE, "--out", "{out}", "--workers", "1"],
+    [*COMPARE, "--out", "{out}", "--workers", "2"],
+    ["reproduce"],
+    ["mteb", "../run", "--out", "{out}"],
+    ["diagnose", "../run", "--out", "{out}"],
+    ["probe", "../run", "--out", "{out}"],
+    ["explain", "../run", "000001.png", "a red circle", "--out", "{out}"],
+    ["mine", "../run", "--out", "{out}"],
+    ["anatomy", "Unified", "--out", "{out}"],
+    ["coherence", "../run", "--out", "{out}"],
+    ["agreement", "../run"],
+    ["relevance", "--estimator", "CBoW()"],
+    ["relevance", "thresholds"],
+    ["relevance", "fit", "--out", "{out}"],
+    ["classify", "../run", "000001.png", "circle", "square"],
+    ["mcp", "../index"],
+    ["export", "../run", "--out", "{out}"],
+    ["convert", "../run/model", "--out", "{out}"],
+]
+# They need models, data or a kind of run that the inputs lack.
+FAILING = {"agreement", "convert", "doctor", "explain", "mteb", "relevance"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda words: " ".join(words[:3]))
+def test_command_runs_no_module_of_the_folder(inputs, folder, ran, tmp_path, arguments):
+    words = [word.format(out=tmp_path / "out") for word in arguments]
+    lines = []
+    with subprocess.Popen(
+        [sys.executable, inputs / "visavis_script.py", *words],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        for line in process.stdout:
+            lines.append(line)
+            if arguments[0] == "serve" and "http" in line:
+                process.send_signal(signal.SIGTERM)
+    code = process.returncode
+    assert not ran.exists(), ran.read_text()
+    if arguments[0] not in {"serve", *FAILING}:
+        assert code == 0, lines
+
+
+@pytest.mark.slow
+def test_ray_workers_run_no_module_of_the_folder(inputs, folder, ran, tmp_path):
+    pytest.importorskip("ray")
+    arguments = ["index", "../run", ".", "--out", tmp_path / "out", "--engine", "ray"]
+    script = inputs / "visavis_script.py"
+    subprocess.run([sys.executable, script, *arguments], cwd=folder, check=True, timeout=120)
+    assert not ran.exists()
+
+
+@pytest.mark.slow
+def test_every_command_is_tried():
+    import typer
+
+    def leaves(command, words):
+        commands = getattr(command, "commands", {})
+        for name, child in commands.items():
+            yield from leaves(child, [*words, name])
+        if not commands:
+            yield words
+
+    for words in leaves(typer.main.get_command(cli.app), []):
+        assert any(tried[: len(words)] == words for tried in COMMANDS), words
