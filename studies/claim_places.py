@@ -23,13 +23,17 @@ TEXTS = {
 OURS = "visavis"
 REQUIRED = ("statement", "paper", "place", "published", "measure", "limits")
 LOCATORS = {
-    r"sections? (\d+(?:\.\d+)*)": r"^\s*{}\.?\s+[A-Z]",
-    r"tables? (\d+)": r"\bTable {}\b",
-    r"figures? (\d+)": r"\b(?:Figure|Fig\.) {}\b",
-    r"eqs?\. (\d+)": r"\({}[a-z]?\)",
-    r"rows? (\d+\.\d+)": r"(?<![\d.]){}(?![\d.])",
+    "section": r"^\s*{}\.?\s+[A-Z]",
+    "table": r"\bTable {}\b",
+    "figure": r"\b(?:Figure|Fig\.) {}\b",
+    "eq": r"\({}[a-z]?\)",
+    "row": r"(?<![\d.]){}(?![\d.])",
 }
-"""Parts of a place, and the expression that finds each in the text of its paper."""
+"""Numbered parts of a paper, and the expression that finds a number of each in its text."""
+NUMBER = r"\d+(?:\.\d+)*"
+LOCATED = re.compile(
+    rf"\b({'|'.join(LOCATORS)})s?\.? ({NUMBER}(?:(?:, | and | to ){NUMBER})*)", re.IGNORECASE
+)
 
 
 def faults(claims: Iterable[Mapping[str, Any]], texts: Path | None) -> Iterator[str]:
@@ -64,26 +68,34 @@ def place_faults(claim: Mapping[str, Any], texts: Path | None) -> Iterator[str]:
     if paper == "ladder" and re.search(r"section \d", place):
         yield "the Ladder paper has no section numbers. Name the heading"
     quoted = re.findall(r'"([^"]+)"', place)
-    located = [
-        (match[0], pattern.format(re.escape(match[1])))
-        for locator, pattern in LOCATORS.items()
-        for match in re.finditer(locator, re.sub(r'"[^"]+"', "", place))
-    ]
+    located = located_numbers(place)
     if not quoted and not located:
         yield f"{place!r} names no section, table, figure, equation or heading"
     if texts is None:
         return
     text = (texts / TEXTS[paper]).read_text()
     flat = " ".join(text.split())
-    yield from (
-        f"{name} is not in the paper"
-        for name, pattern in located
-        if not re.search(pattern, text, re.MULTILINE)
-    )
+    yield from missing_numbers(located, text)
     yield from (f"{words!r} is not in the paper" for words in quoted if words not in flat)
     for figure in re.findall(r"\d+\.\d+", claim["published"]):
         if not re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", flat):
             yield f"{figure} is not in the paper"
+
+
+def located_numbers(place: str) -> list[tuple[str, str]]:
+    """Each part and its number that a place names outside of quotation marks."""
+    return [
+        (match[1].lower(), number)
+        for match in LOCATED.finditer(re.sub(r'"[^"]*"', "", place))
+        for number in re.findall(NUMBER, match[2])
+    ]
+
+
+def missing_numbers(located: Iterable[tuple[str, str]], text: str) -> Iterator[str]:
+    """Each named part that the text of a paper does not have."""
+    for part, number in located:
+        if not re.search(LOCATORS[part].format(re.escape(number)), text, re.MULTILINE):
+            yield f"{part} {number} is not in the paper"
 
 
 def _exists_here(place: str) -> bool:

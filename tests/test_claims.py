@@ -191,7 +191,9 @@ the triplet loss (3a)
         ({"place": "section 4"}, "section 4 is not in"),
         ({"place": "table 1"}, "table 1 is not in"),
         ({"place": "figure 2"}, "figure 2 is not in"),
-        ({"place": "eq. 4"}, "eq. 4 is not in"),
+        ({"place": "tables 2 to 3"}, "table 3 is not in"),
+        ({"place": "eqs. 3, 3 and 5"}, "eq 5 is not in"),
+        ({"place": "eq. 4"}, "eq 4 is not in"),
         ({"place": "table 2, row 1.2"}, "row 1.2 is not in"),
         ({"place": '"Conclusion"'}, "'Conclusion' is not in"),
         ({"published": "R@1 30.9"}, "30.9 is not in"),
@@ -217,6 +219,20 @@ def test_claim_places_faults(tmp_path, change, fault):
         (tmp_path / name).write_text(PAPER)
     found = list(claim_places.faults([claim | change], tmp_path))
     assert (found == []) if fault is None else any(fault in line for line in found), found
+
+
+def test_texts_name_no_sections_of_ladder_paper():
+    """Its headings have no numbers."""
+    cited = re.compile(r"Ladder (?:loss|paper)[^.\n]{0,40}section \d")
+    assert cited.search("Zhou et al., Ladder loss (2020), section 4")
+    texts = [
+        path for folder in ("src", "docs", "studies") for path in PROJECT.glob(f"{folder}/**/*")
+    ]
+    assert [
+        path.name
+        for path in texts
+        if path.suffix in (".py", ".md", ".toml") and cited.search(path.read_text())
+    ] == []
 
 
 def test_every_claim_uses_runs_of_study():
