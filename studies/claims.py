@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from claim_places import REQUIRED
+from claim_places import OURS, REQUIRED
 from study import EVIDENCE, PLAN, read_evidence
 from verdicts import TESTS, VERDICTS, ClaimResult, Missing, Verdict, measured
 
@@ -56,10 +56,10 @@ def page() -> str:
         for claim, result, adjusted in section:
             lines += [f"### {claim['name']}: {claim['statement']}", ""]
             lines += [
-                f"- **{label}.** {_capital(claim['place'])}: {claim['published']}.",
+                f"- **{label}.** {_place(claim)}: {claim['published']}.",
                 f"- **Measure.** {_capital(claim['measure'])}.",
                 f"- **Study.** {result.summary}",
-                f"- **Verdict.** {_verdict(result, adjusted)}. Left out: {claim['limits']}.",
+                f"- **Verdict.** {_verdict(result, adjusted)}: {claim['limits']}.",
                 "",
             ]
         if letter == "C":
@@ -68,6 +68,11 @@ def page() -> str:
                 "",
             ]
     return "\n".join([*lines, *tables()]).rstrip() + "\n"
+
+
+def _place(claim: Mapping[str, Any]) -> str:
+    """The place in a paper, or the page or docstring of this package."""
+    return claim["place"] if claim["paper"] == OURS else _capital(claim["place"])
 
 
 def _capital(text: str) -> str:
@@ -97,9 +102,10 @@ def corrected_verdict(result: ClaimResult, adjusted: float) -> Verdict:
 
 
 def _verdict(result: ClaimResult, adjusted: float) -> str:
+    """The verdict, up to what the measure leaves out, or what is missing for a run."""
     if result.verdict == "not run":
-        return result.verdict
-    return f"{result.verdict} (p {result.p:.2g}). Corrected for all claims: {corrected_verdict(result, adjusted)} (p {adjusted:.2g})"
+        return "not run. Missing"
+    return f"{result.verdict} (p {result.p:.2g}). Corrected for all claims: {corrected_verdict(result, adjusted)} (p {adjusted:.2g}). Left out"
 
 
 def results() -> list[Row]:
