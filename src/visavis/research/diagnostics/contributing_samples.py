@@ -29,7 +29,9 @@ a special counting rule.
 """
 
 Semantics = Literal["paper", "reference"]
-"""Counts as defined in the COCOS paper, or as in its released code."""
+"""Counts as defined in the COCOS paper, or as in its released code. Both count triplets of SmoothAP
+without the factor 1 / tau, as table 4 of the paper, unless "paper" is combined with ``with_slope``.
+"""
 
 
 def released_targets(objective: Objective, images: int, texts: int) -> Targets | None:

@@ -302,10 +302,10 @@ class ContributionAnalysis(NotebookTable):
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
         names = ("model", "data", "checkpoint", "step", "batches", "images", "texts", "epsilon")
-        names += ("with_slope",)
         return {
             "run": str(self.run),
             **{name: getattr(self, name) for name in names},
+            "with_slope": self.with_slope,
             "counts": [count.to_json() for count in self.counts],
             "published": self.published_counts and self.published_counts.to_json(),
         }
