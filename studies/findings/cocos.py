@@ -75,9 +75,9 @@ def positive_weight_mean() -> Shown:
     """The mean weight of the positives is divided by the size of the data set.
 
     Kind: misprint
-    Where: Section 4, NT-Xent, the definition of $W^{qv+}$.
-    Found: $(1 / N) sum_{q in B} (1 - e^(s+ / tau) / Z(q))$. Section 2 defines N as the number of image-caption tuples of the data set.
-    Correct: $1 / |B|$, because the sum is over the queries of a batch.
+    Where: Section 4, NT-Xent, the definition of ``W^{qv+}``.
+    Found: ``(1 / N) sum_{q in B} (1 - exp(s+ / tau) / Z(q))``. Section 2 defines N as the number of image-caption tuples of the data set.
+    Correct: ``1 / |B|``, because the sum is over the queries of a batch.
     Effect: A slip of notation. With N = 29,000, as on Flickr30k, no batch of 128 can exceed 128 / 29,000 = 0.0044, while table 3 prints up to 0.56.
     visavis: W+ is a mean over the queries of a batch.
     """

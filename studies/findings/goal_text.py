@@ -79,9 +79,9 @@ def eq_12_names() -> Shown:
 
     Kind: misprint
     Where: Section 3.3, eq. 12 and the lines around it.
-    Found: They are $R^{x,y}_i$ and $R^{x,y'}_j$ in the sets P and N, and $R^{ap}_i$ and $R^{an}_j$ in the means $m+$ and $m-$.
+    Found: They are ``R^{x,y}_i`` and ``R^{x,y'}_j`` in the sets P and N, and ``R^{ap}_i`` and ``R^{an}_j`` in the means $m+$ and $m-$.
         Anchor, positive and negative have no symbols a, p and n in this paper.
-    Correct: One name each, as in eq. 13: $R^{x,y}_i$ and $R^{x,y'}_j$.
+    Correct: One name each, as in eq. 13: ``R^{x,y}_i`` and ``R^{x,y'}_j``.
     Effect: A slip of notation, from the multi-similarity paper. The meaning is not in doubt: with these names, equal similarities give
         $m+ = m- = 1$ and eq. 12 becomes eq. 11, as the text states.
     visavis: ``Goal(pair="sig_ms")`` uses the names of eq. 13.
