@@ -2,7 +2,8 @@
 
     python studies/claims.py [--check]
 
-The input is ``docs/evidence/claims.toml`` and the raw numbers of the study. Each claim names its
+The input is ``docs/evidence/claims.toml`` and the raw numbers of the study. Each claim names one
+place of one paper, what is measured in its place, and what the measure leaves out. Each names its
 test and its runs. Differences are paired by seed, with a 95 % interval by Student's t. If a claim
 makes several comparisons at once, they are corrected by Holm. A claim *holds* if the whole interval
 is on its side, *does not hold* if the whole interval is on the other side, and is *undecided*
@@ -21,6 +22,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from claim_places import OURS, REQUIRED
 from study import EVIDENCE, PLAN, read_evidence
 from verdicts import TESTS, VERDICTS, ClaimResult, Missing, Verdict, measured
 
@@ -54,9 +56,10 @@ def page() -> str:
         for claim, result, adjusted in section:
             lines += [f"### {claim['name']}: {claim['statement']}", ""]
             lines += [
-                f"- **{label}.** {claim['published']} ({claim['place']})",
+                f"- **{label}.** {_place(claim)}: {claim['published']}.",
+                f"- **Measure.** {_capital(claim['measure'])}.",
                 f"- **Study.** {result.summary}",
-                f"- **Verdict.** {_verdict(result, adjusted)}",
+                f"- **Verdict.** {_verdict(result, adjusted)}: {claim['limits']}.",
                 "",
             ]
         if letter == "C":
@@ -65,6 +68,15 @@ def page() -> str:
                 "",
             ]
     return "\n".join([*lines, *tables()]).rstrip() + "\n"
+
+
+def _place(claim: Mapping[str, Any]) -> str:
+    """The place in a paper, or the page or docstring of this package."""
+    return claim["place"] if claim["paper"] == OURS else _capital(claim["place"])
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 Row = tuple[Any, ClaimResult, float]
@@ -90,9 +102,10 @@ def corrected_verdict(result: ClaimResult, adjusted: float) -> Verdict:
 
 
 def _verdict(result: ClaimResult, adjusted: float) -> str:
+    """The verdict, up to what the measure leaves out, or what is missing for a run."""
     if result.verdict == "not run":
-        return result.verdict
-    return f"{result.verdict} (p {result.p:.2g}). Corrected for all claims: {corrected_verdict(result, adjusted)} (p {adjusted:.2g})"
+        return "not run. Missing"
+    return f"{result.verdict} (p {result.p:.2g}). Corrected for all claims: {corrected_verdict(result, adjusted)} (p {adjusted:.2g}). Left out"
 
 
 def results() -> list[Row]:
@@ -119,12 +132,10 @@ def _summary(rows: Sequence[Row]) -> list[str]:
 
 def evaluate_claim(claim: Mapping[str, Any]) -> ClaimResult:
     """The result of a claim's test."""
-    if "why_not" in claim:
-        return ClaimResult(claim["why_not"], "not run")
+    if "test" not in claim:
+        return ClaimResult("no runs", "not run")
     arguments = {
-        key: value
-        for key, value in claim.items()
-        if key not in ("name", "statement", "place", "published", "test")
+        key: value for key, value in claim.items() if key not in ("name", "test", *REQUIRED)
     }
     try:
         return TESTS[claim["test"]](**arguments)
@@ -323,7 +334,9 @@ def _tally(rows: Sequence[Row]) -> dict[str, Any]:
 INTRODUCTION = """# Claims of the papers, tested
 
 This page lists {claims} claims of papers and of this package. {tested} of them are tested with {runs} short training runs ({hours} core-hours).
-The other {untested} are *not run*, and their entry gives the reason.
+The other {untested} are *not run*. Their entry names what is missing.
+
+Each entry has the place of one paper with its printed figures, the measure of this study in its place, and what the measure leaves out.
 
 | verdict | each claim alone | corrected for all claims |
 |---|---|---|

@@ -18,7 +18,8 @@ Ctrl-C or a power cut, and it resumes. A line holds
 
 - the metrics of the best model on test, including CS@K by relevance values of MiniLM
 - validation RSUM and similarities by epoch, and the standard deviation of the negatives at the end
-- how many samples still contribute to the gradient at the end (``diagnose``)
+- how many samples still contribute to the gradient at the end (``diagnose``). Some experiments
+  also count by other definitions (``counts_more``)
 - how well its scores agree with human ratings
 - the instructions of the processor and the version of torch, on which the last bits depend
   (``studies/drift.py``)
@@ -50,6 +51,7 @@ from visavis.core.progress import NoProgress
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.models import Matcher
 from visavis.models.inference import score_all_pairs
+from visavis.research.diagnostics.contribution_analysis import ContributionCount
 from visavis.research.experiments.jobs import Job, exit_if_stopping, process_pool, run_job
 from visavis.training.recipes.data_module import DataModule
 from visavis.training.recipes.files import read_recipe
@@ -70,6 +72,8 @@ BATCHES, EPSILONS = 20, (0.01, 0.001, 0.1)
 """Number of training batches of 128 pairs on which contributing samples are counted, and the
 weights from which on a sample counts.
 """
+EVERY_TRIPLET = "Triplet(margin=3.0)"
+"""An objective that counts all triplets, because cosines differ by 2 at most."""
 
 Overrides = dict[str, Any]
 
@@ -83,12 +87,14 @@ class Experiment:
         question: The question that it answers.
         settings: Overrides by name of the setting.
         seeds: Seeds of each setting.
+        counts_more: Whether its runs also count by other definitions, see `more_counts_of`.
     """
 
     name: str
     question: str
     settings: dict[str, Overrides]
     seeds: tuple[int, ...]
+    counts_more: bool = False
 
     @property
     def evidence(self) -> Path:
@@ -243,7 +249,7 @@ def _experiment(
     name: str, entry: dict[str, Any], best_overrides: dict[str, Overrides], always: Overrides
 ) -> Experiment:
     """An experiment of the plan. ``of`` lists objectives or "all". ``vary`` lists changes by name.
-    ``times_rate`` multiplies the learning rate.
+    ``times_rate`` multiplies the learning rate. ``counts_more`` counts by other definitions, too.
     """
     settings = {}
     for objective in best_overrides if entry["of"] == ["all"] else entry["of"]:
@@ -255,7 +261,8 @@ def _experiment(
                     filter(None, (objective if len(entry["of"]) > 1 or not label else "", label))
                 )
             ] = overrides
-    return Experiment(name, entry["question"], settings, tuple(range(1, entry["seeds"] + 1)))
+    seeds = tuple(range(1, entry["seeds"] + 1))
+    return Experiment(name, entry["question"], settings, seeds, entry.get("counts_more", False))
 
 
 def train_and_measure(run: Run) -> dict[str, Any]:
@@ -276,7 +283,8 @@ def train_and_measure(run: Run) -> dict[str, Any]:
         line |= {
             "metrics": rounded(outcome.measured_metrics),
             "epochs": epochs_of(run.folder),
-            "counts": counts_of(run.folder),
+            "counts": counts_of(run.folder)
+            | (more_counts_of(run.folder) if run.experiment.counts_more else {}),
             **human_agreement_of(*best),
             **negative_std_of(*best),
         }
@@ -317,17 +325,35 @@ def counts_of(folder: Path) -> dict[str, float]:
     """Contributing samples of the best model as the paper counts them, for each epsilon. The first
     epsilon has no suffix.
     """
-    counts = [
-        count
-        for count in visavis.diagnose(folder, max_batches=BATCHES, epsilon=EPSILONS).counts
-        if count.semantics == "paper"
-    ]
+    counts = paper_counts(folder, epsilon=EPSILONS)
     counts_at_epsilon = {
         f"{name}_at_{count.epsilon:g}": count.mean[name]
         for count in counts[1:]
         for name in ("i2t_per_query", "t2i_per_query")
     }
     return rounded(counts[0].mean | counts_at_epsilon)
+
+
+def more_counts_of(folder: Path) -> dict[str, float]:
+    """Counts that other definitions give: the triplets of the untrained model that an objective
+    moves, in percent, and the triplets of SmoothAP by eqs. 12 and 13 of COCOS as printed.
+    """
+    moved, every = paper_counts(folder, checkpoint="start", objective=EVERY_TRIPLET)
+    (printed,) = paper_counts(folder, with_slope=True)
+    triplets_at_start = {
+        f"{name}_at_start": 100 * moved.mean[name] / every.mean[name]
+        for name in ("i2t_per_query", "t2i_per_query")
+    }
+    printed_counts = {
+        f"{name}_with_slope": printed.mean[name] for name in ("i2t_per_moved", "t2i_per_moved")
+    }
+    return rounded(triplets_at_start | printed_counts)
+
+
+def paper_counts(folder: Path, **options: Any) -> list[ContributionCount]:
+    """Contributing samples as the paper counts them, by objective and epsilon."""
+    counts = visavis.diagnose(folder, max_batches=BATCHES, **options).counts
+    return [count for count in counts if count.semantics == "paper"]
 
 
 @torch.inference_mode()

@@ -102,9 +102,7 @@ DERIVED: dict[str, Callable[[dict[str, Any]], float]] = {
     "most early similarity": lambda line: max(
         min(epoch["positive_mean"], _hardest(epoch)) for epoch in line["epochs"][1:]
     ),
-    "moved at the start": lambda line: (
-        100 * min(line["epochs"][0]["gradient_i2t"], line["epochs"][0]["gradient_t2i"])
-    ),
+    "triplets at the start": _both("counts", "per_query_at_start"),
     "R@1": _both("metrics", "r1"),
     "mAP@5 by hits": _both("metrics", "map_at_5_hits"),
     "CS@100": _both("metrics", "cs_at_100"),
@@ -119,7 +117,9 @@ DERIVED: dict[str, Callable[[dict[str, Any]], float]] = {
         * line["counts"]["t2i_per_query"]
         / line["counts"]["t2i_in_batch"]
     ),
-    "C^q at 0.1": _both("counts", "per_query_at_0.1"),
+    "C^q at 0.001 over C^q": lambda line: (
+        _both("counts", "per_query_at_0.001")(line) / _both("counts", "per_query")(line)
+    ),
 }
 """Metrics computed from others, by name. A metric without a direction is the mean of both
 directions.
@@ -430,12 +430,13 @@ def _describe(pair: PairedTest, metric: str) -> str:
 
 
 LABELS = {
-    "i2t_per_moved": "C^q image to text",
+    "i2t_per_moved_with_slope": "C^q image to text",
     "pull": "gradient weight of a positive",
     "texts without a gradient": "texts without a gradient, %:",
     "rsum": "RSUM",
     "i2t_r1": "R@1 image to text",
-    "moved at the start": "queries with a gradient at the start, %:",
+    "triplets at the start": "triplets that violate the margin at the start, %:",
+    "C^q at 0.001 over C^q": "C^q at 0.001, divided by C^q at 0.01:",
     "most early similarity": "highest early similarity",
     "tau with the experts": "tau-b with the experts",
 }

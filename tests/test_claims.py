@@ -12,6 +12,7 @@ from .conftest import PROJECT
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(PROJECT / "studies")
+    import claim_places
     import claims
     import recompute_claims
     import study
@@ -154,6 +155,86 @@ def test_missing_runs_have_no_verdict(runs):
             verdicts.higher(address, "x/low")
 
 
+ENTRIES = tomllib.loads(claims.CLAIMS.read_text())["claims"]
+
+
+def test_claims_have_place_measure_and_limits():
+    assert list(claim_places.faults(ENTRIES, None)) == []
+
+
+def test_claim_places_exist_in_papers():
+    texts = PROJECT.parent / "shared" / "papers"
+    if not texts.is_dir():
+        pytest.skip("the texts of the papers are absent: ../shared/papers")
+    assert list(claim_places.faults(ENTRIES, texts)) == []
+
+
+PAPER = """
+4.3. Results
+Table 2: recalls
+1.1 30.8
+the triplet loss (3a)
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({}, None),
+        ({"limits": " "}, "no limits"),
+        ({"measure": ""}, "no measure"),
+        ({"place": ""}, "no place"),
+        ({"measure": "none. No data"}, "a measure and a test"),
+        ({"paper": "unheard of"}, "unknown paper"),
+        ({"place": "at the end"}, "names no section"),
+        ({"place": "section 4.4"}, "section 4.4 is not in"),
+        ({"place": "section 4"}, "section 4 is not in"),
+        ({"place": "table 1"}, "table 1 is not in"),
+        ({"place": "figure 2"}, "figure 2 is not in"),
+        ({"place": "tables 2 to 3"}, "table 3 is not in"),
+        ({"place": "eqs. 3, 3 and 5"}, "eq 5 is not in"),
+        ({"place": "eq. 4"}, "eq 4 is not in"),
+        ({"place": "table 2, row 1.2"}, "row 1.2 is not in"),
+        ({"place": '"Conclusion"'}, "'Conclusion' is not in"),
+        ({"published": "R@1 30.9"}, "30.9 is not in"),
+        ({"published": "R@1 0.8"}, "0.8 is not in"),
+        ({"paper": "ladder", "place": "section 4.3"}, "no section numbers"),
+        ({"paper": "visavis", "place": "docstring of Triplet, Advice"}, None),
+        ({"paper": "visavis", "place": "docstring of Triplet, Memory"}, "does not exist"),
+        ({"paper": "visavis", "place": 'docs/index.md, "No heading"'}, "does not exist"),
+    ],
+)
+def test_claim_places_faults(tmp_path, change, fault):
+    claim = {
+        "name": "X1",
+        "statement": "it is better",
+        "paper": "goal",
+        "place": 'section 4.3, table 2, row 1.1, eq. 3, "Results"',
+        "published": "R@1 30.8",
+        "measure": "RSUM",
+        "limits": "other data",
+        "test": "higher",
+    }
+    for name in claim_places.TEXTS.values():
+        (tmp_path / name).write_text(PAPER)
+    found = list(claim_places.faults([claim | change], tmp_path))
+    assert (found == []) if fault is None else any(fault in line for line in found), found
+
+
+def test_texts_name_no_sections_of_ladder_paper():
+    """Its headings have no numbers."""
+    cited = re.compile(r"Ladder (?:loss|paper)[^.\n]{0,40}section \d")
+    assert cited.search("Zhou et al., Ladder loss (2020), section 4")
+    texts = [
+        path for folder in ("src", "docs", "studies") for path in PROJECT.glob(f"{folder}/**/*")
+    ]
+    assert [
+        path.name
+        for path in texts
+        if path.suffix in (".py", ".md", ".toml") and cited.search(path.read_text())
+    ] == []
+
+
 def test_every_claim_uses_runs_of_study():
     plan = tomllib.loads(study.PLAN.read_text())
     made = {}
@@ -167,7 +248,7 @@ def test_every_claim_uses_runs_of_study():
             return [address for part in value for address in named(part)]
         return [value] if isinstance(value, str) and "/" in value else []
 
-    for claim in tomllib.loads(claims.CLAIMS.read_text())["claims"]:
+    for claim in ENTRIES:
         for address in [
             address
             for key in ("a", "b", "among", "pairs", "series")

@@ -13,6 +13,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(PROJECT / "studies")
     errata = importlib.import_module("errata")
+    claim_places = importlib.import_module("claim_places")
 
 
 @pytest.mark.parametrize("name", errata.CATALOG)
@@ -22,6 +23,21 @@ def test_errata_claim_holds(name):
 
 def test_errata_page_is_current(capsys):
     assert errata.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_errata_places_exist_in_papers():
+    texts = PROJECT.parent / "shared" / "papers"
+    if not texts.is_dir():
+        pytest.skip("the texts of the papers are absent: ../shared/papers")
+    checked, missing = 0, []
+    for name, erratum in errata.CATALOG.items():
+        if file := claim_places.TEXTS.get(name.partition(".")[0].removesuffix("_text")):
+            located = claim_places.located_numbers(erratum.fields["Where"])
+            text = (texts / file).read_text()
+            missing += [(name, part) for part in claim_places.missing_numbers(located, text)]
+            checked += len(located)
+    assert missing == []
+    assert checked > 50
 
 
 def test_errata_failing_claim_is_reported_and_not_written(monkeypatch, tmp_path, capsys):

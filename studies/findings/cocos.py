@@ -71,6 +71,25 @@ def eqs_9_sign() -> Shown:
     )
 
 
+def positive_weight_mean() -> Shown:
+    """The mean weight of the positives is divided by the size of the data set.
+
+    Kind: misprint
+    Where: Section 4, NT-Xent, the definition of ``W^{qv+}``.
+    Found: ``(1 / N) sum_{q in B} (1 - exp(s+ / tau) / Z(q))``. Section 2 defines N as the number of image-caption tuples of the data set.
+    Correct: ``1 / |B|``, because the sum is over the queries of a batch.
+    Effect: A slip of notation. With N = 29,000, as on Flickr30k, no batch of 128 can exceed 128 / 29,000 = 0.0044, while table 3 prints up to 0.56.
+    visavis: W+ is a mean over the queries of a batch.
+    """
+    scores = scores_of(128, seed=0, noise=2.0, dimension=64)
+    weight = 1 - (scores / 0.1).softmax(1).diag()
+    right, printed = weight.sum() / 128, weight.sum() / 29_000
+    return Shown(
+        bool(printed <= 128 / 29_000) and bool(right > 0.1),
+        f"128 pairs, tau = 0.1: W+ {digits(right)}, as printed {digits(printed)}. Maximum as printed {digits(128 / 29_000)}",
+    )
+
+
 def violated_margin() -> Shown:
     """A margin is violated by a difference, not by a sum.
 
@@ -177,7 +196,8 @@ def eq_13_slope() -> Shown:
     Correct: $sim = sigma (1 - sigma) / tau$, 100 times as much at tau = 0.01, compared with the same epsilon = 0.01.
     Effect: Table 4 reports that about one triplet contributes. With the derivative there are many times more. The number depends on
         epsilon.
-    visavis: ``diagnostics.contributing_samples.smooth_ap_counts`` counts as the table does, and with ``with_slope=True`` as eq. 12.
+    visavis: ``visavis diagnose`` counts as the table does, in both directions, so that a run can be compared with it. With ``--with-slope``
+        it counts by eqs. 12 and 13 as printed.
     """
     images, captions = _five_captions(128, noise=3.0)
     rows = [

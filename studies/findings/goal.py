@@ -1,6 +1,6 @@
 """GOAL: the weights and the code
 
-Xuan, Chen: "Dissecting Deep Metric Learning Losses for Image-Text Retrieval" (2022).
+Xuan, Chen: "Dissecting Deep Metric Learning Losses for Image-Text Retrieval" (2023).
 Code: microsoft/VSE_Gradient@3db6c6d, one file,
 `Gradient/gradient.py`. A triplet weight T and pair weights P are prescribed as the gradient: T P- on the negative, -T P+ on the positive.
 """
@@ -30,7 +30,7 @@ def eqs_3_4_mined_negative() -> Shown:
     """The gradient on the mined negative is not printed.
 
     Kind: misprint
-    Where: Eqs. 3 and 4, section 3.1.
+    Where: Eq. 3, section 3.1, and eq. 4, section 3.2.
     Found: The gradient on an image x has the terms where x is the anchor and where it is the positive of its text.
     Correct: x is also the hardest negative x' of other texts, which push it away: one term $T P- y_j$ for each text j that mined it.
         The code adds them.

@@ -9,13 +9,14 @@ import torch
 from tests.diagnostics.closed_forms import closed_weights
 
 from visavis import Targets
-from visavis.objectives import CATALOG, NTXent, Triplet, TripletHN, Unified
+from visavis.objectives import CATALOG, NTXent, SmoothAP, Triplet, TripletHN, Unified
 from visavis.research.diagnostics.contributing_samples import (
     contributing_by_epsilon,
     contributing_samples,
     count_contributing,
     effective_number,
     released_smooth_ap_counts,
+    released_targets,
     released_triplet_counts,
     smooth_ap_counts,
 )
@@ -184,6 +185,27 @@ def test_released_smooth_ap_counts_equal_loops(images):
         expected = sum(smooth_ap_by_loops(row, [r], 0.05, 0.02, with_slope=False) for r in rows)
         assert found[q] == expected
     assert (found[math.ceil(images / 5) :] == 0).all()
+
+
+def test_released_smooth_ap_counts_have_no_slope():
+    scores, targets = draw(20), released_targets(SmoothAP(), 4, 20)
+    counts = {
+        (semantics, with_slope): contributing_by_epsilon(
+            SmoothAP(tau=0.05),
+            scores[:4],
+            targets,
+            [0.02],
+            semantics=semantics,
+            with_slope=with_slope,
+        )[0]
+        for semantics in ("paper", "reference")
+        for with_slope in (False, True)
+    }
+    for way in ("i2t", "t2i"):
+        plain, printed = (counts["paper", slope][way].count for slope in (False, True))
+        assert printed.sum() > plain.sum()
+        released = [counts["reference", slope][way].count for slope in (False, True)]
+        assert torch.equal(*released)
 
 
 def test_released_triplet_counts_use_wrong_axis():

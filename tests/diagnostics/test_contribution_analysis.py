@@ -12,6 +12,7 @@ import torch
 
 import visavis
 from visavis import Targets
+from visavis.cli.diagnostic_tables import print_diagnosis
 from visavis.core.errors import RefusedOverwrite, RunError, SpecError, VisavisError
 from visavis.core.progress import NoProgress
 from visavis.data.synthetic import write_synthetic_scenes
@@ -24,6 +25,7 @@ from visavis.research.diagnostics.contribution_analysis import (
     diagnostic_loader,
     load_checkpoint,
     phase_of_best_model,
+    render_diagnosis,
     scored_batches,
 )
 from visavis.training.checkpoint import Checkpoint
@@ -179,6 +181,27 @@ def test_diagnosis_counts_each_epsilon(run):
     alone = visavis.diagnose(run, objective="NTXent()", epsilon=0.2, max_batches=1)
     assert [count for count in swept.counts if count.epsilon == 0.2] == list(alone.counts)
     assert [count["epsilon"] for count in swept.to_json()["counts"][:2]] == [0.01, 0.2]
+
+
+def test_diagnosis_counts_smooth_ap_with_slope(run, capsys):
+    """The factor 1/tau is the same as an epsilon that is tau times smaller."""
+    options = {"objective": ["SmoothAP(tau=0.01)", "TripletHN()"], "max_batches": 1}
+    printed = visavis.diagnose(run, with_slope=True, epsilon=0.01, **options)
+    smaller = visavis.diagnose(run, epsilon=0.01 * 0.01, **options)
+    default = visavis.diagnose(run, epsilon=0.01, **options)
+    counts = [
+        {count.objective.partition("(")[0]: count.mean["i2t_per_query"] for count in result.counts}
+        for result in (printed, smaller, default)
+    ]
+    assert counts[0] == counts[1]
+    assert counts[0]["SmoothAP"] > counts[2]["SmoothAP"]
+    assert counts[0]["TripletHN"] == counts[2]["TripletHN"]
+    assert (printed.to_json()["with_slope"], default.to_json()["with_slope"]) == (True, False)
+    for result, shown in ((printed, True), (default, False)):
+        print_diagnosis(result)
+        assert ("with the factor 1/tau" in capsys.readouterr().out) is shown
+        page = render_diagnosis(result)
+        assert ("--with-slope" in page, "with the factor 1/tau" in page) == (shown, shown)
 
 
 def test_load_checkpoint_reproduces_initial_weights(run):

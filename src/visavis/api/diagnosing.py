@@ -60,6 +60,7 @@ def diagnose(
     objective: str | Sequence[str] = (),
     checkpoint: str | int = "best",
     epsilon: float | Sequence[float] = (0.01,),
+    with_slope: bool = False,
     max_batches: int | None = None,
     data: str | Path | None = None,
     out: str | Path | None = None,
@@ -76,6 +77,8 @@ def diagnose(
             'TripletHN(margin=0.2)'.
         checkpoint: best, last, start (the untrained model), or the step of a saved checkpoint.
         epsilon: Weight from which a sample counts as contributing. Default: 0.01.
+        with_slope: Count triplets of SmoothAP by eqs. 12 and 13 of COCOS as printed, with the
+            factor 1 / tau. Default: without it, as in the paper's table 4.
         max_batches: Maximum number of batches. Default: the whole training set.
         data: Data set to diagnose on. Default: the run's.
         out: New HTML report with tables, a plot over epsilon, and training curves. Default: no
@@ -112,6 +115,7 @@ def diagnose(
         memory,
         checkpoint=str(checkpoint),
         epsilons=[float(value) for value in to_list(epsilon)],
+        with_slope=with_slope,
     )
     if out is not None:
         from visavis.research.diagnostics.contribution_analysis import render_diagnosis

@@ -46,6 +46,8 @@ def print_diagnosis(result: ContributionAnalysis) -> None:
         "C^0: queries without any. W-, W+: summed weights of these negatives and of positives. "
         "effective: effective number of negatives, for any epsilon."
     )
+    if result.with_slope:
+        print_line("SmoothAP: triplets by eqs. 12 and 13 of COCOS, with the factor 1/tau.")
     checkpoint = {"best": "Best model", "last": "Last model", "start": "Untrained model"}.get(
         result.checkpoint, "Checkpoint"
     )

@@ -71,9 +71,9 @@ class CBoW(RelevanceEstimator):
             because all captions share them.
 
     Source:
-        Zhou et al., Ladder loss (2020), section 4. ``removed_components=1``: Arora et al., A simple
-        but tough-to-beat baseline (2017). Differs from the released code, which counts nouns twice,
-        as found by the tagger of spaCy.
+        Zhou et al., Ladder loss (2020), Experiments, Relevance Degree. ``removed_components=1``:
+        Arora et al., A simple but tough-to-beat baseline (2017). Differs from the released code,
+        which counts nouns twice, as found by the tagger of spaCy.
     """
 
     vectors: str = "glove/glove.6B.50d.captions.txt"

@@ -292,8 +292,8 @@ class CoarseToFine(RelevanceEstimator):
             as the released code.
 
     Source:
-        Zhou et al., Ladder loss (2020), section 4, with CBoW, BERT fine-tuned on STS-B, and
-        threshold 0.8. Differs from the hybrid matrix of the released code
+        Zhou et al., Ladder loss (2020), Experiments, Relevance Degree, with CBoW, BERT fine-tuned
+        on STS-B, and threshold 0.8. Differs from the hybrid matrix of the released code
         (``semantics="reference"``), which is 0 below the threshold and 1 for a caption with itself.
     """
 

@@ -44,6 +44,8 @@ class SmoothAP(Objective):
         ``[pairs x candidates]``.
 
     Differs from:
+        COCOS, eq. 8, the mean over all queries of a batch. With five captions per image, its texts weigh five times as much
+        as its images. The default ``half_mean`` weighs both directions equally, and ``mean`` is their sum.
         COCOS as printed, whose $D_ij = s_i - s_j$ counts the candidates below. Brown et al., where the query is one of its
         own positives. The code, which clamps exponents at 50, where a sigmoid is 2e-22.
     """

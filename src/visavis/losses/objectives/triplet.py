@@ -32,7 +32,7 @@ class Triplet(Objective):
         As a stable start before TripletHN. Alone, most of its gradient goes to many easy violations.
 
     Source:
-        Faghri et al., VSE++ (2018), eq. 5. Unified loss, eq. 1. COCOS, eq. 3a.
+        Faghri et al., VSE++ (2018), eq. 5. Ladder loss, eqs. 3 and 4. COCOS, eqs. 3a and 3b.
 
     Special cases:
         Equals TripletHN where each query has one negative. Reads ``query_margin`` (adaptive margins).
@@ -75,7 +75,7 @@ class TripletHN(SummaryObjective):
         batches, else it collapses.
 
     Source:
-        Faghri et al., VSE++ (2018), eq. 6. Unified loss, eq. 1. With ``query_margin``: its eq. 27.
+        Faghri et al., VSE++ (2018), eq. 6. Unified loss, eq. 1, and with ``query_margin`` eq. 27. COCOS, eqs. 1 and 2.
 
     Special cases:
         The limit of Unified for gamma -> infinity. COCOS calls it "semi-hard". It is the hardest.

@@ -29,7 +29,9 @@ a special counting rule.
 """
 
 Semantics = Literal["paper", "reference"]
-"""Counts as defined in the COCOS paper, or as in its released code."""
+"""Counts as defined in the COCOS paper, or as in its released code. Both count triplets of SmoothAP
+without the factor 1 / tau, as table 4 of the paper, unless "paper" is combined with ``with_slope``.
+"""
 
 
 def released_targets(objective: Objective, images: int, texts: int) -> Targets | None:
@@ -73,8 +75,8 @@ def smooth_ap_counts(
         targets: Targets of the direction.
         tau: Temperature of the sigmoid.
         epsilon: Value from which a triplet counts.
-        with_slope: Divide sim by tau, as in the derivation in the appendix. The released code, and
-            so table 4 of the paper, does not.
+        with_slope: Divide sim by tau, as eqs. 12 and 13 are printed: sim is the derivative of
+            eq. 7. The released code, and so table 4 of the paper, does not.
 
     Returns:
         Mean count over the positives of each query, shape ``[Q]``.
@@ -287,6 +289,7 @@ def contributing_by_epsilon(
     epsilons: Sequence[float],
     *,
     semantics: Semantics = "paper",
+    with_slope: bool = False,
 ) -> list[dict[str, ContributingSamples]]:
     """Count the contributing samples of both directions for several epsilons, with one
     differentiation.
@@ -298,6 +301,8 @@ def contributing_by_epsilon(
         epsilons: Weights from which a sample counts.
         semantics: "reference" counts as the released code of COCOS, which differs for text queries
             of Triplet and SmoothAP. These have rules of their own, for SmoothAP also in the paper.
+        with_slope: Count the triplets of SmoothAP with the factor 1 / tau of its derivative, see
+            `smooth_ap_counts`. The counts of the released code never have it.
 
     Returns:
         The counts "i2t" and "t2i" for each epsilon.
@@ -318,10 +323,14 @@ def contributing_by_epsilon(
             counts = released_triplet_counts(scores, targets, margin=objective.margin)
         elif type(objective) is SmoothAP:
             tau = objective.tau
-            counts["i2t"] = smooth_ap_counts(scores, targets, tau=tau, epsilon=epsilon)
-            if semantics == "reference":
+            released = semantics == "reference"
+            counts = {
+                direction: smooth_ap_counts(
+                    *inputs, tau=tau, epsilon=epsilon, with_slope=with_slope and not released
+                )
+                for direction, inputs in directions.items()
+            }
+            if released:
                 counts["t2i"] = released_smooth_ap_counts(scores.T, tau=tau, epsilon=epsilon)
-            else:
-                counts["t2i"] = smooth_ap_counts(scores.T, targets.T, tau=tau, epsilon=epsilon)
         results.append({way: replace(each, count=counts[way]) for way, each in samples.items()})
     return results

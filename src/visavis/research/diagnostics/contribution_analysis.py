@@ -259,6 +259,7 @@ class ContributionAnalysis(NotebookTable):
         texts: Number of texts per batch.
         counts: Counts by objective and epsilon, the run's own objective first.
         published: Id of the row of a paper's table that the recipe names. Empty for none.
+        with_slope: Whether triplets of SmoothAP count with the factor 1 / tau of their derivative.
     """
 
     ROWS: ClassVar[str] = "counts"
@@ -273,6 +274,7 @@ class ContributionAnalysis(NotebookTable):
     texts: int
     counts: tuple[ContributionCount, ...]
     published: str
+    with_slope: bool = False
 
     @property
     def epsilon(self) -> float:
@@ -303,6 +305,7 @@ class ContributionAnalysis(NotebookTable):
         return {
             "run": str(self.run),
             **{name: getattr(self, name) for name in names},
+            "with_slope": self.with_slope,
             "counts": [count.to_json() for count in self.counts],
             "published": self.published_counts and self.published_counts.to_json(),
         }
@@ -318,6 +321,7 @@ def diagnose_run(
     *,
     checkpoint: str = "best",
     epsilons: Sequence[float] = (DEFAULT_EPSILON,),
+    with_slope: bool = False,
 ) -> ContributionAnalysis:
     """Count contributing samples for the run's own objective and for others at the same checkpoint.
 
@@ -331,6 +335,7 @@ def diagnose_run(
         memory: Memory for blocks of scores.
         checkpoint: Name of the checkpoint. See `load_checkpoint`.
         epsilons: Weights from which a sample counts.
+        with_slope: Count triplets of SmoothAP with the factor 1 / tau of their derivative.
 
     Returns:
         The counts.
@@ -390,7 +395,12 @@ def diagnose_run(
             for semantics, batch_targets in targets_by_semantics.items():
                 if batch_targets is not None:
                     samples = contributing_by_epsilon(
-                        objective, scores, batch_targets, epsilons, semantics=semantics
+                        objective,
+                        scores,
+                        batch_targets,
+                        epsilons,
+                        semantics=semantics,
+                        with_slope=with_slope,
                     )
                     for epsilon, by_direction in zip(epsilons, samples, strict=True):
                         measures[objective, semantics, epsilon].append(batch_measures(by_direction))
@@ -406,6 +416,7 @@ def diagnose_run(
         scores.shape[1],
         tuple(ContributionCount.from_batches(*key, rows) for key, rows in measures.items()),
         recipe.published,
+        with_slope,
     )
 
 
@@ -518,7 +529,8 @@ def render_diagnosis(diagnosis: ContributionAnalysis) -> str:
         curves = ThemedImage.draw(
             partial(plot_training_curves, [TrainingCurve(name, files.read_log())])
         )
-    epsilons = " ".join(f"--epsilon {epsilon:g}" for epsilon in diagnosis.epsilons)
+    options = [f"--epsilon {epsilon:g}" for epsilon in diagnosis.epsilons]
+    options += ["--with-slope"] if diagnosis.with_slope else []
     rows = []
     for count in diagnosis.counts:
         released = ", as in the released code" if count.semantics == "reference" else ""
@@ -538,7 +550,7 @@ def render_diagnosis(diagnosis: ContributionAnalysis) -> str:
         if len(diagnosis.epsilons) > 1
         else None,
         curves=curves,
-        command=f"{shell_command()} diagnose {quote_argument(diagnosis.run)} --checkpoint {diagnosis.checkpoint} {epsilons}",
+        command=f"{shell_command()} diagnose {quote_argument(diagnosis.run)} --checkpoint {diagnosis.checkpoint} {' '.join(options)}",
     )
 
 

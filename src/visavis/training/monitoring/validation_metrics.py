@@ -1,8 +1,8 @@
 """Validation metrics besides recall: losses, similarities, gradients, and health metrics such as
 hubness and collapse.
 
-Similarities and shares of queries with a gradient are the curves of figures 3 and 4 of the Unified
-paper.
+Losses and similarities are curves of figures 3 (a) and 4 of the Unified paper. Shares of queries with
+a gradient are not in the paper.
 """
 
 from __future__ import annotations
