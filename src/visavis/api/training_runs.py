@@ -667,6 +667,9 @@ def reproduce(
 ) -> Reproduction:
     """Train the rows of a paper's table and compare the results with the published ones.
 
+    Rows that count contributing samples are diagnosed after their training. Rows of a pretrained
+    model are evaluated without training.
+
     Args:
         table: Table of a paper, such as goal/3, see visavis catalog recipes. Default: the table of
             --resume.

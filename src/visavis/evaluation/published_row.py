@@ -47,6 +47,7 @@ class PublishedRow:
         misprint: How the row contradicts itself.
         code_difference: How the released code counts differently from the paper's definition.
         not_trainable: Why the row cannot be trained here. Empty if it can.
+        pretrained: Model that the row evaluates without training, a name on the Hugging Face Hub.
     """
 
     paper: str
@@ -62,6 +63,7 @@ class PublishedRow:
     misprint: str = ""
     code_difference: str = ""
     not_trainable: str = ""
+    pretrained: str = ""
 
     @property
     def id(self) -> str:
