@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
+from dataclasses import replace
 
 import pytest
 
 import visavis
+from visavis.cli.experiment_tables import print_reproduction
 from visavis.core.errors import RecipeError, RunError
 from visavis.research.experiments.jobs import RunOutcome
 from visavis.research.experiments.reproduction import (
@@ -16,9 +19,10 @@ from visavis.research.experiments.reproduction import (
     select_rows,
     table_cells,
 )
-from visavis.training.recipes.files import read_recipe
-from visavis.training.recipes.published_tables import published_results
+from visavis.training.recipes.files import paper_figures, read_recipe
+from visavis.training.recipes.published_tables import figure_curves, published_results
 from visavis.training.recipes.recipe import build_recipe
+from visavis.training.runs.run_folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -253,10 +257,86 @@ def test_reproduce_reports_missing_pretrained_models(recipe, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.fixture(scope="module")
+def figure(recipe, tmp_path_factory):
+    """Figure 3 of Unified, two seeds."""
+    out = tmp_path_factory.mktemp("figure") / "unified"
+    return visavis.reproduce(
+        "unified/figure-3", base_recipe=str(recipe), seeds=2, out=out, workers=1
+    )
+
+
+def test_figure_has_the_means_of_the_logs(figure):
+    names = ["triplet-hn", "vlc", "unified"]
+    assert list(figure.outcomes) == [f"unified/figure-3/{name}" for name in names]
+    for curve, runs in figure.outcomes.items():
+        logs = [RunFolder(run.folder).read_log() for run in runs]
+        points = [point for point in figure.points if point.curve == curve]
+        assert [point.step for point in points] == [record["step"] for record in logs[0]]
+        assert (points[0].step, points[0].loss) == (0, 1.0)
+        last = points[-1]
+        records = [log[-1] for log in logs]
+        assert last.rsum == pytest.approx(statistics.mean(record["rsum"] for record in records))
+        assert last.loss == pytest.approx(
+            statistics.mean(log[-1]["val"]["loss"] / log[0]["val"]["loss"] for log in logs)
+        )
+        assert last.positive == pytest.approx(
+            statistics.mean(record["similarity"]["positive_mean"] for record in records)
+        )
+        assert last.hardest == pytest.approx(
+            statistics.mean(
+                record["similarity"][f"hardest_{way}_mean"]
+                for record in records
+                for way in ("i2t", "t2i")
+            )
+        )
+    written = json.loads((figure.folder / "reproduction.json").read_text())
+    assert len(written["points"]) == len(figure.points)
+    assert (figure.folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert "MS-COCO" not in figure.substitution and "Flickr30K" in figure.substitution
+
+
+def test_figure_prints_ten_points_of_each_curve(figure, capsys):
+    points = [replace(figure.points[0], epoch=epoch) for epoch in range(31)]
+    long = replace(figure, outcomes={points[0].curve: []})
+    vars(long)["points"] = points
+    assert [line[1] for line in long.lines()[1:]] == [
+        "0", "3", "7", "10", "13", "17", "20", "23", "27", "30"
+    ]  # fmt: skip
+    print_reproduction(figure)
+    printed = capsys.readouterr().out
+    assert re.search(r"objective +epoch +loss, untrained = 1 +RSUM", printed)
+    assert re.search(r"TripletHN +0 +1\.000 ", printed)
+    assert "unified/figure-3/vlc: not reported: gamma of VLC" in printed
+
+
+def test_figure_of_similarities_is_resumed(recipe, tmp_path):
+    """The runs of figure 4 are those of figure 3. An interrupted figure is continued."""
+    made = visavis.reproduce(
+        "unified/figure-4", rows="vlc", base_recipe=str(recipe), out=tmp_path / "out", workers=1
+    )
+    for name in ("reproduction.json", "reproduction.md", "figure.png"):
+        (made.folder / name).unlink()
+    again = visavis.reproduce(resume=made.folder, workers=1)
+    assert again.points == made.points
+    assert again.lines()[0] == ["objective", "epoch", "positive pairs", "hardest negatives"]
+    assert (made.folder / "figure.png").exists()
+
+
+@pytest.mark.parametrize("figure", paper_figures())
+def test_figure_curves_are_recipes(figure):
+    curves = [row for row in figure_curves().values() if row.id.startswith(f"{figure}/")]
+    objectives = [read_recipe(row.id).phases[-1].objective for row in curves]
+    assert [type(objective).__name__ for objective in objectives] == ["TripletHN", "VLC", "Unified"]
+    listed = [entry["name"] for entry in visavis.catalog("recipes")["recipes"]]
+    assert {row.id for row in curves} <= {*listed}
+    assert not any(row.values for row in curves)
+
+
 @pytest.mark.parametrize(
     ("table", "patterns", "message"),
     [
-        ("goal/9", [], "goal/9 is not a table of a paper: did you mean goal/"),
+        ("goal/9", [], "goal/9 is not a table or figure of a paper: did you mean goal/"),
         (
             "goal/3",
             ["r152-con-cor"],

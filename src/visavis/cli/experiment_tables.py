@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from visavis.evaluation.graded.human_agreement import HumanAgreement, RankCorrelation
     from visavis.evaluation.graded.ranked_lists import RankedListComparison
     from visavis.research.experiments.comparison_result import Comparison
+    from visavis.research.experiments.reproduced_figure import ReproducedFigure
     from visavis.research.experiments.reproduction import Reproduction
 
 
@@ -38,14 +39,23 @@ def print_comparison(comparison: Comparison) -> None:
         print_line(text)
 
 
-def print_reproduction(reproduction: Reproduction) -> None:
-    """Print published and reached results for each row of a table.
+def print_reproduction(reproduction: Reproduction | ReproducedFigure) -> None:
+    """Print published and reached results for each row of a table, or the points of a figure.
 
     Args:
         reproduction: Finished reproduction.
     """
+    from visavis.research.experiments.reproduced_figure import ReproducedFigure
     from visavis.research.experiments.reproduction import table_cells
 
+    if isinstance(reproduction, ReproducedFigure):
+        head, *lines = reproduction.lines()
+        if reproduction.substitution:
+            print_line(f"{reproduction.substitution}\n")
+        print_table(head, lines)
+        for text in (*reproduction.remarks, f"Figure: {reproduction.folder / 'figure.png'}"):
+            print_line(text)
+        return
     if reproduction.base:
         print_line(f"{reproduction.substitution}\n")
     print_table(

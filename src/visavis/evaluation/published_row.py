@@ -29,11 +29,11 @@ number.
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """One row of a table of a paper.
+    """One row of a table of a paper, or one curve of a figure, which has no values.
 
     Attributes:
         paper: Key of the paper.
-        table: Number of the table.
+        table: Number of the table, or ``figure-NUMBER``.
         row: Key of the row.
         source: Citation of the paper.
         protocol: Protocol of the measurement. Empty where the row counts a training (see ``visavis
@@ -51,7 +51,7 @@ class PublishedRow:
     """
 
     paper: str
-    table: int
+    table: int | str
     row: str
     source: str
     protocol: str

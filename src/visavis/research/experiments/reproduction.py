@@ -1,6 +1,6 @@
 """Reproduction of a paper's table: each row is a setting of an experiment, compared with its
-published values. Rows that count contributing samples are diagnosed after their training, and rows
-of a pretrained model are evaluated without one.
+published values. Rows that count contributing samples are diagnosed after their training, rows of a
+pretrained model are evaluated without one, and curves of a figure are plotted.
 
 The folder is that of a comparison, with ``table.json`` (the setting of each row) and the results
 ``reproduction.json`` and ``reproduction.md``.
@@ -35,6 +35,7 @@ from visavis.research.experiments.jobs import (
     read_outcome,
     with_contributions,
 )
+from visavis.research.experiments.reproduced_figure import ReproducedFigure, plot_figure
 from visavis.research.experiments.results_table import MeasurementConditions
 from visavis.research.experiments.run_comparison import (
     ExperimentPlan,
@@ -47,8 +48,13 @@ from visavis.research.experiments.run_comparison import (
     train_runs,
 )
 from visavis.training.recipes.features import check_data_exists
-from visavis.training.recipes.files import paper_tables, read_recipe, read_recipe_file
-from visavis.training.recipes.published_tables import published_results
+from visavis.training.recipes.files import (
+    paper_figures,
+    paper_tables,
+    read_recipe,
+    read_recipe_file,
+)
+from visavis.training.recipes.published_tables import figure_curves, published_results
 from visavis.training.recipes.recipe import Recipe, build_recipe
 from visavis.training.runs.evaluate_runs import evaluate_runs
 from visavis.training.runs.open_run import with_absolute_paths
@@ -152,15 +158,7 @@ class Reproduction(NotebookTable):
     @property
     def substitution(self) -> str:
         """Difference from the setting of the paper. "": none."""
-        if not self.base:
-            return ""
-        data = [_row_content(row)["data"] for row in self.published.values()]
-        required = dict.fromkeys(each.get("requires") or each["path"] for each in data)
-        return (
-            "Not the setting of the paper: the objective and supervision of each row on "
-            f"{self.base}, instead of {', '.join(required)}. "
-            "Values are not comparable, but their order may be."
-        )
+        return _substitution(self.base, self.published.values())
 
     @property
     def values(self) -> list[ReproducedValue]:
@@ -383,6 +381,19 @@ def _counting_rules(seeds: int) -> str:
     )
 
 
+def _substitution(base: str, rows: Iterable[PublishedRow]) -> str:
+    """Difference from the setting of the paper. "": none."""
+    if not base:
+        return ""
+    data = [_row_content(row)["data"] for row in rows]
+    required = dict.fromkeys(each.get("requires") or each["path"] for each in data)
+    return (
+        "Not the setting of the paper: the objective and supervision of each row on "
+        f"{base}, instead of {', '.join(required)}. "
+        "Values are not comparable, but their order may be."
+    )
+
+
 def _first_of_each(rows: Iterable[PublishedRow], annotation: str) -> list[PublishedRow]:
     """The first row with each text of an annotation."""
     first: dict[str, PublishedRow] = {}
@@ -435,11 +446,11 @@ def start_reproduction(
     out: Path | None,
     workers: Workers,
     progress: Progress,
-) -> Reproduction:
-    """Reproduce rows of a table in a new folder.
+) -> Reproduction | ReproducedFigure:
+    """Reproduce rows of a table, or curves of a figure, in a new folder.
 
     Args:
-        table: Id of the table, ``PAPER/NUMBER``.
+        table: Id of the table, ``PAPER/NUMBER``, or of the figure, ``PAPER/figure-NUMBER``.
         patterns: Patterns of row names, such as ``r152-*``. Empty: all rows.
         base: Recipe that replaces those of the rows. "": their own.
         overrides: Values by dotted key.
@@ -502,7 +513,7 @@ def start_reproduction(
 
 def resume_reproduction(
     folder: Path, seeds: int | None, workers: Workers, progress: Progress
-) -> Reproduction:
+) -> Reproduction | ReproducedFigure:
     """Resume the reproduction of a table, with more seeds if given.
 
     Args:
@@ -529,7 +540,7 @@ def select_rows(table: str, patterns: Sequence[str] = ()) -> list[PublishedRow]:
     """Select rows of a table.
 
     Args:
-        table: Id of the table, ``PAPER/NUMBER``.
+        table: Id of the table, ``PAPER/NUMBER``, or of the figure, ``PAPER/figure-NUMBER``.
         patterns: Patterns of row names, such as ``r152-*``. Empty: all rows.
 
     Returns:
@@ -538,10 +549,12 @@ def select_rows(table: str, patterns: Sequence[str] = ()) -> list[PublishedRow]:
     Raises:
         RecipeError: If the table does not exist, or a pattern matches no row.
     """
-    rows = [row for row in published_results().values() if f"{row.paper}/{row.table}" == table]
+    all_rows = published_results() | figure_curves()
+    rows = [row for row in all_rows.values() if f"{row.paper}/{row.table}" == table]
     problem = ""
-    if table not in paper_tables():
-        problem = f"{table} is not a table of a paper: {suggest_name(table, paper_tables())}"
+    tables = [*paper_tables(), *paper_figures()]
+    if table not in tables:
+        problem = f"{table} is not a table or figure of a paper: {suggest_name(table, tables)}"
     else:
         names = [row.row for row in rows]
         for pattern in patterns:
@@ -610,13 +623,14 @@ def _run(
     reproduction: ReproductionPlan,
     workers: Workers,
     progress: Progress,
-) -> Reproduction:
+) -> Reproduction | ReproducedFigure:
     """Train the missing runs, evaluate pretrained models, and write the results."""
     outcomes = list[RunOutcome]()
     if plan.settings:
         with experiment_workers(folder, plan, workers, progress) as run_jobs:
             outcomes = train_runs(folder, plan, run_jobs, progress)
-    if any(not published_results()[row_id].protocol for row_id in reproduction.rows):
+    rows = select_rows(reproduction.table)
+    if not rows[0].protocol:
         outcomes = [with_contributions(outcome, progress) for outcome in outcomes]
     runs = {
         row_id: [run for run in outcomes if run.setting == name]
@@ -624,7 +638,15 @@ def _run(
         else [_evaluate_pretrained(folder, row_id, reproduction.pretrained[row_id], progress)]
         for row_id, name in reproduction.rows.items()
     }
-    result = Reproduction(folder, reproduction.table, reproduction.base, runs)
+    result: Reproduction | ReproducedFigure
+    if reproduction.table in paper_figures():
+        curves = {row.id: row for row in rows if row.id in runs}
+        substitution = _substitution(reproduction.base, curves.values())
+        plot = read_recipe_file(reproduction.table).table["plot"]
+        result = ReproducedFigure(folder, reproduction.table, plot, substitution, curves, runs)
+        storage.write_bytes(folder / "figure.png", plot_figure(result))
+    else:
+        result = Reproduction(folder, reproduction.table, reproduction.base, runs)
     storage.write_json(folder / "reproduction.json", result.to_json())
     storage.write_text(folder / "reproduction.md", result.markdown())
     return result
