@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -117,9 +117,7 @@ class GradedSupervision(Supervision):
             **positions,
         )
 
-    def _annotations(
-        self, relevance: BlockFunction, positive: BlockFunction
-    ) -> dict[str, BlockFunction]:
+    def _annotations(self, relevance: BlockFunction, positive: BlockFunction) -> dict[str, Any]:
         """Annotations of a batch, from functions of positions in the data set: the relevance, and
         which pairs are positive.
         """
@@ -149,6 +147,7 @@ class RelevanceWeights(GradedSupervision):
     up or down, because eq. 24 multiplies scores.
 
     Attributes:
+        scale: See `GradedSupervision`.
         strength: Difference between the weights of negatives with relevance 0 and 1, from 0 to 2.
 
     Source:
@@ -162,9 +161,7 @@ class RelevanceWeights(GradedSupervision):
         super().__post_init__()
         require_field(0 <= self.strength <= 2, self, "strength", "a number from 0 to 2")
 
-    def _annotations(
-        self, relevance: BlockFunction, positive: BlockFunction
-    ) -> dict[str, BlockFunction]:
+    def _annotations(self, relevance: BlockFunction, positive: BlockFunction) -> dict[str, Any]:
         """Weights by relevance."""
 
         def weight(rows: Tensor, columns: Tensor) -> Tensor:
@@ -197,9 +194,7 @@ class RelevanceMargins(GradedSupervision):
         super().__post_init__()
         require_field(self.margin > 0, self, "margin", "a number above 0")
 
-    def _annotations(
-        self, relevance: BlockFunction, positive: BlockFunction
-    ) -> dict[str, BlockFunction]:
+    def _annotations(self, relevance: BlockFunction, positive: BlockFunction) -> dict[str, Any]:
         """Margins by relevance."""
 
         def margin(rows: Tensor, columns: Tensor) -> Tensor:
