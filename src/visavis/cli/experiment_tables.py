@@ -154,6 +154,22 @@ def print_coherence(result: RankedListComparison) -> None:
         f"{result.estimator!r}. "
         "CS: coherence score of the whole list."
     )
+    rows = []
+    for index, ranker in enumerate(result.rankers):
+        cells = []
+        for statistics in (result.statistics[direction][index] for direction in DIRECTION_ORDER):
+            for mean in (statistics.no_match, statistics.no_match_difference):
+                is_first = index == 0 and mean is statistics.no_match_difference
+                cells.append("" if is_first else f"{mean.mean:.3f}±{mean.half_width:.3f}")
+        rows.append([ranker.name, *cells])
+    first = f"minus {result.rankers[0].name}"
+    columns = [each for way in DIRECTION_ORDER for each in (DIRECTIONS[way], first)]
+    print_line("")
+    print_table(("without a match, nDCG@10", *columns), rows)
+    print_line(
+        "Order by relevance where the query's own items are not among the candidates (long-tail "
+        "queries)."
+    )
     print_line(f"Report: {result.folder / 'report.html'}")
 
 
