@@ -9,6 +9,8 @@ quantiles for Ladder, whose thresholds are quantiles, and for GradedVLC. Printed
 
 - RSUM, and CS@K over the first captions of the images, by the relevance values of the training and
   by others
+- nDCG@10 of long-tail queries over the first captions, by the same relevance values: the query's own
+  item is not among the candidates
 - on Flickr8k, Kendall's tau-b with the mean rating of three experts and with the crowd's share of
   yes
 - on scenes, nDCG@10 of the long tail: queries with combinations of shape and color, or of two
@@ -47,6 +49,7 @@ from visavis.data.synthetic import (
 )
 from visavis.evaluation.graded import CBoW, RelevanceEstimator, SceneRelevance, SentenceModel
 from visavis.evaluation.graded.human_agreement import rank_correlations, read_flickr8k_judgments
+from visavis.evaluation.graded.ranked_lists import ndcg_without_match
 from visavis.evaluation.metrics import coherent_scores, ndcg_at
 from visavis.training.recipes.files import read_recipe
 from visavis.training.runs.open_run import open_run, read_run_recipe, with_absolute_paths
@@ -146,24 +149,27 @@ class Study:
 
 
 def coherence(data: Dataset, scores: Tensor, estimator: RelevanceEstimator) -> Measures:
-    """CS@100 and CS@1000 in both directions over the first captions: means over the queries for
-    which they are defined.
+    """CS@100, CS@1000 and nDCG@10 without a match, in both directions over the first captions: means
+    over the queries for which they are defined.
     """
     first = torch.tensor([captions[0] for captions in data.captions_of])
     relevance, scores = (
         estimator.for_dataset(data)(torch.arange(len(data.images)), first),
         scores[:, first],
     )
-    return {
-        f"CS@{k} {direction} {type(estimator).__name__}": float(
-            coherent_scores(direction_scores, direction_relevance, k=k).nanmean()
-        )
+    name = type(estimator).__name__
+    directions = {"i2t": (scores, relevance), "t2i": (scores.T, relevance.T)}
+    measures = {
+        f"CS@{k} {direction} {name}": float(coherent_scores(*values, k=k).nanmean())
         for k in (100, min(1000, len(first)))
-        for direction, direction_scores, direction_relevance in (
-            ("i2t", scores, relevance),
-            ("t2i", scores.T, relevance.T),
-        )
+        for direction, values in directions.items()
     }
+    own = torch.eye(len(first), dtype=torch.bool)
+    for direction, values in directions.items():
+        order = values[0].argsort(dim=1, descending=True, stable=True)
+        gains = ndcg_without_match(order, values[1], own)
+        measures[f"nDCG@10 {direction} without a match {name}"] = float(gains.nanmean())
+    return measures
 
 
 def train_once(recipe: str, overrides: dict[str, Any], folder: Path) -> Path:

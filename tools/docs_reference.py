@@ -17,7 +17,12 @@ import typer.cli
 
 import visavis
 from visavis.cli.commands import build_app
-from visavis.training.recipes.files import paper_tables, read_recipe_file, shipped_files
+from visavis.training.recipes.files import (
+    paper_figures,
+    paper_tables,
+    read_recipe_file,
+    shipped_files,
+)
 
 PROJECT = Path(__file__).resolve().parents[1]
 INTERNAL = {"cli", "api", "storage"}
@@ -190,7 +195,7 @@ def recipes() -> str:
             prose,
             table(("variant", "alias", "description"), variants),
         ]
-    files = {name: read_recipe_file(name) for name in paper_tables()}
+    files = {name: read_recipe_file(name) for name in paper_tables() | paper_figures()}
     rows = [
         (
             f"`{name}/ROW`",
@@ -201,7 +206,7 @@ def recipes() -> str:
         for name, file in files.items()
     ]
     parts += [
-        "## Tables of papers",
+        "## Tables and figures of papers",
         (
             "`visavis catalog recipes --paper PAPER` prints each row with its figures and "
             "requirements."

@@ -139,7 +139,7 @@ def test_feedback_stays_in_folder_and_covers_new_seeds(with_feedback, votes, tmp
     other.write_bytes(b"".join(votes.read_bytes().splitlines(keepends=True)[:3]))
     with pytest.raises(
         RunError,
-        match=r"01-.*-seed-1: expected the model, which feedback is evaluated with, got only its results",
+        match=r"01-.*-seed-1: expected the model, got only its results",
     ):
         visavis.compare(resume=folder, feedback=other, workers=1)
     assert (folder / "feedback.jsonl").read_bytes() == votes.read_bytes()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
+from dataclasses import replace
 
 import pytest
 
 import visavis
+from visavis.cli.experiment_tables import print_reproduction
 from visavis.core.errors import RecipeError, RunError
 from visavis.research.experiments.jobs import RunOutcome
 from visavis.research.experiments.reproduction import (
@@ -16,9 +19,10 @@ from visavis.research.experiments.reproduction import (
     select_rows,
     table_cells,
 )
-from visavis.training.recipes.files import read_recipe
-from visavis.training.recipes.published_tables import published_results
+from visavis.training.recipes.files import paper_figures, read_recipe
+from visavis.training.recipes.published_tables import figure_curves, published_results
 from visavis.training.recipes.recipe import build_recipe
+from visavis.training.runs.run_folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -153,16 +157,191 @@ def test_reproduction_rank_agreement_and_std_by_hand(tmp_path):
     assert table_cells(value)[-1].endswith(f" ({value.interval})")
 
 
+@pytest.fixture(scope="module")
+def counted(recipe, tmp_path_factory):
+    """Two rows of counts of contributing samples of COCOS."""
+    return visavis.reproduce(
+        "cocos/2",
+        rows="vse++-flickr30k-*",
+        base_recipe=str(recipe),
+        out=tmp_path_factory.mktemp("counted") / "cocos",
+        workers=1,
+    )
+
+
+def test_reproduce_counts_contributing_samples(counted):
+    """The counts are those of a diagnosis, by the definition and as the released code counts."""
+    row_id = "cocos/2/vse++-flickr30k-triplet"
+    [run] = counted.outcomes[row_id]
+    by_semantics = {count.semantics: count for count in visavis.diagnose(run.folder).counts}
+    values = [one for one in counted.values if one.row.id == row_id]
+    assert {one.semantics for one in values} == {"paper", "reference"}
+    for one in values:
+        count = by_semantics[one.semantics]
+        assert (one.reached, one.reached_std) == pytest.approx(
+            (count.mean[one.key], count.std[one.key])
+        )
+        assert one.published == published_results()[row_id].values[one.key][0]
+    hardest = [one for one in counted.values if one.row.row.endswith("triplet-hn")]
+    assert {one.semantics for one in hardest} == {"paper"}
+    assert {one.reached for one in hardest if one.key.endswith("per_moved")} == {1.0}
+    markdown = (counted.folder / "reproduction.md").read_text()
+    assert "text to image C^0, as the released code counts | 1.14 ± 1.22 |" in markdown
+    assert "contributing samples of one run" in markdown
+
+
+def test_reproduce_resume_keeps_counts(counted):
+    files = [*counted.folder.glob("runs/*/outcome.json")]
+    before = [file.stat().st_mtime_ns for file in files]
+    again = visavis.reproduce(resume=counted.folder, workers=1)
+    assert [one.to_json() for one in again.values] == [one.to_json() for one in counted.values]
+    assert len(files) == 2 and [file.stat().st_mtime_ns for file in files] == before
+
+
+def test_counts_of_several_runs_by_hand(tmp_path):
+    """Two runs of equally many batches: means 1 and 3, deviations 0 and 2 over batches."""
+    row_id, key = "cocos/2/vse++-coco-triplet-hn", "i2t_in_batch"
+    runs = [
+        RunOutcome("a", 1, tmp_path, contributions={"paper": {key: (1.0, 0.0)}}),
+        RunOutcome("a", 2, tmp_path, contributions={"paper": {key: (3.0, 2.0)}}),
+        RunOutcome("a", 3, tmp_path, failure="no memory"),
+    ]
+    values = Reproduction(tmp_path, "cocos/2", "", {row_id: runs}).values
+    [value] = [one for one in values if one.key == key]
+    # Batches of the first run: 1 and 1. Of the second: 1 and 5. Squared deviations from 2: 1, 1, 1, 9.
+    assert (value.reached, value.reached_std) == (2.0, pytest.approx(3**0.5))
+    assert {one.reached for one in values if one.key != key} == {None}
+
+
+def test_reproduce_evaluates_pretrained_rows(recipe, dual_encoders, tmp_path):
+    """The row of an untrained CLIP has the values of its evaluation, next to a trained row."""
+    clip = dual_encoders / "clip"
+    overrides = {
+        "visual.encoder": str(clip),
+        "text.encoder": str(clip),
+        "data.path": str(recipe.parent / "scenes"),
+        "training.batch_size": 16,
+        "epochs": 1,
+    }
+    made = visavis.reproduce(
+        "unified/2",
+        rows=["clip-flickr30k", "clip-flickr30k-unified"],
+        base_recipe="clip/linear",
+        overrides=overrides,
+        out=tmp_path / "out",
+        workers=1,
+    )
+    assert list(made.outcomes) == ["unified/2/clip-flickr30k", "unified/2/clip-flickr30k-unified"]
+    [untrained] = made.outcomes["unified/2/clip-flickr30k"]
+    expected = visavis.evaluate(clip, data=recipe.parent / "scenes")
+    assert untrained.metrics == expected.all_metrics
+    assert untrained.metrics != made.outcomes["unified/2/clip-flickr30k-unified"][0].metrics
+    assert f"clip-flickr30k: {clip}, evaluated without training." in made.remarks
+    again = visavis.reproduce(resume=tmp_path / "out", workers=1)
+    assert [one.to_json() for one in again.values] == [one.to_json() for one in made.values]
+
+
+def test_reproduce_reports_missing_pretrained_models(recipe, tmp_path):
+    """A model that cannot be loaded is a failed row. Missing data is an error before any run."""
+    base = {"base_recipe": str(recipe), "out": tmp_path / "out", "workers": 1}
+    made = visavis.reproduce("unified/2", rows="clip-coco", **base)
+    assert [one.reached for one in made.values] == [None] * 7
+    assert any("openai/clip-vit-large-patch14-336" in text for text in made.remarks)
+    with pytest.raises(visavis.VisavisError, match="MS-COCO with its images"):
+        visavis.reproduce(
+            "unified/2",
+            rows="clip-coco",
+            overrides={"data.path": str(tmp_path / "none"), "epochs": 1},
+            out=tmp_path / "other",
+        )
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.fixture(scope="module")
+def figure(recipe, tmp_path_factory):
+    """Figure 3 of Unified, two seeds."""
+    out = tmp_path_factory.mktemp("figure") / "unified"
+    return visavis.reproduce(
+        "unified/figure-3", base_recipe=str(recipe), seeds=2, out=out, workers=1
+    )
+
+
+def test_figure_has_the_means_of_the_logs(figure):
+    names = ["triplet-hn", "vlc", "unified"]
+    assert list(figure.outcomes) == [f"unified/figure-3/{name}" for name in names]
+    for curve, runs in figure.outcomes.items():
+        logs = [RunFolder(run.folder).read_log() for run in runs]
+        points = [point for point in figure.points if point.curve == curve]
+        assert [point.step for point in points] == [record["step"] for record in logs[0]]
+        assert (points[0].step, points[0].loss) == (0, 1.0)
+        last = points[-1]
+        records = [log[-1] for log in logs]
+        assert last.rsum == pytest.approx(statistics.mean(record["rsum"] for record in records))
+        assert last.loss == pytest.approx(
+            statistics.mean(log[-1]["val"]["loss"] / log[0]["val"]["loss"] for log in logs)
+        )
+        assert last.positive == pytest.approx(
+            statistics.mean(record["similarity"]["positive_mean"] for record in records)
+        )
+        assert last.hardest == pytest.approx(
+            statistics.mean(
+                record["similarity"][f"hardest_{way}_mean"]
+                for record in records
+                for way in ("i2t", "t2i")
+            )
+        )
+    written = json.loads((figure.folder / "reproduction.json").read_text())
+    assert len(written["points"]) == len(figure.points)
+    assert (figure.folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert "MS-COCO" not in figure.substitution and "Flickr30K" in figure.substitution
+
+
+def test_figure_prints_ten_points_of_each_curve(figure, capsys):
+    points = [replace(figure.points[0], epoch=epoch) for epoch in range(31)]
+    long = replace(figure, outcomes={points[0].curve: []})
+    vars(long)["points"] = points
+    assert [line[1] for line in long.lines()[1:]] == [
+        "0", "3", "7", "10", "13", "17", "20", "23", "27", "30"
+    ]  # fmt: skip
+    print_reproduction(figure)
+    printed = capsys.readouterr().out
+    assert re.search(r"objective +epoch +loss, untrained = 1 +RSUM", printed)
+    assert re.search(r"TripletHN +0 +1\.000 ", printed)
+    assert "unified/figure-3/vlc: not reported: gamma of VLC" in printed
+
+
+def test_figure_of_similarities_is_resumed(recipe, tmp_path):
+    """The runs of figure 4 are those of figure 3. An interrupted figure is continued."""
+    made = visavis.reproduce(
+        "unified/figure-4", rows="vlc", base_recipe=str(recipe), out=tmp_path / "out", workers=1
+    )
+    for name in ("reproduction.json", "reproduction.md", "figure.png"):
+        (made.folder / name).unlink()
+    again = visavis.reproduce(resume=made.folder, workers=1)
+    assert again.points == made.points
+    assert again.lines()[0] == ["objective", "epoch", "positive pairs", "hardest negatives"]
+    assert (made.folder / "figure.png").exists()
+
+
+@pytest.mark.parametrize("figure", paper_figures())
+def test_figure_curves_are_recipes(figure):
+    curves = [row for row in figure_curves().values() if row.id.startswith(f"{figure}/")]
+    objectives = [read_recipe(row.id).phases[-1].objective for row in curves]
+    assert [type(objective).__name__ for objective in objectives] == ["TripletHN", "VLC", "Unified"]
+    listed = [entry["name"] for entry in visavis.catalog("recipes")["recipes"]]
+    assert {row.id for row in curves} <= {*listed}
+    assert not any(row.values for row in curves)
+
+
 @pytest.mark.parametrize(
     ("table", "patterns", "message"),
     [
-        ("goal/9", [], "goal/9 is not a table of a paper: did you mean goal/"),
+        ("goal/9", [], "goal/9 is not a table or figure of a paper: did you mean goal/"),
         (
             "goal/3",
             ["r152-con-cor"],
             "goal/3: no row matches r152-con-cor: did you mean r152-con-con",
         ),
-        ("cocos/2", [], "expected a table that measures models"),
     ],
 )
 def test_select_rows_rejects_unknown_tables_and_rows(table, patterns, message):

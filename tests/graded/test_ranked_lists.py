@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import math
+import operator
 import re
+import statistics
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -31,6 +33,7 @@ from visavis.evaluation.graded.ranked_lists import (
     RelevanceBands,
     choose_queries,
     measure_lists,
+    ndcg_without_match,
     query_lists,
 )
 from visavis.research.reports import coherence_report as page
@@ -166,6 +169,43 @@ def test_list_statistics_match_hand_values():
         [FALSE], ESTIMATOR, ESTIMATOR.for_dataset(four()), four(), RelevanceBands(), 3, NoProgress()
     )["t2i"]
     assert three.irrelevant.mean == 2
+
+
+def test_ndcg_without_match_by_hand():
+    """Without the positive, the gains of the others count: 0.5 first instead of 0.8."""
+    relevance = torch.tensor([[1.0, 0.5, 0.8, 0.0]])
+    positive = torch.tensor([[True, False, False, False]])
+    found = ndcg_without_match(torch.tensor([[0, 1, 2, 3]]), relevance, positive, k=2)
+    discount = 1 / math.log2(3)
+    expected = (0.5 + 0.8 * discount) / (0.8 + 0.5 * discount)
+    assert found.tolist() == [pytest.approx(expected)]
+    # The place of the positive changes nothing.
+    last = ndcg_without_match(torch.tensor([[1, 2, 3, 0]]), relevance, positive, k=2)
+    assert last.tolist() == found.tolist()
+
+
+def test_list_statistics_remove_own_items():
+    """The true order is perfect, the false one is the worst, and own items are not counted."""
+    for way in ("t2i", "i2t"):
+        true, false = measure_lists(
+            [TRUE, FALSE],
+            ESTIMATOR,
+            ESTIMATOR.for_dataset(four()),
+            four(),
+            RelevanceBands(),
+            2,
+            NoProgress(),
+        )[way]
+        matrix = RELEVANCE.T if way == "t2i" else RELEVANCE
+        gains = []
+        for query in range(4):
+            others = sorted(matrix[query, [i for i in range(4) if i != query]].tolist())
+            discounts = [1 / math.log2(place + 2) for place in range(3)]
+            worst = sum(map(operator.mul, others, discounts))
+            gains.append(worst / sum(map(operator.mul, others[::-1], discounts)))
+        assert true.no_match.mean == pytest.approx(1)
+        assert false.no_match.mean == pytest.approx(statistics.mean(gains))
+        assert false.no_match_difference.mean == pytest.approx(statistics.mean(gains) - 1)
 
 
 def test_list_statistics_count_queries_with_equal_relevance():

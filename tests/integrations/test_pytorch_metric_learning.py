@@ -6,7 +6,7 @@ from tests.matching import mentions
 from torch.nn.functional import normalize
 
 from visavis import PairLoss, Targets
-from visavis.core.errors import ShapeError, SpecError, VisavisError
+from visavis.core.errors import MissingSupervision, ShapeError, SpecError, VisavisError
 from visavis.integrations.pytorch_metric_learning import (
     CrossBatchMemory,
     MetricLoss,
@@ -16,6 +16,7 @@ from visavis.losses.pair_loss import cosine
 from visavis.objectives import (
     VLC,
     InfoNCE,
+    Ladder,
     MultiSimilarity,
     NTXent,
     Sigmoid,
@@ -85,6 +86,45 @@ def test_metric_loss_compares_with_references(objective):
         gradient.abs().max() > 0
         for gradient in torch.autograd.grad(value, (embeddings, references))
     )
+
+
+def test_metric_loss_orders_items_by_relevance():
+    """Ladder for one modality: the relevance of items to items, without the pair of an item and
+    itself.
+    """
+    ladder = Ladder(margins=(1.5, 0.5), thresholds=(0.4,), betas=(1.0, 0.5))
+    embeddings, relevance = random_items(), torch.rand(6, 6, dtype=torch.float64)
+    value = MetricLoss(ladder)(embeddings, LABELS, relevance=relevance)
+    targets = Targets(
+        query_ids=LABELS, candidate_ids=LABELS, ignore=torch.eye(6), relevance=relevance
+    )
+    assert_close(value, ladder(cosine(embeddings, embeddings), targets))
+    by_function = MetricLoss(ladder)(
+        embeddings, LABELS, relevance=lambda rows, columns: relevance[rows][:, columns]
+    )
+    assert_close(by_function, value)
+    one_level = MetricLoss(Ladder(margins=(1.5,), thresholds=(), betas=(1.0,)))
+    assert not torch.isclose(value, one_level(embeddings, LABELS))
+
+
+def test_metric_loss_takes_relevance_of_references():
+    ladder, labels = Ladder(thresholds=(0.4,), margins=(0.9, 0.5), betas=(1, 1)), torch.arange(6)
+    embeddings, references = random_items(), random_items()
+    relevance = torch.rand(6, 6, dtype=torch.float64)
+    value = MetricLoss(ladder)(
+        embeddings, labels, ref_emb=references, ref_labels=labels, relevance=relevance
+    )
+    assert_close(
+        value, ladder(cosine(embeddings, references), Targets.paired(6, relevance=relevance))
+    )
+
+
+def test_metric_loss_rejects_relevance_of_other_shape():
+    loss, embeddings = MetricLoss(Ladder()), random_items()
+    with pytest.raises(ShapeError, match=mentions("relevance", "[6, 6]", "[6, 4]")):
+        loss(embeddings, LABELS, relevance=torch.rand(6, 4))
+    with pytest.raises(MissingSupervision, match="Ladder: expected relevance"):
+        loss(embeddings, LABELS)
 
 
 def test_metric_loss_keeps_pairs_of_equal_labels_with_references():

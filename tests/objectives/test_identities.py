@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from visavis import Targets
 from visavis.core.errors import MissingSupervision
 from visavis.objectives import (
+    NCR,
     RSP,
     SSP,
     VLC,
@@ -138,6 +139,27 @@ def test_given_margins_replace_objective_margin(kind):
     assert_close(
         kind(margin=0.9)(scores, given_margins), kind(margin=0.3)(scores, Targets.paired(6))
     )
+
+
+def test_unified_pair_margins_match_anchor_margins():
+    """Equal margins of the negatives of an anchor are the margin of the anchor, in one direction."""
+    scores, margins = cosines(6), torch.rand(6, dtype=torch.float64)
+    of_anchors = Targets.paired(6, query_margin=margins, candidate_margin=margins)
+    of_pairs = Targets.paired(6, pair_margin=margins[:, None].expand(6, 6))
+    assert_close(
+        Unified(gamma=5).one_way(scores, of_pairs), Unified(gamma=5).one_way(scores, of_anchors)
+    )
+    both = Targets.paired(
+        6, query_margin=margins, candidate_margin=margins, pair_margin=torch.rand(6, 6)
+    )
+    assert_close(Unified(gamma=5)(scores, both), Unified(gamma=5)(scores, of_anchors))
+
+
+def test_unified_with_pair_margins_approaches_ncr():
+    scores, margins = cosines(6), torch.rand(6, 6, dtype=torch.float64)
+    targets = Targets.paired(6, pair_margin=margins)
+    difference = Unified(gamma=1e4)(scores, targets) - NCR()(scores, targets)
+    assert 0 <= difference.item() <= 2 * 6 * math.log(6) / 1e4
 
 
 @pairwise(side=["query_margin", "candidate_margin"], kind=WITH_MARGINS)

@@ -15,7 +15,12 @@ from visavis.data.synthetic import SceneGraphs
 from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
 from visavis.evaluation.graded import CBoW
 from visavis.models import CATALOG
-from visavis.training.supervision import GradedSupervision, TrainingContext
+from visavis.training.supervision import (
+    GradedSupervision,
+    RelevanceMargins,
+    RelevanceWeights,
+    TrainingContext,
+)
 
 RECIPE = """
 name = "tiny"
@@ -241,6 +246,73 @@ def test_graded_targets_by_position_keep_relevance(scenes):
     assert torch.equal(by_position.positive, torch.eye(40, dtype=torch.bool))
     assert by_ids.positive.sum() > 40
     assert torch.equal(by_position.pairwise("relevance"), by_ids.pairwise("relevance"))
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [BatchSchedule(batch_size=20), BatchSchedule(batch_size=20, captions_per_image=2)],
+    ids=["pairs", "several captions"],
+)
+@pytest.mark.parametrize("scale", ["relevance", "quantile"])
+def test_weights_and_margins_follow_relevance(scale, plan, scenes):
+    options = {"relevance": "SceneRelevance()", "scale": scale}
+    graded, weights, margins = (
+        graded_targets(kind(**options, **more), scenes, plan)[1]
+        for kind, more in (
+            (GradedSupervision, {}),
+            (RelevanceWeights, {"strength": 0.5}),
+            (RelevanceMargins, {"margin": 0.3}),
+        )
+    )
+    relevance = graded.pairwise("relevance")
+    weight = weights.pairwise("weight")
+    negative = ~weights.positive
+    assert torch.equal(weight[negative], (1 + 0.5 * (0.5 - relevance))[negative])
+    assert (weight[weights.positive] == 1).all() and weights.positive.any()
+    assert torch.equal(margins.pairwise("pair_margin"), 0.3 * (1 - relevance))
+    assert torch.equal(weights.T.pairwise("weight"), weight.T)
+    assert weights.relevance is None and margins.relevance is None
+
+
+def test_weights_by_position_spare_the_own_caption_only(scenes):
+    """Other captions of the image are negatives, so they have a weight by their relevance."""
+    supervision = RelevanceWeights(relevance="SceneRelevance()", by="position")
+    targets = graded_targets(supervision, scenes, BatchSchedule(batch_size=40))[1]
+    is_one = targets.pairwise("weight") == 1
+    assert is_one.diagonal().all() and is_one.sum() < 40 + 40 * 39 / 2
+
+
+def test_quantile_weights_average_one(scenes):
+    """Eq. 24 multiplies scores, so weights with another mean move all scores."""
+    supervision = RelevanceWeights(relevance="SceneRelevance()", strength=1.0)
+    targets = graded_targets(supervision, scenes, BatchSchedule(batch_size=200))[1]
+    weight = targets.pairwise("weight")[targets.negative]
+    assert weight.mean().item() == pytest.approx(1, abs=0.05)
+    assert weight.std() > 0.2
+
+
+@pytest.mark.parametrize(
+    "supervision",
+    [
+        "RelevanceWeights(relevance='SceneRelevance()')",
+        "RelevanceMargins(relevance='SceneRelevance()')",
+    ],
+)
+def test_weights_and_margins_change_unified(supervision, recipe, scenes, tmp_path):
+    """A run records its supervision, and its loss differs from that of plain pairs."""
+    overrides = {"training.batch_size": 32, "phases.1.epochs": 1}
+    losses = []
+    for name in (supervision, "PairSupervision()"):
+        out = tmp_path / name.partition("(")[0]
+        visavis.train(recipe("Unified(gamma=20)", name), data=scenes, out=out, overrides=overrides)
+        losses.append(
+            json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["val"]["loss"]
+        )
+    assert losses[0] != pytest.approx(losses[1], rel=1e-4)
+    assert (
+        supervision.partition("(")[0]
+        in (out.parent / supervision.partition("(")[0] / "run.toml").read_text()
+    )
 
 
 def test_graded_targets_use_paired_caption(scenes, vectors):

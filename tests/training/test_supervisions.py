@@ -181,7 +181,7 @@ def test_missing_annotations_are_rejected_before_training(
     }
     with pytest.raises(
         MissingSupervision,
-        match=rf"^phases\.{number}: \w+: expected {needed}.* or train with \w+Supervision\.$",
+        match=rf"^phases\.{number}: \w+: expected {needed}.* or train with \w+Supervision( or RelevanceMargins)?\.$",
     ):
         visavis.train(
             recipes / "AOQ.toml", data="nowhere", out=tmp_path / "runs" / "run", overrides=phase
@@ -204,6 +204,9 @@ def test_missing_annotations_are_rejected_before_training(
         *(
             ("Ladder()", "GradedSupervision()"),
             ("Unified()", "LearnedWeights()"),
+            ("Unified()", "RelevanceWeights()"),
+            ("Unified()", "RelevanceMargins()"),
+            ("NCR()", "RelevanceMargins()"),
             ("TripletHN()", "OfflineNegativeSupervision()"),
             ("Unified()", "DistillationSupervision(teacher='big')"),
             ("Distillation()", "DistillationSupervision(teacher='big')"),
@@ -226,6 +229,8 @@ REPORTED = {
         "position",
         "(relevance='CBoW()', ",
     ),
+    "RelevanceWeights": ("(strength=0.1)", "ids", "(relevance='CBoW()', "),
+    "RelevanceMargins": ("(margin=0.3)", "ids", "(relevance='CBoW()', "),
     "OfflineNegativeSupervision": ("(size=20)", "ids", "(size=20, preselect=0)"),
     "MinedNegativeSupervision": (
         "(file='n.safetensors', per_query=3)",

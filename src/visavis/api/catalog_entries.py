@@ -126,7 +126,7 @@ def stores() -> list[CatalogEntry]:
 
 def recipes() -> list[CatalogEntry]:
     """Return every shipped recipe file as training resolves it, then every row of the papers'
-    tables.
+    tables and every curve of their figures.
     """
     from visavis.training.recipes.files import read_recipe_file, shipped_files
 
@@ -143,7 +143,8 @@ def recipes() -> list[CatalogEntry]:
 
 
 def table_rows(paper: str | None = None) -> list[CatalogEntry]:
-    """Return the rows of the papers' tables with published results, requirements and recipes.
+    """Return the rows of the papers' tables with published results, requirements and recipes, and
+    the curves of their figures.
 
     Args:
         paper: Paper whose rows are returned. Default: all papers.
@@ -154,8 +155,8 @@ def table_rows(paper: str | None = None) -> list[CatalogEntry]:
     Raises:
         VisavisError: If the paper has no tables.
     """
-    from visavis.training.recipes.files import paper_tables, read_recipe_file
-    from visavis.training.recipes.published_tables import published_results
+    from visavis.training.recipes.files import paper_figures, paper_tables, read_recipe_file
+    from visavis.training.recipes.published_tables import figure_curves, published_results
 
     papers = {name.partition("/")[0] for name in paper_tables()}
     if paper is not None and paper not in papers:
@@ -163,14 +164,15 @@ def table_rows(paper: str | None = None) -> list[CatalogEntry]:
             f"paper: expected a paper with tables, got {paper!r}: {suggest_name(paper, papers)}"
         )
     entries = []
-    for table in paper_tables():
+    rows = published_results() | figure_curves()
+    for table in paper_tables() | paper_figures():
         file = read_recipe_file(table)
         for name in (
             f"{table}/{variant}"
             for variant in file.variants
             if paper in (None, table.partition("/")[0])
         ):
-            row = published_results()[name]
+            row = rows[name]
             recipe = None if row.not_trainable else file.recipe(row.row, {}).to_dict()
             encoders = (
                 dict.fromkeys(recipe[side]["encoder"] for side in ("visual", "text"))

@@ -76,8 +76,8 @@ def coherence(
     memory: MemoryLimit = None,
     progress: Progress | None = None,
 ) -> RankedListComparison:
-    """Measure the ranking coherence of runs: ranked lists side by side, irrelevant items, and CS@K
-    against K.
+    """Measure the ranking coherence of runs: ranked lists side by side, irrelevant items, CS@K
+    against K, and the order of long-tail queries, which have no match.
 
     Args:
         runs: Run folder, or folder or hub name of a pretrained model.

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from visavis.evaluation.feedback.evaluate_feedback import FeedbackEvaluation
     from visavis.models.retriever import Retriever
     from visavis.research.experiments.comparison_result import Comparison
+    from visavis.research.experiments.reproduced_figure import ReproducedFigure
     from visavis.research.experiments.reproduction import Reproduction
     from visavis.training.runs.mine_negatives import MiningReport
     from visavis.training.training_plan import TrainingPlan
@@ -664,12 +665,16 @@ def reproduce(
     engine: Literal["local", "ray"] = "local",
     workers: int | None = None,
     progress: Progress | None = None,
-) -> Reproduction:
-    """Train the rows of a paper's table and compare the results with the published ones.
+) -> Reproduction | ReproducedFigure:
+    """Train the rows of a paper's table and compare the results with the published ones, or plot
+    the curves of a figure.
+
+    Rows that count contributing samples are diagnosed after their training. Rows of a pretrained
+    model are evaluated without training.
 
     Args:
-        table: Table of a paper, such as goal/3, see visavis catalog recipes. Default: the table of
-            --resume.
+        table: Table of a paper, such as goal/3, or figure, such as unified/figure-3, see visavis
+            catalog recipes. Default: the table of --resume.
         rows: Name of a row, or a pattern such as 'r152-con-*'. Default: all.
         base_recipe: Recipe for other data than the paper's, trained with each row's objective.
             Default: the rows' recipes.
@@ -682,7 +687,7 @@ def reproduce(
         progress: Receives the progress.
 
     Returns:
-        Published and reached results with their differences.
+        Published and reached results with their differences, or the points of the curves.
 
     Raises:
         DataError: If the data cannot be read.
@@ -693,6 +698,7 @@ def reproduce(
     Command line:
         ```sh
         visavis reproduce goal/3 --base-recipe heads-flickr8k --seeds 3
+        visavis reproduce unified/figure-3 --base-recipe heads-flickr8k
         ```
     """
     from visavis.research.experiments.jobs import Workers

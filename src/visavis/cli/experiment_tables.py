@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from visavis.evaluation.graded.human_agreement import HumanAgreement, RankCorrelation
     from visavis.evaluation.graded.ranked_lists import RankedListComparison
     from visavis.research.experiments.comparison_result import Comparison
+    from visavis.research.experiments.reproduced_figure import ReproducedFigure
     from visavis.research.experiments.reproduction import Reproduction
 
 
@@ -38,14 +39,23 @@ def print_comparison(comparison: Comparison) -> None:
         print_line(text)
 
 
-def print_reproduction(reproduction: Reproduction) -> None:
-    """Print published and reached results for each row of a table.
+def print_reproduction(reproduction: Reproduction | ReproducedFigure) -> None:
+    """Print published and reached results for each row of a table, or the points of a figure.
 
     Args:
         reproduction: Finished reproduction.
     """
+    from visavis.research.experiments.reproduced_figure import ReproducedFigure
     from visavis.research.experiments.reproduction import table_cells
 
+    if isinstance(reproduction, ReproducedFigure):
+        head, *lines = reproduction.lines()
+        if reproduction.substitution:
+            print_line(f"{reproduction.substitution}\n")
+        print_table(head, lines)
+        for text in (*reproduction.remarks, f"Figure: {reproduction.folder / 'figure.png'}"):
+            print_line(text)
+        return
     if reproduction.base:
         print_line(f"{reproduction.substitution}\n")
     print_table(
@@ -143,6 +153,22 @@ def print_coherence(result: RankedListComparison) -> None:
         f"relevant than {100 * result.bands.irrelevant_share:.4g} % of all candidates, by "
         f"{result.estimator!r}. "
         "CS: coherence score of the whole list."
+    )
+    rows = []
+    for index, ranker in enumerate(result.rankers):
+        cells = []
+        for statistics in (result.statistics[direction][index] for direction in DIRECTION_ORDER):
+            for mean in (statistics.no_match, statistics.no_match_difference):
+                is_first = index == 0 and mean is statistics.no_match_difference
+                cells.append("" if is_first else f"{mean.mean:.3f}±{mean.half_width:.3f}")
+        rows.append([ranker.name, *cells])
+    first = f"minus {result.rankers[0].name}"
+    columns = [each for way in DIRECTION_ORDER for each in (DIRECTIONS[way], first)]
+    print_line("")
+    print_table(("without a match, nDCG@10", *columns), rows)
+    print_line(
+        "Order by relevance where the query's own items are not among the candidates (long-tail "
+        "queries)."
     )
     print_line(f"Report: {result.folder / 'report.html'}")
 

@@ -307,7 +307,8 @@ def print_published_rows(rows: list[dict[str, Any]]) -> None:
         marks = [label for key, label in labels.items() if row[key]]
         packages = ", ".join([row["needs"].partition(",")[0], *row["encoders"]])
         needs = f"needs {packages}" if row["needs"] else f"no recipe: {row['not_trainable']}"
-        line = escape(f"{_format_results(row['published'])}  ({', '.join([*marks, needs])})")
+        results = _format_results(row["published"]) or "curve of a figure"
+        line = escape(f"{results}  ({', '.join([*marks, needs])})")
         print_markup(f"  [cyan]{escape(row['name'])}[/cyan]  {line}")
     for text in dict.fromkeys(row["substitutes"] for row in rows if row["substitutes"]):
         print_line(f"  With substitutes: {text}.")

@@ -29,11 +29,11 @@ number.
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """One row of a table of a paper.
+    """One row of a table of a paper, or one curve of a figure, which has no values.
 
     Attributes:
         paper: Key of the paper.
-        table: Number of the table.
+        table: Number of the table, or ``figure-NUMBER``.
         row: Key of the row.
         source: Citation of the paper.
         protocol: Protocol of the measurement. Empty where the row counts a training (see ``visavis
@@ -47,10 +47,11 @@ class PublishedRow:
         misprint: How the row contradicts itself.
         code_difference: How the released code counts differently from the paper's definition.
         not_trainable: Why the row cannot be trained here. Empty if it can.
+        pretrained: Model that the row evaluates without training, a name on the Hugging Face Hub.
     """
 
     paper: str
-    table: int
+    table: int | str
     row: str
     source: str
     protocol: str
@@ -62,6 +63,7 @@ class PublishedRow:
     misprint: str = ""
     code_difference: str = ""
     not_trainable: str = ""
+    pretrained: str = ""
 
     @property
     def id(self) -> str:

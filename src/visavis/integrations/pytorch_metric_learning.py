@@ -20,7 +20,7 @@ from visavis.core.errors import ShapeError, VisavisError, format_value
 from visavis.core.process_group import select_process_group
 from visavis.losses.objectives import Objective
 from visavis.losses.pair_loss import LearnedScale, PairLoss, cosine
-from visavis.losses.targets import Ids, Targets, to_id_tensor
+from visavis.losses.targets import Ids, PairwiseAnnotation, Targets, to_id_tensor
 
 
 class MetricLoss(nn.Module):
@@ -56,6 +56,7 @@ class MetricLoss(nn.Module):
         indices_tuple: Any = None,
         ref_emb: Tensor | None = None,
         ref_labels: Ids | None = None,
+        relevance: PairwiseAnnotation | None = None,
     ) -> Tensor:
         """Compute the loss of a batch.
 
@@ -67,11 +68,14 @@ class MetricLoss(nn.Module):
                 tensors. None: the items are compared with each other, and the pair of an item with
                 itself is ignored.
             ref_labels: One label per reference.
+            relevance: Graded relevance of items to items ``[N, N]``, or to references ``[N, M]``, for
+                objectives such as Ladder.
 
         Returns:
             The loss, a scalar.
 
         Raises:
+            MissingSupervision: If the objective needs relevance and gets none.
             VisavisError: If indices_tuple is given.
             ShapeError: If the lengths do not match, or one of ref_emb and ref_labels is missing.
         """
@@ -87,11 +91,14 @@ class MetricLoss(nn.Module):
             )
         labels = to_id_tensor(labels, "labels")
         if ref_emb is None or ref_labels is None:
-            return self_comparison_loss(self.loss, embeddings, labels)
+            return self_comparison_loss(self.loss, embeddings, labels, relevance=relevance)
         ref_labels = to_id_tensor(ref_labels, "ref_labels")
         validate_labels(labels, embeddings)
         validate_labels(ref_labels, ref_emb, "ref_labels", "ref_emb")
-        return self.loss(embeddings, ref_emb, labels, ref_labels)
+        if relevance is None:
+            return self.loss(embeddings, ref_emb, labels, ref_labels)
+        targets = Targets(query_ids=labels, candidate_ids=ref_labels, relevance=relevance)
+        return self.loss(embeddings, ref_emb, targets=targets)
 
 
 class SelfSupervisedLoss(nn.Module):
@@ -227,7 +234,12 @@ class CrossBatchMemory(nn.Module):
         ), group.all_gather_rows(labels)
 
 
-def self_comparison_loss(loss: PairLoss, embeddings: Tensor, labels: Tensor) -> Tensor:
+def self_comparison_loss(
+    loss: PairLoss,
+    embeddings: Tensor,
+    labels: Tensor,
+    relevance: PairwiseAnnotation | None = None,
+) -> Tensor:
     """Compute a loss with the items as queries and as candidates. The pair of an item with itself
     is ignored.
 
@@ -235,16 +247,16 @@ def self_comparison_loss(loss: PairLoss, embeddings: Tensor, labels: Tensor) -> 
         loss: The loss.
         embeddings: Embeddings of shape ``[N, D]``.
         labels: One label per item.
+        relevance: Graded relevance ``[N, N]``. None: not used.
 
     Returns:
         The loss, a scalar.
     """
     validate_labels(labels, embeddings)
-    return loss(
-        embeddings,
-        embeddings,
-        targets=Targets(query_ids=labels, candidate_ids=labels, ignore=_is_same_item),
+    targets = Targets(
+        query_ids=labels, candidate_ids=labels, ignore=_is_same_item, relevance=relevance
     )
+    return loss(embeddings, embeddings, targets=targets)
 
 
 def validate_labels(

@@ -60,43 +60,46 @@ class Annotation:
         axes: Names of further axes after the items, such as ``("K",)``.
         transposed_field: The field that holds the values when queries and candidates exchange
             roles. Empty for the same field.
-        supplier: Class name of the supervision that provides the values, for error messages.
+        suppliers: Class names of the supervisions that provide the values, for error messages.
     """
 
     name: str
     shape: Literal["pairwise", "query", "candidate"] = "pairwise"
     axes: tuple[str, ...] = ()
     transposed_field: str = ""
-    supplier: str = ""
+    suppliers: tuple[str, ...] = ()
 
 
 ANNOTATIONS = (
-    Annotation("relevance", supplier="GradedSupervision"),
-    Annotation("weight", supplier="LearnedWeights"),
+    Annotation("relevance", suppliers=("GradedSupervision",)),
+    Annotation("weight", suppliers=("LearnedWeights", "RelevanceWeights")),
     Annotation("ignore"),
-    Annotation("pair_margin", supplier="NoisySupervision"),
+    Annotation("pair_margin", suppliers=("NoisySupervision", "RelevanceMargins")),
     Annotation(
-        "query_margin", "query", transposed_field="candidate_margin", supplier="NoisySupervision"
+        "query_margin",
+        "query",
+        transposed_field="candidate_margin",
+        suppliers=("NoisySupervision",),
     ),
     Annotation(
         "query_offline_scores",
         "query",
         ("K",),
         transposed_field="candidate_offline_scores",
-        supplier="OfflineNegativeSupervision",
+        suppliers=("OfflineNegativeSupervision",),
     ),
     Annotation(
         "candidate_margin",
         "candidate",
         transposed_field="query_margin",
-        supplier="NoisySupervision",
+        suppliers=("NoisySupervision",),
     ),
     Annotation(
         "candidate_offline_scores",
         "candidate",
         ("K",),
         transposed_field="query_offline_scores",
-        supplier="OfflineNegativeSupervision",
+        suppliers=("OfflineNegativeSupervision",),
     ),
 )
 PAIRWISE_ANNOTATIONS, QUERY_ANNOTATIONS, CANDIDATE_ANNOTATIONS = (
@@ -559,7 +562,7 @@ def missing_annotation(objective: str, *names: str) -> MissingSupervision:
     scope = (
         "" if len(pairwise) > 1 else " for every pair" if pairwise == {True} else " for every item"
     )
-    suppliers = sorted({annotation.supplier for annotation in annotations if annotation.supplier})
+    suppliers = sorted({name for annotation in annotations for name in annotation.suppliers})
     train = f" or train with {' or '.join(suppliers)}" if suppliers else ""
     return MissingSupervision(
         f"{objective}: expected {', or '.join(field_names)}{scope}, got none. Pass Targets(..., "

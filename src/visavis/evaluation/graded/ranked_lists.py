@@ -1,5 +1,8 @@
 """Ranked lists of several models for the same queries, as in figure 2 of the Ladder paper, and their
-statistics: irrelevant items among the top, and CS@K by K.
+statistics: irrelevant items among the top, CS@K by K, and nDCG@10 of queries without a match.
+
+A query without a match is the long-tail query of the Ladder paper, for which no matching candidate
+exists. Here the query's own images or captions are removed from the candidates.
 
 The Ladder paper marks totally irrelevant items in its figure 2 but does not define them. Relevance
 values differ in scale between estimators and, with word vectors, between queries. An item is
@@ -34,7 +37,7 @@ from visavis.evaluation.graded.base import (
     RelevanceEstimator,
 )
 from visavis.evaluation.graded.ranking_coherence import ranking_coherence
-from visavis.evaluation.metrics import COHERENT_SCORE
+from visavis.evaluation.metrics import COHERENT_SCORE, ndcg_at
 from visavis.losses.scoring import max_query_rows, score_direction, select_items
 from visavis.models.base import get_vectors
 
@@ -46,8 +49,10 @@ COHERENCE_CUTOFFS = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 BAND_SHARES = (1.0, 0.5, 0.2, 0.02)
 """Share of the candidates that are not irrelevant in each relevance band or above."""
 
-COUNTING_BYTES_PER_PAIR = 48.0
-"""Bytes per pair while irrelevant items are counted: scores, their order, relevance and bands."""
+COUNTING_BYTES_PER_PAIR = 96.0
+"""Bytes per pair while lists are measured: scores, their order, relevance, bands, and nDCG."""
+NO_MATCH_CUTOFF = 10
+"""K of the nDCG of queries without a match."""
 MIXERS = tuple(
     number - 2**64 for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
@@ -228,11 +233,15 @@ class ListStatistics:
         irrelevant: Number of irrelevant items among the top of a list.
         irrelevant_difference: Difference of this number to the first ranker, query by query.
         coherence_by_k: CS@K by K.
+        no_match: nDCG@10 of all queries without their own items among the candidates.
+        no_match_difference: Difference of this nDCG to the first ranker, query by query.
     """
 
     irrelevant: ClusteredMean
     irrelevant_difference: ClusteredMean
     coherence_by_k: dict[int, ClusteredMean]
+    no_match: ClusteredMean
+    no_match_difference: ClusteredMean
 
     @property
     def full_list_coherence(self) -> ClusteredMean:
@@ -247,6 +256,8 @@ class ListStatistics:
             "coherent_score": [
                 {"k": k, **score.to_json()} for k, score in self.coherence_by_k.items()
             ],
+            "no_match_ndcg": self.no_match.to_json(),
+            "no_match_ndcg_difference": self.no_match_difference.to_json(),
         }
 
 
@@ -263,6 +274,7 @@ def measure_lists(
     """Measure the ranked lists of several models in both directions.
 
     Irrelevant items are counted in the lists of all queries. CS@K is that of ``visavis evaluate``.
+    The nDCG of queries without a match is over all queries.
 
     Args:
         rankers: The models.
@@ -296,7 +308,7 @@ def measure_lists(
     for direction in DIRECTION_ORDER:
         images = np.arange(len(data.images))
         image_of = data.image_of if direction == "t2i" else images
-        counts = _count_irrelevant(
+        counts, gains = _measure_queries(
             rankers, direction, relevance, data, bands, top, progress, memory
         )
         statistics[direction] = [
@@ -309,13 +321,15 @@ def measure_lists(
                     )
                     for k in coherence.ks
                 },
+                ClusteredMean.from_values(gain, image_of),
+                ClusteredMean.from_values(gain - gains[0], image_of),
             )
-            for count, coherence in zip(counts, coherences, strict=True)
+            for count, gain, coherence in zip(counts, gains, coherences, strict=True)
         ]
     return statistics
 
 
-def _count_irrelevant(
+def _measure_queries(
     rankers: Sequence[Ranker],
     direction: Direction,
     relevance: ImageRelevance,
@@ -324,25 +338,53 @@ def _count_irrelevant(
     top: int,
     progress: Progress,
     memory: MemoryLimit,
-) -> list[Tensor]:
-    """Number of irrelevant items among the top of each query ``[Q]``, for each ranker."""
+) -> tuple[list[Tensor], list[Tensor]]:
+    """For each ranker, the number of irrelevant items among the top of each query ``[Q]``, and the
+    nDCG@10 without own items ``[Q]``.
+    """
     queries, candidates = (
         (data.captions, data.images) if direction == "t2i" else (data.images, data.captions)
     )
+    own_images = torch.from_numpy(data.image_of)
     counts: list[list[Tensor]] = [[] for _ in rankers]
+    gains: list[list[Tensor]] = [[] for _ in rankers]
     for block in torch.arange(len(queries)).split(
         max_query_rows(len(candidates), COUNTING_BYTES_PER_PAIR, memory)
     ):
         # [block, C]
-        irrelevant = bands.bands(candidate_relevance(relevance, direction, block, data)) == 0
-        for ranker, numbers in zip(rankers, counts, strict=True):
-            numbers.append(
-                irrelevant.gather(1, ranker.order(direction, block, memory)[:, :top])
-                .sum(1)
-                .double()
-            )
+        values = candidate_relevance(relevance, direction, block, data)
+        irrelevant = bands.bands(values) == 0
+        positive = (
+            own_images[block, None] == torch.arange(len(candidates))
+            if direction == "t2i"
+            else block[:, None] == own_images
+        )
+        for ranker, numbers, of_ranker in zip(rankers, counts, gains, strict=True):
+            order = ranker.order(direction, block, memory)
+            numbers.append(irrelevant.gather(1, order[:, :top]).sum(1).double())
+            of_ranker.append(ndcg_without_match(order, values, positive))
         progress.update(f"lists, {DIRECTIONS[direction]}", int(block[-1]) + 1, len(queries), 0.0)
-    return [torch.cat(numbers) for numbers in counts]
+    return [torch.cat(numbers) for numbers in counts], [torch.cat(of_one) for of_one in gains]
+
+
+def ndcg_without_match(
+    order: Tensor, relevance: Tensor, positive: Tensor, k: int = NO_MATCH_CUTOFF
+) -> Tensor:
+    """Compute nDCG@K as if the positives of a query were not among the candidates.
+
+    Args:
+        order: Candidates, best first, shape ``[Q, C]``.
+        relevance: Graded relevance, shape ``[Q, C]``.
+        positive: Positive pairs, bool, shape ``[Q, C]``.
+        k: Cutoff.
+
+    Returns:
+        nDCG@K, shape ``[Q]``. NaN where no other candidate has any relevance.
+    """
+    places = torch.arange(order.shape[1], 0, -1, dtype=torch.float64).expand(order.shape)
+    scores = torch.empty(order.shape, dtype=torch.float64).scatter(1, order.cpu(), places)
+    # Positives come last and have no relevance, so they are neither found nor expected.
+    return ndcg_at(scores.masked_fill(positive, 0.0), relevance.masked_fill(positive, 0.0), k=k)
 
 
 def candidate_relevance(

@@ -271,7 +271,8 @@ class Unified(SummaryObjective):
         often false negatives.
 
     Source:
-        Unified loss, eq. 5. With ``targets.weight`` (s -> w s on both sides): eq. 24. With ``query_margin``: eq. 26.
+        Unified loss, eq. 5. With ``targets.weight`` (s -> w s on both sides): eq. 24. With ``query_margin``: eq. 26. With
+        ``pair_margin``: eq. 26 with a margin for each negative.
 
     Special cases:
         margin = 0 is VLC / gamma. Gamma -> infinity is TripletHN, and 0 <= Unified - TripletHN <= (2 B / gamma) log B for B
@@ -282,14 +283,16 @@ class Unified(SummaryObjective):
     """
 
     scores_held: ClassVar[float] = 6.0
-    used_annotations: ClassVar[tuple[str, ...]] = ("weight", "query_margin")
+    used_annotations: ClassVar[tuple[str, ...]] = ("weight", "query_margin", "pair_margin")
 
     margin: float = 0.2
     gamma: PositiveFloat = 50.0
     reduction: Reduction = "sum"
 
     def summary(self, targets: Targets) -> NegativeLogSumExp | None:
-        return NegativeLogSumExp(self.gamma) if targets.weight is None else None
+        if targets.weight is not None or _has_pair_margins_only(targets):
+            return None
+        return NegativeLogSumExp(self.gamma)
 
     def pair_terms(
         self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets
@@ -298,7 +301,19 @@ class Unified(SummaryObjective):
         return log1p_exp(negatives + self.gamma * (margin - positive)) / self.gamma
 
     def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
-        weighted = find_positive_pairs(targets.pairwise("weight") * scores, targets)
-        return self.pair_terms(
-            weighted.log_sum_exp(self.gamma), weighted.positive, weighted.query, targets
-        )
+        if targets.weight is not None:
+            scores = targets.pairwise("weight") * scores
+        pairs = find_positive_pairs(scores, targets)
+        if not _has_pair_margins_only(targets):
+            return self.pair_terms(
+                pairs.log_sum_exp(self.gamma), pairs.positive, pairs.query, targets
+            )
+        with_margins = pairs._replace(scores=scores + targets.pairwise("pair_margin", "Unified"))
+        gaps = with_margins.log_sum_exp(self.gamma) - self.gamma * pairs.positive
+        return log1p_exp(gaps) / self.gamma
+
+
+def _has_pair_margins_only(targets: Targets) -> bool:
+    """Whether margins are given for pairs, and not for anchors, which come first."""
+    is_for_anchors = targets.query_margin is not None or targets.candidate_margin is not None
+    return targets.pair_margin is not None and not is_for_anchors

@@ -7,6 +7,7 @@ same, because each run uses the number of threads in its recipe.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -38,6 +39,8 @@ from visavis.evaluation.feedback.evaluate_feedback import (
 )
 from visavis.models.inference import ScoreEnsemble, device_of, score_all_pairs
 from visavis.models.retriever import Retriever
+from visavis.research.diagnostics.contributing_samples import Semantics
+from visavis.research.diagnostics.contribution_analysis import diagnose_run
 from visavis.research.experiments.results_table import MeasurementConditions
 from visavis.training.recipes.recipe import build_recipe
 from visavis.training.runs.open_run import open_peer_network, open_run, read_run_recipe
@@ -106,6 +109,9 @@ class RunOutcome:
         seconds: Time of training steps and validations.
         failure: Error message of a failed run. "": the run succeeded.
         feedback: Results on judged text queries.
+        contributions: Contributing samples of the best model over its training batches, as mean and
+            standard deviation by key, for the definition of COCOS ("paper") and its released code
+            ("reference"). None: not counted.
     """
 
     setting: str
@@ -117,6 +123,7 @@ class RunOutcome:
     seconds: float = 0.0
     failure: str = ""
     feedback: FeedbackAnswers | None = None
+    contributions: dict[Semantics, dict[str, tuple[float, float]]] | None = None
 
     @classmethod
     def from_result(cls, job: Job, result: TrainingResult) -> RunOutcome:
@@ -242,9 +249,8 @@ def check_models_exist(outcomes: Iterable[RunOutcome]) -> None:
             RunFolder(outcome.folder).model / "model.safetensors"
         ):
             raise RunError(
-                f"{outcome.folder}: expected the model, which feedback is evaluated with, got only "
-                "its results. Restore the model, or remove "
-                "the folder to train the run again."
+                f"{outcome.folder}: expected the model, got only its results. Restore the model, or "
+                "remove the folder to train the run again."
             )
 
 
@@ -285,6 +291,38 @@ def with_feedback_answers(outcome: RunOutcome, test: FeedbackTest) -> RunOutcome
         for row, judgments in zip(scores.T, test.labeled_queries.values(), strict=True)
     )
     outcome = replace(outcome, feedback=FeedbackAnswers(test.pairs.fingerprint, answers))
+    storage.write_checksummed_json(outcome.folder / OUTCOME_FILE, outcome.to_json())
+    return outcome
+
+
+def with_contributions(outcome: RunOutcome, progress: Progress) -> RunOutcome:
+    """Count the contributing samples of a run's own objective, and save them with its outcome.
+
+    Args:
+        outcome: Outcome of a run.
+        progress: Receives progress.
+
+    Returns:
+        The outcome with the counts. A failure is returned unchanged.
+
+    Raises:
+        RunError: If the model was removed.
+    """
+    if outcome.failure or outcome.contributions is not None:
+        return outcome
+    check_models_exist([outcome])
+    counts = diagnose_run(outcome.folder, (), None, progress).counts
+    outcome = replace(
+        outcome,
+        contributions={
+            count.semantics: {
+                key: (mean, count.std[key])
+                for key, mean in count.mean.items()
+                if not math.isnan(mean)
+            }
+            for count in counts
+        },
+    )
     storage.write_checksummed_json(outcome.folder / OUTCOME_FILE, outcome.to_json())
     return outcome
 

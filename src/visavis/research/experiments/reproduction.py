@@ -1,5 +1,6 @@
 """Reproduction of a paper's table: each row is a setting of an experiment, compared with its
-published values.
+published values. Rows that count contributing samples are diagnosed after their training, rows of a
+pretrained model are evaluated without one, and curves of a figure are plotted.
 
 The folder is that of a comparison, with ``table.json`` (the setting of each row) and the results
 ``reproduction.json`` and ``reproduction.md``.
@@ -10,21 +11,32 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 from visavis.core import storage
-from visavis.core.errors import RecipeError, suggest_name
+from visavis.core.errors import RecipeError, VisavisError, suggest_name
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
 from visavis.core.spec import validate_int
 from visavis.evaluation.published_row import PublishedRow, comparison_cells, metric_title
 from visavis.evaluation.statistics import Interval, spread_over_seeds
+from visavis.research.diagnostics.contributing_samples import Semantics
 from visavis.research.experiments.grid import Setting
-from visavis.research.experiments.jobs import MAX_RUNS, RunOutcome, Workers
+from visavis.research.experiments.jobs import (
+    MAX_RUNS,
+    OUTCOME_FILE,
+    Job,
+    RunOutcome,
+    Workers,
+    read_outcome,
+    with_contributions,
+)
+from visavis.research.experiments.reproduced_figure import ReproducedFigure, plot_figure
+from visavis.research.experiments.results_table import MeasurementConditions
 from visavis.research.experiments.run_comparison import (
     ExperimentPlan,
     cache_setting_features,
@@ -35,16 +47,25 @@ from visavis.research.experiments.run_comparison import (
     read_plan,
     train_runs,
 )
-from visavis.training.recipes.files import paper_tables, read_recipe
-from visavis.training.recipes.published_tables import published_results
+from visavis.training.recipes.features import check_data_exists
+from visavis.training.recipes.files import (
+    paper_figures,
+    paper_tables,
+    read_recipe,
+    read_recipe_file,
+)
+from visavis.training.recipes.published_tables import figure_curves, published_results
 from visavis.training.recipes.recipe import Recipe, build_recipe
+from visavis.training.runs.evaluate_runs import evaluate_runs
 from visavis.training.runs.open_run import with_absolute_paths
 
 MIN_ROWS = 4  # rows whose order is compared
 POPULATION_STD_PAPERS = (
     "cocos",
 )  # papers that print the population standard deviation, the others that of the sample
-PAPER_SEEDS = {"goal": 3, "cocos": 5}  # runs that papers average, 1 if they do not report a number
+# runs that papers average, 1 if they do not report a number, or count the samples of one run
+PAPER_SEEDS = {"goal": 3, "cocos": 5, "cocos/2": 1, "cocos/3": 1, "cocos/4": 1}
+SEMANTICS: tuple[Semantics, ...] = ("paper", "reference")  # rules of counts, in this order
 
 
 @dataclass(frozen=True)
@@ -58,9 +79,11 @@ class ReproducedValue:
         published_std: Published standard deviation.
         reached: Mean over runs. None if no run succeeded.
         reached_std: Standard deviation over runs, of the kind that the paper prints. None for one
-            run.
+            run. Of contributing samples: over all batches of all runs.
         interval: Spread of the difference over runs. None for one run, or runs with equal
             values.
+        semantics: Of contributing samples: by the definition of the paper, or as its released code
+            counts ("reference").
     """
 
     row: PublishedRow
@@ -70,6 +93,7 @@ class ReproducedValue:
     reached: float | None
     reached_std: float | None
     interval: Interval | None = None
+    semantics: Semantics = "paper"
 
     @property
     def difference(self) -> float | None:
@@ -134,21 +158,16 @@ class Reproduction(NotebookTable):
     @property
     def substitution(self) -> str:
         """Difference from the setting of the paper. "": none."""
-        if not self.base:
-            return ""
-        recipes = [read_recipe(row_id) for row_id in self.published]
-        required = dict.fromkeys(recipe.data.requires or recipe.data.path for recipe in recipes)
-        return (
-            "Not the setting of the paper: the objective and supervision of each row on "
-            f"{self.base}, instead of {', '.join(required)}. "
-            "Values are not comparable, but their order may be."
-        )
+        return _substitution(self.base, self.published.values())
 
     @property
     def values(self) -> list[ReproducedValue]:
         """All values, row by row."""
         values = []
         for row_id, row in self.published.items():
+            if not row.protocol:
+                values += _counted_values(row, self.outcomes[row_id])
+                continue
             std_of = statistics.pstdev if row.paper in POPULATION_STD_PAPERS else statistics.stdev
             for key, (mean, std) in row.values.items():
                 metrics = [run.measured_metrics for run in self.outcomes[row_id]]
@@ -170,7 +189,13 @@ class Reproduction(NotebookTable):
         row_of_runs = {
             runs[0].folder: row_id for row_id, runs in reversed([*self.outcomes.items()]) if runs
         }
-        values = [value for value in self.values if value.row.id in row_of_runs.values()]
+        # Published counts follow the released code where it differs from the definition.
+        values = [
+            value
+            for value in self.values
+            if value.row.id in row_of_runs.values()
+            and value.semantics == ("reference" if value.row.code_difference else "paper")
+        ]
         agreements = []
         for key in dict.fromkeys(value.key for value in self.values):
             pairs = [
@@ -202,9 +227,12 @@ class Reproduction(NotebookTable):
     def remarks(self) -> list[str]:
         """Sentences that readers of the values need."""
         first = next(iter(self.published.values()))
+        counted = not first.protocol
         kind = "population" if first.paper in POPULATION_STD_PAPERS else "sample"
         spread = (
-            "one run"
+            _counting_rules(self.seeds)
+            if counted
+            else "one run"
             if self.seeds == 1
             else f"mean ± {kind} standard deviation of {self.seeds} runs, as published"
         )
@@ -230,8 +258,17 @@ class Reproduction(NotebookTable):
                 for agreement in self.rank_agreements
             ),
             *(
+                f"{row.id}: published as its released code counts: {row.code_difference}."
+                for row in _first_of_each(rows, "code_difference")
+            ),
+            *(
                 f"{row.id}: not reported in the paper: {row.unreported}."
                 for row in _first_of_each(rows, "unreported")
+            ),
+            *(
+                f"{row.row}: {runs[0].setting}, evaluated without training."
+                for row, runs in zip(rows, self.outcomes.values(), strict=True)
+                if row.pretrained and runs
             ),
             *(
                 f"{row.id}: trained with {row.substitutes}."
@@ -301,8 +338,64 @@ def table_cells(value: ReproducedValue) -> list[str]:
     *cells, difference = comparison_cells(
         value.key, value.published, value.published_std, value.reached, value.reached_std
     )
+    if value.semantics == "reference":
+        cells[0] += ", as the released code counts"
     interval = "" if value.interval is None else f" ({value.interval})"
     return [value.row.row, *cells, difference + interval]
+
+
+def _counted_values(row: PublishedRow, runs: Sequence[RunOutcome]) -> list[ReproducedValue]:
+    """Published and reached counts of contributing samples, by the definition, and as the released
+    code counts where that differs.
+    """
+    values = []
+    for semantics in SEMANTICS:
+        counts = [
+            run.contributions[semantics]
+            for run in runs
+            if run.contributions is not None and semantics in run.contributions
+        ]
+        if semantics == "reference" and not counts:
+            continue
+        for key, (published, std) in row.values.items():
+            of_runs = [of_run[key] for of_run in counts if key in of_run]
+            means = [mean for mean, _ in of_runs]
+            reached = statistics.fmean(means) if means else None
+            # All runs have equally many batches, so this is the deviation over all of them.
+            reached_std = (
+                math.sqrt(
+                    statistics.fmean(deviation**2 for _, deviation in of_runs)
+                    + statistics.pvariance(means)
+                )
+                if means
+                else None
+            )
+            interval = spread_over_seeds([mean - published for mean in means]) if means else None
+            values.append(
+                ReproducedValue(row, key, published, std, reached, reached_std, interval, semantics)
+            )
+    return values
+
+
+def _counting_rules(seeds: int) -> str:
+    runs = "one run" if seeds == 1 else f"{seeds} runs"
+    return (
+        f"contributing samples of {runs}, frozen, mean ± population standard deviation over random "
+        "training batches"
+    )
+
+
+def _substitution(base: str, rows: Iterable[PublishedRow]) -> str:
+    """Difference from the setting of the paper. "": none."""
+    if not base:
+        return ""
+    data = [_row_content(row)["data"] for row in rows]
+    required = dict.fromkeys(each.get("requires") or each["path"] for each in data)
+    return (
+        "Not the setting of the paper: the objective and supervision of each row on "
+        f"{base}, instead of {', '.join(required)}. "
+        "Values are not comparable, but their order may be."
+    )
 
 
 def _first_of_each(rows: Iterable[PublishedRow], annotation: str) -> list[PublishedRow]:
@@ -321,12 +414,31 @@ class ReproductionPlan:
     Attributes:
         table: Id of the table.
         base: Description of the recipe that replaces those of the rows. "": their own.
-        rows: Name of the setting by row id.
+        rows: Name of the setting, or of the pretrained model, by row id.
+        pretrained: Evaluations of pretrained models by row id.
     """
 
     table: str
     base: str
     rows: dict[str, str]
+    pretrained: dict[str, PretrainedRow] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PretrainedRow:
+    """Evaluation of a row that is not trained.
+
+    Attributes:
+        model: Name or folder of the model.
+        data: Data set.
+        split: Split.
+        protocol: Name of the protocol.
+    """
+
+    model: str
+    data: str
+    split: str
+    protocol: str
 
 
 def start_reproduction(
@@ -338,11 +450,11 @@ def start_reproduction(
     out: Path | None,
     workers: Workers,
     progress: Progress,
-) -> Reproduction:
-    """Reproduce rows of a table in a new folder.
+) -> Reproduction | ReproducedFigure:
+    """Reproduce rows of a table, or curves of a figure, in a new folder.
 
     Args:
-        table: Id of the table, ``PAPER/NUMBER``.
+        table: Id of the table, ``PAPER/NUMBER``, or of the figure, ``PAPER/figure-NUMBER``.
         patterns: Patterns of row names, such as ``r152-*``. Empty: all rows.
         base: Recipe that replaces those of the rows. "": their own.
         overrides: Values by dotted key.
@@ -360,14 +472,17 @@ def start_reproduction(
     """
     rows = select_rows(table, patterns)
     for row in rows:
-        if row.not_trainable:
+        if row.not_trainable and not row.pretrained:
             progress.message(f"Skipping {row.id}, which cannot be trained: {row.not_trainable}.")
     trained = [row for row in rows if not row.not_trainable]
-    if not trained:
+    base_recipe = read_recipe(base, overrides) if base else None
+    pretrained = {
+        row.id: _pretrained_row(row, base_recipe, overrides) for row in rows if row.pretrained
+    }
+    if not trained and not pretrained:
         raise RecipeError(
             f"{table}: expected a row that can be trained, got none: {rows[0].not_trainable}."
         )
-    base_recipe = read_recipe(base, overrides) if base else None
     if base_recipe:
         settings = _on_base(trained, base_recipe)
     else:
@@ -378,7 +493,10 @@ def start_reproduction(
             for row in trained
         }
     num_seeds = validate_int(
-        PAPER_SEEDS.get(rows[0].paper, 1) if seeds is None else seeds, "seeds", 1, MAX_RUNS
+        PAPER_SEEDS.get(table, PAPER_SEEDS.get(rows[0].paper, 1)) if seeds is None else seeds,
+        "seeds",
+        1,
+        MAX_RUNS,
     )
     unique = {setting.name: setting for setting in settings.values()}
     plan = ExperimentPlan(table, tuple(unique.values()), num_seeds)
@@ -389,16 +507,17 @@ def start_reproduction(
             changed = "".join(f", {key}={value}" for key, value in overrides.items())
             protocols = " and ".join(base_recipe.evaluation.protocols)
             description = f"{base_recipe.name}{about}{changed}, protocol {protocols}"
-        reproduction = ReproductionPlan(
-            table, description, {row_id: setting.name for row_id, setting in settings.items()}
-        )
+        names = {row_id: setting.name for row_id, setting in settings.items()}
+        names |= {row_id: evaluation.model for row_id, evaluation in pretrained.items()}
+        names = {row.id: names[row.id] for row in rows if row.id in names}
+        reproduction = ReproductionPlan(table, description, names, pretrained)
         storage.write_json(folder / "table.json", asdict(reproduction))
         return _run(folder, plan, reproduction, workers, progress)
 
 
 def resume_reproduction(
     folder: Path, seeds: int | None, workers: Workers, progress: Progress
-) -> Reproduction:
+) -> Reproduction | ReproducedFigure:
     """Resume the reproduction of a table, with more seeds if given.
 
     Args:
@@ -425,24 +544,21 @@ def select_rows(table: str, patterns: Sequence[str] = ()) -> list[PublishedRow]:
     """Select rows of a table.
 
     Args:
-        table: Id of the table, ``PAPER/NUMBER``.
+        table: Id of the table, ``PAPER/NUMBER``, or of the figure, ``PAPER/figure-NUMBER``.
         patterns: Patterns of row names, such as ``r152-*``. Empty: all rows.
 
     Returns:
         The rows.
 
     Raises:
-        RecipeError: If the table does not exist or measures no models, or a pattern matches no row.
+        RecipeError: If the table does not exist, or a pattern matches no row.
     """
-    rows = [row for row in published_results().values() if f"{row.paper}/{row.table}" == table]
+    all_rows = published_results() | figure_curves()
+    rows = [row for row in all_rows.values() if f"{row.paper}/{row.table}" == table]
     problem = ""
-    if table not in paper_tables():
-        problem = f"{table} is not a table of a paper: {suggest_name(table, paper_tables())}"
-    elif not rows[0].protocol:
-        problem = (
-            f"{table}: expected a table that measures models, got counts of trainings. Compare a "
-            "run with it by visavis diagnose."
-        )
+    tables = [*paper_tables(), *paper_figures()]
+    if table not in tables:
+        problem = f"{table} is not a table or figure of a paper: {suggest_name(table, tables)}"
     else:
         names = [row.row for row in rows]
         for pattern in patterns:
@@ -511,15 +627,74 @@ def _run(
     reproduction: ReproductionPlan,
     workers: Workers,
     progress: Progress,
-) -> Reproduction:
-    """Train the missing runs, and write the results."""
-    with experiment_workers(folder, plan, workers, progress) as run_jobs:
-        outcomes = train_runs(folder, plan, run_jobs, progress)
+) -> Reproduction | ReproducedFigure:
+    """Train the missing runs, evaluate pretrained models, and write the results."""
+    outcomes = list[RunOutcome]()
+    if plan.settings:
+        with experiment_workers(folder, plan, workers, progress) as run_jobs:
+            outcomes = train_runs(folder, plan, run_jobs, progress)
+    rows = select_rows(reproduction.table)
+    if not rows[0].protocol:
+        outcomes = [with_contributions(outcome, progress) for outcome in outcomes]
     runs = {
         row_id: [run for run in outcomes if run.setting == name]
+        if row_id not in reproduction.pretrained
+        else [_evaluate_pretrained(folder, row_id, reproduction.pretrained[row_id], progress)]
         for row_id, name in reproduction.rows.items()
     }
-    result = Reproduction(folder, reproduction.table, reproduction.base, runs)
+    result: Reproduction | ReproducedFigure
+    if reproduction.table in paper_figures():
+        curves = {row.id: row for row in rows if row.id in runs}
+        substitution = _substitution(reproduction.base, curves.values())
+        plot = read_recipe_file(reproduction.table).table["plot"]
+        result = ReproducedFigure(folder, reproduction.table, plot, substitution, curves, runs)
+        storage.write_bytes(folder / "figure.png", plot_figure(result))
+    else:
+        result = Reproduction(folder, reproduction.table, reproduction.base, runs)
     storage.write_json(folder / "reproduction.json", result.to_json())
     storage.write_text(folder / "reproduction.md", result.markdown())
     return result
+
+
+def _pretrained_row(
+    row: PublishedRow, base: Recipe | None, overrides: dict[str, Any]
+) -> PretrainedRow:
+    """The evaluation of a pretrained model on the data of its row or of another recipe. A recipe
+    that reads images and texts with one encoder replaces the model.
+    """
+    recipe = with_absolute_paths(base or build_recipe(_row_content(row), overrides, row.id))
+    check_data_exists(recipe)
+    encoder = recipe.visual.encoder
+    return PretrainedRow(
+        encoder if encoder == recipe.text.encoder else row.pretrained,
+        recipe.data.path,
+        recipe.evaluation.test,
+        recipe.evaluation.protocols[0] if base else row.protocol,
+    )
+
+
+def _row_content(row: PublishedRow) -> dict[str, Any]:
+    """The plain values of a row, also of one that cannot be trained."""
+    return read_recipe_file(f"{row.paper}/{row.table}").variant_content(row.row)
+
+
+def _evaluate_pretrained(
+    folder: Path, row_id: str, row: PretrainedRow, progress: Progress
+) -> RunOutcome:
+    """The outcome of a row that is not trained, saved in the folder of the experiment."""
+    job = Job(row.model, 1, {}, folder / "pretrained" / row_id.rpartition("/")[2])
+    if (outcome := read_outcome(job)) is not None:
+        return outcome
+    try:
+        result = evaluate_runs([Path(row.model)], row.protocol, row.split, row.data, progress)
+    except VisavisError as error:
+        return RunOutcome(job.setting, job.seed, job.folder, failure=str(error))
+    outcome = RunOutcome(
+        job.setting,
+        job.seed,
+        job.folder,
+        metrics=result.all_metrics,
+        conditions=MeasurementConditions.from_evaluation(result),
+    )
+    storage.write_checksummed_json(job.folder / OUTCOME_FILE, outcome.to_json())
+    return outcome

@@ -137,6 +137,9 @@ def render_coherence(
         irrelevant_rows=_rows(
             comparison, lambda result: [result.irrelevant, result.irrelevant_difference], 2
         ),
+        no_match_rows=_rows(
+            comparison, lambda result: [result.no_match, result.no_match_difference], 3
+        ),
         queries={
             direction: [query for query in comparison.queries if query.direction == direction]
             for direction in DIRECTION_ORDER
@@ -166,7 +169,10 @@ def _rows(
         for direction in DIRECTION_ORDER:
             result = comparison.statistics[direction][index]
             for mean in select(result):
-                is_first = index == 0 and mean is result.irrelevant_difference
+                is_first = index == 0 and any(
+                    mean is difference
+                    for difference in (result.irrelevant_difference, result.no_match_difference)
+                )
                 cells.append(
                     ("–", "")
                     if is_first

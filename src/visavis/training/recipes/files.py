@@ -12,9 +12,9 @@ follows:
   inherited.
 
 ``extends`` may be a list, in which later entries win. A variant may have its own ``extends``. Parts
-that are meant to be extended ship as ``parts/NAME``, and tables of papers as ``PAPER/NUMBER``. A
-row of such a table, trained as ``PAPER/NUMBER/ROW``, also has annotations (``ROW_ANNOTATIONS``)
-that no other recipe inherits.
+that are meant to be extended ship as ``parts/NAME``, tables of papers as ``PAPER/NUMBER``, and
+figures as ``PAPER/figure-NUMBER``. A row of a table, or a curve of a figure, trained as
+``PAPER/NUMBER/ROW``, also has annotations (``ROW_ANNOTATIONS``) that no other recipe inherits.
 """
 
 from __future__ import annotations
@@ -167,6 +167,19 @@ def paper_tables() -> dict[str, Path]:
     return {
         f"{path.parent.name}/{path.stem}": path
         for path in sorted(_shipped_folder().glob("*/[0-9].toml"))
+    }
+
+
+@cache
+def paper_figures() -> dict[str, Path]:
+    """List the files of papers' figures, whose variants are the curves.
+
+    Returns:
+        Paths by ``PAPER/figure-NUMBER``.
+    """
+    return {
+        f"{path.parent.name}/{path.stem}": path
+        for path in sorted(_shipped_folder().glob("*/figure-[0-9].toml"))
     }
 
 
@@ -342,7 +355,7 @@ def _read(name: str, children: tuple[Path, ...]) -> RecipeFile:
             f"{name}: extends itself through {children[-1].name}. Remove one of the extends."
         )
     children = (*children, real_path)
-    table = content.pop("table", {}) if name in paper_tables() else {}
+    table = content.pop("table", {}) if name in paper_tables() | paper_figures() else {}
     changes, annotations = _check_variants(content.pop("variants", {}), name), dict[str, Values]()
     variants: dict[str, tuple[Values, ...]] = {}
     for variant, values in changes.items():
@@ -410,7 +423,7 @@ def _read_packaged(name: str) -> RecipeFile:
 @cache
 def _packaged_files() -> dict[str, Path]:
     parts = {f"parts/{path.stem}": path for path in sorted(_shipped_folder().glob("parts/*.toml"))}
-    return shipped_files() | paper_tables() | parts
+    return shipped_files() | paper_tables() | paper_figures() | parts
 
 
 def _shipped_folder() -> Path:

@@ -16,6 +16,7 @@ from visavis.evaluation.published_row import PublishedRow
 from visavis.training.recipes.files import (
     ROW_ANNOTATIONS,
     RecipeFile,
+    paper_figures,
     paper_tables,
     read_recipe,
     read_recipe_file,
@@ -48,6 +49,20 @@ def published_results() -> dict[str, PublishedRow]:
         row.id: row
         for table in paper_tables()
         for row in _read_rows(table, read_recipe_file(table))
+    }
+
+
+@cache
+def figure_curves() -> dict[str, PublishedRow]:
+    """Read every curve of every figure, as rows without values.
+
+    Returns:
+        Rows by id, ``PAPER/figure-NUMBER/CURVE``.
+    """
+    return {
+        row.id: row
+        for figure in paper_figures()
+        for row in _read_rows(figure, read_recipe_file(figure))
     }
 
 
@@ -158,12 +173,12 @@ def _read_rows(table: str, file: RecipeFile) -> list[PublishedRow]:
     return [
         PublishedRow(
             paper=paper,
-            table=int(number),
+            table=int(number) if number.isdecimal() else number,
             row=row,
             protocol=_protocol(file, row),
             values={
                 key: (value, None) if isinstance(value, float) else value
-                for key, value in _VALUES.validate_python(annotations["published"]).items()
+                for key, value in _VALUES.validate_python(annotations.get("published", {})).items()
             },
             **{
                 key: value

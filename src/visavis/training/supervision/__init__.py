@@ -1,10 +1,14 @@
-"""Supervision: builds the targets of each batch, from pairs, feedback, graded relevance, mined or
-offline negatives, learned weights, or a teacher.
+"""Supervision: builds the targets of each batch, from pairs, feedback, graded relevance (also as
+weights or margins), mined or offline negatives, learned weights, or a teacher.
 """
 
 from visavis.training.supervision.base import PairSupervision, Supervision, TrainingContext
 from visavis.training.supervision.distillation import DistillationSupervision
-from visavis.training.supervision.graded_relevance import GradedSupervision
+from visavis.training.supervision.graded_relevance import (
+    GradedSupervision,
+    RelevanceMargins,
+    RelevanceWeights,
+)
 from visavis.training.supervision.human_feedback import FeedbackSupervision
 from visavis.training.supervision.learned_weights import LearnedWeights
 from visavis.training.supervision.mined_negatives import MinedNegativeSupervision
@@ -15,6 +19,8 @@ CATALOG: tuple[type[Supervision], ...] = (
     PairSupervision,
     FeedbackSupervision,
     GradedSupervision,
+    RelevanceWeights,
+    RelevanceMargins,
     OfflineNegativeSupervision,
     MinedNegativeSupervision,
     NoisySupervision,
@@ -33,6 +39,8 @@ __all__ = [
     "NoisySupervision",
     "OfflineNegativeSupervision",
     "PairSupervision",
+    "RelevanceMargins",
+    "RelevanceWeights",
     "Supervision",
     "TrainingContext",
 ]

@@ -184,7 +184,7 @@ class Supervision(ABC):
     def _supplied(self) -> tuple[Annotation, ...]:
         """The annotations that `targets.ANNOTATIONS` declares for this class."""
         return tuple(
-            annotation for annotation in ANNOTATIONS if annotation.supplier == type(self).__name__
+            annotation for annotation in ANNOTATIONS if type(self).__name__ in annotation.suppliers
         )
 
     def check(self, train: Loader, validation: Loader) -> None:  # noqa: B027 - most work with any batches

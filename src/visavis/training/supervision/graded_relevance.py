@@ -1,17 +1,20 @@
-"""Supervision by pairs with graded relevance, for objectives such as Ladder."""
+"""Supervision by pairs with graded relevance: the values themselves, for objectives such as Ladder,
+or weights and margins of pairs that follow from them, for Unified.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from visavis.core.encoded import Encoded
-from visavis.core.spec import validate_fields
+from visavis.core.spec import require_field, validate_fields
 from visavis.data.dataset import Dataset
 from visavis.data.loader import Batch
 from visavis.evaluation.graded.base import CaptionAggregation
@@ -19,6 +22,8 @@ from visavis.evaluation.graded.catalog import parse_estimator
 from visavis.losses.targets import Targets
 from visavis.training.supervision.base import PairSupervision, Supervision, TrainingContext
 
+BlockFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""Values ``[rows, columns]`` of a pairwise annotation, from positions of both."""
 QUANTILE_SAMPLE_SIZE = 256
 """Number of training images, and of captions, whose negative pairs define the quantiles."""
 
@@ -97,11 +102,26 @@ class GradedSupervision(Supervision):
                 )
             return block.to(rows.device)
 
+        def positive(rows: Tensor, columns: Tensor) -> Tensor:
+            row_positions, caption_positions = rows.cpu(), columns.cpu()
+            if paired and self.by == "position":
+                pairs = row_positions[:, None] == caption_positions
+            else:
+                images = image_of[row_positions] if paired else row_positions
+                pairs = images[:, None] == image_of[caption_positions]
+            return pairs.to(rows.device)
+
         return replace(
             PairSupervision(by=self.by).targets(visual, text, batch),
-            relevance=relevance,
+            **self._annotations(relevance, positive),
             **positions,
         )
+
+    def _annotations(self, relevance: BlockFunction, positive: BlockFunction) -> dict[str, Any]:
+        """Annotations of a batch, from functions of positions in the data set: the relevance, and
+        which pairs are positive.
+        """
+        return {"relevance": relevance}
 
     def _sample_negatives(self) -> Tensor:
         """The relevance of random negative training pairs, in ascending order."""
@@ -113,3 +133,71 @@ class GradedSupervision(Supervision):
         images = data.image_of[paired]
         block = self._train(*(torch.from_numpy(index) for index in (images, others, paired)))
         return block[torch.from_numpy(images[:, None] != data.image_of[others])].sort().values
+
+
+@dataclass(kw_only=True)
+class RelevanceWeights(GradedSupervision):
+    """Pairs, and a weight for every pair from the relevance of captions, as ``Unified`` uses it: a
+    relevant negative weighs less.
+
+    Formula:
+        $w_ij = 1 + strength (1 / 2 - R_ij)$ for a negative, $w_ii = 1$ for a positive pair.
+
+    With ``scale="quantile"``, the mean weight of random negatives is 1. Another mean moves all scores
+    up or down, because eq. 24 multiplies scores.
+
+    Attributes:
+        scale: See `GradedSupervision`.
+        strength: Difference between the weights of negatives with relevance 0 and 1, from 0 to 2.
+
+    Source:
+        Unified loss, eq. 24, whose weights are not specified. This choice is of this package.
+    """
+
+    scale: Literal["relevance", "quantile"] = "quantile"
+    strength: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_field(0 <= self.strength <= 2, self, "strength", "a number from 0 to 2")
+
+    def _annotations(self, relevance: BlockFunction, positive: BlockFunction) -> dict[str, Any]:
+        """Weights by relevance."""
+
+        def weight(rows: Tensor, columns: Tensor) -> Tensor:
+            weights = 1 + self.strength * (0.5 - relevance(rows, columns))
+            return weights.masked_fill(positive(rows, columns), 1.0)
+
+        return {"weight": weight}
+
+
+@dataclass(kw_only=True)
+class RelevanceMargins(GradedSupervision):
+    """Pairs, and a margin for every pair from the relevance of captions, as ``Unified`` and ``NCR``
+    use it: a relevant negative needs a smaller distance.
+
+    Formula:
+        $m_ij = margin (1 - R_ij)$.
+
+    Attributes:
+        margin: Margin of a negative without any relevance. Replaces that of the objective.
+
+    Source:
+        Unified loss, eq. 26, with a margin for each pair as in Biten et al., Is an Image Worth Five
+        Sentences? (2022), which the paper cites for it. There the difference of two CIDEr values
+        takes the place of $1 - R_ij$.
+    """
+
+    margin: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_field(self.margin > 0, self, "margin", "a number above 0")
+
+    def _annotations(self, relevance: BlockFunction, positive: BlockFunction) -> dict[str, Any]:
+        """Margins by relevance."""
+
+        def margin(rows: Tensor, columns: Tensor) -> Tensor:
+            return self.margin * (1 - relevance(rows, columns))
+
+        return {"pair_margin": margin}
