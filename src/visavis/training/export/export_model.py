@@ -29,7 +29,7 @@ from visavis.models.encoders.preprocessing import (
 from visavis.models.layers import GeneralizedPooling
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
-from visavis.training.export.graph_code import MODULE_FILE, module_source, template
+from visavis.training.export.graph_code import MODULE_FILE, module_source, preprocessing_source
 from visavis.training.export.model_card import write_model_card
 from visavis.training.export.traced_encoders import (
     MAX_POOLED_ITEMS,
@@ -154,7 +154,7 @@ def _write_graphs(model: Retriever, format: Format, folder: Path, embedding_dim:
         storage.write_tensors(folder / "model.safetensors", tensors, for_transformers=True)
         _write_modules(folder, [f"{MODULE_FILE.removesuffix('.py')}.ImageTextEncoder"])
         return
-    storage.write_text(folder / "preprocess.py", template("preprocess.py"))
+    storage.write_text(folder / "preprocess.py", preprocessing_source())
     for side, program in programs.items():
         if format == "torch-export":
             torch.export.save(program.exported_program, folder / f"{side}_encoder.pt2")

@@ -13,7 +13,7 @@ from torch.fx.graph import CodeGen
 
 MODULE_FILE = "visavis_encoder.py"
 """File of the module of sentence-transformers in an exported folder."""
-LOCAL_IMPORTS = re.compile(r"^from (__future__|graphs|preprocess) import .*\n", re.MULTILINE)
+LOCAL_IMPORTS = re.compile(r"^from (__future__|graphs|preprocess|words) import .*\n", re.MULTILINE)
 """Imports of the templates that have no place in one file."""
 CPU_DEVICE = re.compile(r"device\(type='cpu'(, index=None)?\)")
 """Devices in the code of a graph that was traced on the CPU."""
@@ -28,21 +28,36 @@ def module_source(programs: dict[str, Any]) -> tuple[str, dict[str, Tensor]]:
     Returns:
         The source, and the tensors that it reads, by name.
     """
-    parts = [template("preprocess.py"), template("sentence_module.py")]
+    parts = [*_preprocessing_parts(), template("sentence_module.py")]
     tensors: dict[str, Tensor] = {}
     for side, program in programs.items():
         source, weights = _function_source(f"encode_{side}", program.exported_program)
         parts.append(source)
         tensors |= {f"{side}.{name}": tensor for name, tensor in weights.items()}
-    parts = [LOCAL_IMPORTS.sub("", part).strip() for part in parts]
-    # The first statement of a file is the import of annotations. The docstrings of the templates
-    # stay as comments of their parts.
-    return (
-        "from __future__ import annotations\n\ninf, nan = float('inf'), float('nan')\n\n"
-        + "\n\n\n".join(parts)
-        + "\n",
-        tensors,
-    )
+    return _one_file(["inf, nan = float('inf'), float('nan')", *parts]), tensors
+
+
+def preprocessing_source() -> str:
+    """Write the preprocessing as one file of Python.
+
+    Returns:
+        The source of the class ``Preprocessor``.
+    """
+    return _one_file(_preprocessing_parts())
+
+
+def _preprocessing_parts() -> list[str]:
+    # Texts are split by the code of this package: the library tokenizers has no rule for the end
+    # of a Greek word, nor one that depends on the whole text.
+    return [(files("visavis.data") / "words.py").read_text("utf-8"), template("preprocess.py")]
+
+
+def _one_file(parts: list[str]) -> str:
+    """Join sources. The first statement is the import of annotations, and the docstrings stay as
+    comments of their parts.
+    """
+    sources = [LOCAL_IMPORTS.sub("", part).strip() for part in parts]
+    return "\n\n\n".join(["from __future__ import annotations", *sources]) + "\n"
 
 
 def template(name: str) -> str:

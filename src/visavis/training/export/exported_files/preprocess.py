@@ -1,22 +1,23 @@
 """Preprocessing of an exported model: images to pixels and texts to token ids. Needs Pillow, NumPy
-and, for word pieces, tokenizers.
+and, for a model with a pretrained tokenizer, tokenizers.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import string
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
+from words import tokenize
 
 
 class Preprocessor:
-    """Reads ``preprocessing.json``, and ``tokenizer.json`` if the model reads word pieces.
+    """Reads ``preprocessing.json``, and ``tokenizer.json`` of a pretrained tokenizer.
 
     Args:
         folder: Folder of the exported model.
@@ -27,7 +28,8 @@ class Preprocessor:
         settings = json.loads((folder / "preprocessing.json").read_text(encoding="utf-8"))
         self.image, self.text = settings["image"], settings["text"]
         self.word_ids = {
-            word: number for number, word in enumerate(self.text.get("vocabulary") or ())
+            unicodedata.normalize("NFC", word): number
+            for number, word in enumerate(self.text["vocabulary"] or ())
         }
         if not self.word_ids:
             from tokenizers import Tokenizer
@@ -62,15 +64,11 @@ class Preprocessor:
                 return (ids,)
             return ids, np.array([encoding.attention_mask for encoding in encoded], dtype=bool)
         start, end, unknown = 1, 2, 3
-        words = [
-            text.lower().translate(str.maketrans("", "", string.punctuation)).split()
-            for text in texts
-        ]
         rows = [
-            [start, *(self.word_ids.get(word, unknown) for word in row), end][
+            [start, *(self.word_ids.get(word, unknown) for word in tokenize(text)), end][
                 : self.text["max_tokens"]
             ]
-            for row in words
+            for text in texts
         ]
         ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
         for target, row in zip(ids, rows, strict=True):
