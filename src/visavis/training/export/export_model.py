@@ -29,7 +29,13 @@ from visavis.models.encoders.preprocessing import (
 from visavis.models.layers import GeneralizedPooling
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
-from visavis.training.export.graph_code import MODULE_FILE, module_source, preprocessing_source
+from visavis.training.export.graph_code import (
+    MODULE_FILE,
+    OPEN_IMAGE_FILE,
+    module_source,
+    open_image_source,
+    preprocessing_source,
+)
 from visavis.training.export.model_card import write_model_card
 from visavis.training.export.traced_encoders import (
     MAX_POOLED_ITEMS,
@@ -122,6 +128,10 @@ def export_model(
             write_sentence_transformers_files(model.matcher, part)
         else:
             _write_graphs(model, format, part, embedding_dim)
+        if not os.path.exists(part / "preprocessing.json"):
+            # Libraries convert images in their own way.
+            source = open_image_source(model.processor.min_side)
+            storage.write_text(part / OPEN_IMAGE_FILE, source)
         write_model_card(model, run, format, part, embedding_dim, formula, license)
         files = tuple(
             sorted(

@@ -4,7 +4,6 @@ and, for a model with a pretrained tokenizer, tokenizers.
 
 from __future__ import annotations
 
-import io
 import json
 import unicodedata
 from collections.abc import Sequence
@@ -12,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
-from words import tokenize
+from open_image import open_image
+from PIL import Image
+
+from visavis.data.words import tokenize
 
 
 class Preprocessor:
@@ -45,7 +46,9 @@ class Preprocessor:
         Returns:
             Pixels, float32 ``[N, 3, H, W]``, or ``[N, 10, 3, H, W]`` for ten crops.
         """
-        return np.stack([self._views(self._open(image)) for image in images])
+        return np.stack(
+            [self._views(open_image(image, self.image["min_side"])) for image in images]
+        )
 
     def texts(self, texts: Sequence[str]) -> tuple[np.ndarray, ...]:
         """Convert texts to token ids.
@@ -74,29 +77,6 @@ class Preprocessor:
         for target, row in zip(ids, rows, strict=True):
             target[: len(row)] = row
         return ids, np.arange(ids.shape[1]) < np.array([len(row) for row in rows])[:, None]
-
-    def _open(self, image: Any) -> Image.Image:
-        """Open an image in RGB, upright, and on white where it is transparent."""
-        file = (
-            image
-            if isinstance(image, Image.Image)
-            else Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
-        )
-        if self.image["min_side"] and file is not image:
-            file.draft("RGB", (self.image["min_side"],) * 2)
-        opened: Image.Image = ImageOps.exif_transpose(file)
-        if opened.mode.startswith(("I", "F")):
-            values = np.nan_to_num(np.asarray(opened), posinf=0, neginf=0)
-            scaled = (
-                values * (255 if values.max() <= 1 else 1)
-                if opened.mode == "F"
-                else np.clip(values, 0, 65535) // 257
-            )
-            opened = Image.fromarray(np.clip(scaled, 0, 255).astype(np.uint8))
-        if opened.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in opened.info:
-            rgba = (opened.convert("LA") if opened.mode == "La" else opened).convert("RGBA")
-            return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
-        return opened.convert("RGB")
 
     def _views(self, image: Image.Image) -> np.ndarray:
         """Resize an image, and return its pixels, its center or its ten crops."""
