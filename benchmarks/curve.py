@@ -19,7 +19,7 @@ import torch
 
 from visavis.cli.search_tables import print_compression
 from visavis.core.progress import NoProgress
-from visavis.data.vocabulary import tokenize
+from visavis.data.words import tokenize
 from visavis.models.base import get_vectors
 from visavis.retrieval.compression import MEASURED_QUERIES, compare_encodings, noisy_queries
 from visavis.training.runs.open_run import open_run, read_run_recipe

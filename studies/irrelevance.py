@@ -22,7 +22,7 @@ from visavis.core.spec import parse
 from visavis.data import open_dataset
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
-from visavis.data.vocabulary import tokenize
+from visavis.data.words import tokenize
 from visavis.evaluation.graded import CATALOG
 from visavis.evaluation.graded.base import CaptionAggregation
 

@@ -16,6 +16,7 @@ import visavis
 from visavis import cli
 from visavis.core.encoded import Encoded, append_items, collect_batches
 from visavis.core.errors import DataError, RecipeError, ShapeError, SpecError
+from visavis.core.progress import NoProgress
 from visavis.data import open_dataset
 from visavis.data.equal_texts import text_keys
 from visavis.data.loader import Batch, BatchSchedule
@@ -263,6 +264,26 @@ def test_distractors_of_the_same_data_leave_the_split_out(dual_encoders, scenes)
     positive[split.image_of, np.arange(16)] = True
     check_ranks(result, scores, positive)
     assert result.protocol == "plain + 10 images without captions"
+
+
+def test_distractors_leave_own_texts_out(dual_encoders, scenes, tmp_path, monkeypatch):
+    captions = open_dataset(scenes).split("test").captions
+    spellings = [text.upper().replace(" ", "  ") for text in captions]
+    (tmp_path / "texts.txt").write_text("\n".join([*captions, *spellings, "un cafe\u0301"]))
+    (tmp_path / "again.txt").write_text("Un caf\u00e9")
+    messages = []
+    monkeypatch.setattr(NoProgress, "message", lambda _, text: messages.append(text))
+    result = visavis.evaluate(
+        dual_encoders / "clip",
+        data=scenes,
+        distractors=[tmp_path / "texts.txt", tmp_path / "again.txt"],
+    )
+    assert result.protocol == "plain + 1 text without images"
+    left_out = [message for message in messages if "left out" in message]
+    assert left_out == [
+        f"{tmp_path}/texts.txt: left out {2 * len(captions)} texts that the split has, too",
+        f"{tmp_path}/again.txt: left out 1 texts that the split has, too",
+    ]
 
 
 def test_distractors_require_an_open_protocol(dual_encoders, scenes, distractors, tmp_path):

@@ -27,7 +27,8 @@ from visavis.data.features.arrays import ArrayFeatures
 from visavis.data.formats import large_table
 from visavis.data.loader import BatchSchedule
 from visavis.data.sequences import CaptionGroups
-from visavis.data.vocabulary import TokenizedCaptions, Vocabulary, tokenize
+from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
+from visavis.data.words import tokenize
 from visavis.training.recipes import features
 from visavis.training.recipes.data_module import prepare_training
 from visavis.training.recipes.recipe import build_recipe

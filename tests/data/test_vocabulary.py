@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from visavis.data.vocabulary import END, PAD, START, UNKNOWN, Vocabulary, pad_token_ids, tokenize
+from visavis.data.vocabulary import END, PAD, START, UNKNOWN, Vocabulary, pad_token_ids
+from visavis.data.words import tokenize
 
 texts = st.text(st.characters(codec="utf-8"), max_size=40)
 

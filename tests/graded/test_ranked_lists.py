@@ -25,7 +25,7 @@ from visavis.data import open_dataset
 from visavis.data.dataset import Dataset
 from visavis.data.dataset import Image as Listed
 from visavis.data.synthetic import SceneGraphs, write_synthetic_scenes
-from visavis.data.vocabulary import tokenize
+from visavis.data.words import tokenize
 from visavis.evaluation.graded import RelevanceEstimator
 from visavis.evaluation.graded.ranked_lists import (
     ClusteredMean,

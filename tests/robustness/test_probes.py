@@ -26,7 +26,7 @@ from visavis.data.synthetic import (
     write_synthetic_scenes,
 )
 from visavis.data.synthetic.captions import EDIT_KINDS, make_scene_pairs
-from visavis.data.vocabulary import tokenize
+from visavis.data.words import tokenize
 from visavis.research.probes import (
     IMAGE_EDITS,
     MinimalPair,

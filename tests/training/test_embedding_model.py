@@ -5,10 +5,12 @@ loads, and exports.
 from __future__ import annotations
 
 import importlib.util
+import runpy
 import shutil
 
 import pytest
 import torch
+from PIL import ExifTags, Image
 from safetensors.torch import load_file, save_file
 
 import visavis
@@ -93,16 +95,23 @@ def test_export_equals_sentence_transformers(variant, name, embedders, small, tm
     out = visavis.export(tmp_path / "run", format="sentence-transformers", out=tmp_path / "out")
     exported = load_sentence_transformers_model(out.folder)
     assert exported.prompts["query"] == "Find a circle:"
-    images = open_dataset(overrides["data.path"]).split("test").images
+    listed = open_dataset(overrides["data.path"]).split("test").images
+    orientation = Image.Exif()
+    orientation[ExifTags.Base.Orientation] = 6
+    listed[0].open().save(tmp_path / "turned.jpg", exif=orientation)
+    images = [*(image.open() for image in listed), tmp_path / "turned.jpg"]
+    open_image = runpy.run_path(str(out.folder / "open_image.py"))["open_image"]
     for expected, vectors in (
         (model.encode_texts(TEXTS), exported.encode_query(TEXTS)),
         (
-            model.encode_images([image.open() for image in images]),
-            exported.encode_document([image.open() for image in images]),
+            model.encode_images(images),
+            exported.encode_document([open_image(image) for image in images]),
         ),
     ):
         torch.testing.assert_close(torch.from_numpy(vectors), expected, atol=1e-5, rtol=0)
-    assert "trust_remote_code" not in (out.folder / "README.md").read_text()
+    card = (out.folder / "README.md").read_text()
+    assert "trust_remote_code" not in card
+    assert 'model.encode_document([open_image("photo.jpg")])' in card
     again = visavis.load(out.folder)
     torch.testing.assert_close(
         again.encode_texts(TEXTS), model.encode_texts(TEXTS), atol=1e-5, rtol=0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -30,6 +30,25 @@ def text_keys(texts: Iterable[str]) -> Tensor:
         re.sub(r"\s+", " ", unicodedata.normalize("NFC", text).casefold()).strip() for text in texts
     )
     return torch.tensor([numbers.setdefault(text, len(numbers)) for text in normalized])
+
+
+def unseen_texts(texts: Sequence[str], seen: Sequence[str]) -> list[str]:
+    """Select the texts that are equal to none of other texts, see `text_keys`.
+
+    Args:
+        texts: The texts.
+        seen: The other texts.
+
+    Returns:
+        The selected texts, in order.
+
+    Example:
+        >>> unseen_texts(["A  dog", "a cat"], ["a dog"])
+        ['a cat']
+    """
+    keys = text_keys([*seen, *texts]).tolist()
+    known = set(keys[: len(seen)])
+    return [text for text, key in zip(texts, keys[len(seen) :], strict=True) if key not in known]
 
 
 def equal_text_pairs(image: Tensor, key: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:

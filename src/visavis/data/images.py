@@ -27,6 +27,13 @@ from PIL.Image import Resampling, Transpose
 
 from visavis.core import storage
 from visavis.core.errors import DataError, MissingExtra
+from visavis.data.upright_images import (
+    JPEG_FORMATS,
+    MAX_PIXELS,
+    encoded_jpeg,
+    reduce_jpeg,
+    to_upright_rgb,
+)
 
 if TYPE_CHECKING:
     from visavis.data.photo_decoder import PhotoFormat
@@ -35,18 +42,14 @@ T = TypeVar("T")
 
 # Maximum size of an image file: 64 megapixels of eight bytes each.
 MAX_IMAGE_BYTES = 2**29
-# Largest number of pixels of an image in memory. A larger JPEG is decoded at a reduced size.
-MAX_PIXELS = 64_000_000
 # Size of a JPEG file, as a multiple of the pixels in memory. A reduced baseline JPEG is decoded row
 # by row: 400 million pixels take 0.4 s and 53 MiB. A progressive one needs all its coefficients, 6
 # bytes per pixel: 400 million take 2.3 GiB (Pillow 13.0, libjpeg-turbo 3.1).
 _MAX_JPEG_FACTOR = 16
 _MAX_PROGRESSIVE_FACTOR = 2
-_JPEG_FORMATS = ("JPEG", "MPO")
 # Increase it after each change of the images that can be decoded.
 _DECODING_VERSION = 3
 
-_ORIENTATION_METADATA = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")
 # Fix of a damaged image or video, without its period.
 COPY_AGAIN = "Copy it again from its source"
 _MAGIC_BYTES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")
@@ -110,7 +113,7 @@ def decode_image(
         image = _open(
             content, name, allow_animated=allow_animated, min_side=min_side, max_pixels=max_pixels
         )
-        _reduce(image, min_side, max_pixels)
+        reduce_jpeg(image, min_side, max_pixels)
         return _to_upright_rgb(image)
 
 
@@ -136,20 +139,8 @@ def convert_image(image: Image.Image, name: str, *, min_side: int = 0) -> Image.
                 "is closed, expected an open one. Pass its path, or close it later",
                 name,
             )
-            content = None
-            if (
-                isinstance(image, JpegImagePlugin.JpegImageFile)
-                and image.fp is not None
-                and image.tile
-                and not image.decoderconfig
-                and not image.tell()
-            ):
-                # The file of a JPEG of which neither size nor frame was changed. It stays as it is.
-                position = image.fp.tell()
-                image.fp.seek(0)
-                content = image.fp.read()
-                image.fp.seek(position)
-            else:
+            content = encoded_jpeg(image)
+            if content is None:
                 image.load()
         return (
             _to_upright_rgb(image)
@@ -230,7 +221,7 @@ def image_size(content: bytes, name: str) -> tuple[int, int]:
     with _translate_errors(name):
         image = _open(content, name)
         size = _upright_size(image)
-        _reduce(image, 1)
+        reduce_jpeg(image, 1)
         image.load()
         return size
 
@@ -256,7 +247,7 @@ def make_thumbnail(
     """
     with _translate_errors(name):
         image = _open(content, name, allow_animated=True, max_pixels=max_pixels, min_side=max_side)
-        _reduce(image, max_side, max_pixels)
+        reduce_jpeg(image, max_side, max_pixels)
         image = _to_upright_rgb(image)
         image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS, reducing_gap=2.0)
         # The copy of the pixels has no metadata.
@@ -355,7 +346,7 @@ def _open(
         formats = ", ".join(readable_formats())
         problem = f"is not an image of a known format ({formats}). Convert it to JPEG or PNG, or remove it"
         raise ImageError("not an image", problem, name)
-    if image.width * image.height > max_pixels and image.format in _JPEG_FORMATS:
+    if image.width * image.height > max_pixels and image.format in JPEG_FORMATS:
         max_pixels *= _MAX_PROGRESSIVE_FACTOR if _is_progressive(content) else _MAX_JPEG_FACTOR
     _require(
         image.width * image.height <= max_pixels,
@@ -425,18 +416,6 @@ def _is_progressive(content: bytes) -> bool:
     )
 
 
-def _reduce(image: Image.Image, min_side: int, max_pixels: int = MAX_PIXELS) -> None:
-    """Let a JPEG be decoded at a reduced size. Other formats are decoded in full."""
-    if image.format not in _JPEG_FORMATS:
-        return
-    width, height = image.size
-    needed = next((factor for factor in (1, 2, 4) if width * height <= max_pixels * factor**2), 8)
-    # Pillow decodes a JPEG at 1/2, 1/4 or 1/8, never below the requested size.
-    factor = max(needed, min(width, height) // min_side if min_side else 1)
-    if min_side or needed > 1:
-        image.draft("RGB", (max(1, width // factor), max(1, height // factor)))
-
-
 def _taken(image: Image.Image) -> str:
     """Capture time of an opened image, as ``exif_time``. Empty for unreadable metadata."""
     from visavis.data.capture_time import exif_time
@@ -461,61 +440,13 @@ def _upright_size(image: Image.Image) -> tuple[int, int]:
 
 
 def _to_upright_rgb(image: Image.Image) -> Image.Image:
+    """Convert to upright sRGB, with the capture time in ``info``."""
     from visavis.data.capture_time import TAKEN
-    from visavis.data.photo_worker import TRANSPOSE_OF_ORIENTATION, exif_orientation
 
-    # Pillow turns a TIFF when it decodes it, and removes its orientation. So the orientation is
-    # read after decoding.
-    image.load()
-    orientation, taken, rgb = exif_orientation(image), _taken(image), _to_rgb(image)
-    if orientation != 1:
-        rgb = rgb.transpose(TRANSPOSE_OF_ORIENTATION[orientation])
-        for key in _ORIENTATION_METADATA:
-            rgb.info.pop(key, None)
+    rgb, taken = to_upright_rgb(image), _taken(image)
     if taken:
         rgb.info[TAKEN] = taken
     return rgb
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    """Convert to sRGB over white."""
-    from visavis.data.colors import to_srgb
-
-    profile = image.info.get("icc_profile")
-    alpha = None
-    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        is_gray = image.mode in ("L", "LA", "La", "1")
-        # Pillow converts premultiplied gray only to gray with transparency.
-        image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
-        alpha = image.getchannel("A")
-        image = image.getchannel("R") if is_gray else image.convert("RGB")
-    elif image.mode in ("P", "1"):
-        image = image.convert("RGB")
-    rgb = to_srgb(image, profile) if profile else None
-    if rgb is not None:
-        # A second conversion must not apply it again.
-        rgb.info.pop("icc_profile", None)
-    else:
-        rgb = _to_8_bits(image).convert("RGB")
-    if alpha is None:
-        return rgb
-    rgb.putalpha(alpha)
-    return Image.alpha_composite(Image.new("RGBA", rgb.size, "white"), rgb).convert("RGB")
-
-
-def _to_8_bits(image: Image.Image) -> Image.Image:
-    """Scale gray values of more than 8 bits. Other images stay as they are."""
-    if not image.mode.startswith(("I", "F")):
-        return image
-    values = np.asarray(image)
-    if image.mode == "F":
-        values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
-        # Values from 0 to 1, or already from 0 to 255.
-        values = values * (255 if values.max() <= 1 else 1)
-    else:
-        # 65535 / 255 = 257: 16 bits to 8 bits.
-        values = np.clip(values, 0, 65535) // 257
-    return Image.fromarray(np.clip(values, 0, 255).astype(np.uint8))
 
 
 Box = tuple[int, int, int, int]

@@ -21,7 +21,8 @@ from PIL.Image import Image as PILImage
 from visavis.core import storage
 from visavis.core.errors import DataError, requires_extra
 from visavis.data.file_names import VIDEO_SUFFIXES
-from visavis.data.images import COPY_AGAIN, MAX_PIXELS, decoder_version
+from visavis.data.images import COPY_AGAIN, decoder_version
+from visavis.data.upright_images import MAX_PIXELS
 
 VideoSource = Path | BinaryIO
 # Maximum number of frames that a model reads at once. This limits the memory.

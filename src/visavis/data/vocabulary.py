@@ -1,8 +1,6 @@
-"""Tokenization of captions, and the vocabulary of a recurrent text encoder.
+"""Vocabulary of a recurrent text encoder.
 
 Example:
-    >>> tokenize("Two dogs, on a beach!")
-    ['two', 'dogs', 'on', 'a', 'beach']
     >>> vocabulary = Vocabulary.from_captions(["a dog", "a cat"], min_count=1)
     >>> vocabulary.encode(["a dog runs"]).vectors.tolist()
     [[1, 4, 6, 3, 2]]
@@ -24,6 +22,7 @@ import torch
 
 from visavis.core.encoded import Encoded
 from visavis.data.sequences import LazySequence, read_items
+from visavis.data.words import tokenize
 
 if TYPE_CHECKING:
     from visavis.data.columns import TextColumn
@@ -31,95 +30,12 @@ if TYPE_CHECKING:
 PAD, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unk>"
 # Captions whose words are in memory at once.
 _CAPTIONS_PER_COUNT = 2**17
-_DELETE_PUNCTUATION = str.maketrans("", "", string.punctuation)
-# Scripts that are written without spaces: Thai and Lao, Burmese, Khmer, Japanese syllables and
-# Chinese characters.
-_UNSPACED_RANGES = (
-    *(
-        ("\u0e00", "\u0eff"),
-        ("\u1000", "\u109f"),
-        ("\u1780", "\u17ff"),
-        ("\u3005", "\u3007"),
-        ("\u3040", "\u30ff"),
-        ("\u31f0", "\u31ff"),
-    ),
-    *(
-        ("\u3400", "\u4dbf"),
-        ("\u4e00", "\u9fff"),
-        ("\ua9e0", "\ua9ff"),
-        ("\uaa60", "\uaa7f"),
-        ("\uf900", "\ufaff"),
-        ("\uff66", "\uff9f"),
-    ),
-    ("\U00020000", "\U000323af"),
-)
-
-
-def _letters(first: str, last: str, categories: str) -> str:
-    """The characters of a range whose Unicode category begins with one of some letters."""
-    return "".join(
-        letter
-        for letter in map(chr, range(ord(first), ord(last) + 1))
-        if unicodedata.category(letter)[0] in categories
-    )
-
-
-_UNSPACED = "".join(f"{first}-{last}" for first, last in _UNSPACED_RANGES)
-_MARKS = "".join(_letters(*bounds, "M") for bounds in _UNSPACED_RANGES[:6])
-_UNSPACED_LETTER = re.compile(f"[{_UNSPACED}][{_MARKS}]*")
-_UNSPACED_PUNCTUATION = str.maketrans(
-    dict.fromkeys(
-        "".join(
-            _letters(*bounds, "P")
-            for bounds in (*_UNSPACED_RANGES[:6], ("\u3000", "\u303f"), ("\uff01", "\uff65"))
-        ),
-        " ",
-    )
-)
-
 
 MULTILINGUAL_ADVICE = (
     "A vocabulary reads scripts without spaces by characters. "
     "A multilingual encoder knows their words: set text.encoder, for example to "
     "bert-base-multilingual-cased"
 )
-
-
-def has_unspaced_script(caption: str) -> bool:
-    """Return whether a caption has letters of a script without spaces, such as Chinese, Japanese,
-    Thai, Lao, Khmer or Burmese.
-
-    Args:
-        caption: The caption.
-
-    Returns:
-        Whether it does.
-    """
-    return not caption.isascii() and _UNSPACED_LETTER.search(caption) is not None
-
-
-def tokenize(caption: str) -> list[str]:
-    """Split a caption into lower-case words without ASCII punctuation, as in Karpathy's caption
-    files.
-
-    Words are in NFC. Of scripts without spaces, such as Chinese, Japanese, Thai, Khmer, Lao and
-    Burmese, each character with its marks is a word.
-
-    Differs from the code of the VSE++ family: nltk's word_tokenize makes a token of each
-    punctuation mark ("." ends most captions) and two tokens of "man's".
-
-    Args:
-        caption: The caption.
-
-    Returns:
-        Its words.
-    """
-    text = caption.lower().translate(_DELETE_PUNCTUATION)
-    if not text.isascii():
-        text = unicodedata.normalize("NFC", text)
-        if _UNSPACED_LETTER.search(text):
-            text = _UNSPACED_LETTER.sub(r" \g<0> ", text.translate(_UNSPACED_PUNCTUATION))
-    return text.split()
 
 
 @dataclass(frozen=True)

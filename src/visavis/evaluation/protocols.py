@@ -24,7 +24,7 @@ from visavis.core.errors import DataError, SpecError, suggest_name
 from visavis.core.spec import PositiveInt, validate_fields
 from visavis.data.dataset import ByteRange, Dataset, Image, without_captions
 from visavis.data.dataset_reader import resolve_path
-from visavis.data.equal_texts import equal_text_pairs, text_keys
+from visavis.data.equal_texts import equal_text_pairs, text_keys, unseen_texts
 from visavis.data.formats.published_lists import match_coco_ids
 from visavis.evaluation.metrics.ranking import Ties
 from visavis.losses.scoring import select_items
@@ -376,9 +376,12 @@ def without_images(name: str, texts: Sequence[str]) -> Dataset:
     return Dataset(name, (), tuple(texts), np.full(len(texts), UNPAIRED))
 
 
-def with_distractors(split: Dataset, data: Dataset, added: Dataset) -> tuple[Dataset, int]:
+def with_distractors(
+    split: Dataset, data: Dataset, added: Dataset
+) -> tuple[Dataset, dict[str, int]]:
     """Add images and texts to the candidates of a split. Images that it has are left out: the same
-    file, the same part of an archive, or the same bytes.
+    file, the same part of an archive, or the same bytes. So are texts that equal one of its own,
+    see ``text_keys``: an image would count its own captions as negatives.
 
     Args:
         split: The split.
@@ -386,7 +389,8 @@ def with_distractors(split: Dataset, data: Dataset, added: Dataset) -> tuple[Dat
         added: Images, whose captions are ignored, and unpaired texts.
 
     Returns:
-        The split with more ``unpaired`` items, and the number of images that were left out.
+        The split with more ``unpaired`` items, and the numbers of "images" and "texts" that were
+        left out.
 
     Raises:
         DataError: If an added image has no file.
@@ -427,9 +431,11 @@ def with_distractors(split: Dataset, data: Dataset, added: Dataset) -> tuple[Dat
         parts.append(without_captions(added.name, known.images, known.image_origin))
     if others:
         parts.append(without_captions(added.name, tuple(others)))
-    if added.unpaired_texts:
-        parts.append(without_images(added.name, added.unpaired_texts))
-    return replace(split, unpaired=tuple(parts)), left_out
+    texts = unseen_texts(added.unpaired_texts, [*split.captions, *split.unpaired_texts])
+    if texts:
+        parts.append(without_images(added.name, texts))
+    num_texts = len(added.unpaired_texts) - len(texts)
+    return replace(split, unpaired=tuple(parts)), {"images": left_out, "texts": num_texts}
 
 
 @dataclass(frozen=True)

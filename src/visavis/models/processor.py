@@ -18,7 +18,8 @@ from visavis.core.errors import RunError, VisavisError, suggest_name
 from visavis.core.spec import build_object
 from visavis.data.dataset import Image as ListedImage
 from visavis.data.features.standardization import Standardization
-from visavis.data.vocabulary import Vocabulary, tokenize
+from visavis.data.vocabulary import Vocabulary
+from visavis.data.words import tokenize
 from visavis.models.base import Matcher, load_matcher, verify_config_hash
 from visavis.models.encoders.encoder_spec import (
     EncoderSpec,

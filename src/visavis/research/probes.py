@@ -36,7 +36,7 @@ from visavis.data.dataset_reader import resolve_path
 from visavis.data.synthetic import ClipAnnotations, SceneGraphs
 from visavis.data.synthetic.captions import make_scene_pairs
 from visavis.data.synthetic.lexicon import STYLES
-from visavis.data.vocabulary import tokenize
+from visavis.data.words import tokenize
 from visavis.evaluation import Evaluation, evaluate
 from visavis.evaluation.protocols import first_images
 from visavis.models.base import evaluation_mode

@@ -25,7 +25,8 @@ from visavis.data.dataset import ByteRange, Dataset, Image, without_captions
 from visavis.data.file_names import MISSING_TEXTS, SPLITS, split_by_hash
 from visavis.data.formats.table_columns import is_list_text
 from visavis.data.hub_files import hub_repository
-from visavis.data.vocabulary import MULTILINGUAL_ADVICE, has_unspaced_script
+from visavis.data.vocabulary import MULTILINGUAL_ADVICE
+from visavis.data.words import has_unspaced_script
 
 # Files that `datasets` writes next to its tables. A pattern such as "dataset*.json" does not match
 # them.

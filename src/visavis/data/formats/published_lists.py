@@ -51,7 +51,7 @@ from visavis.data.formats.listing import (
     read_list,
     shorten,
 )
-from visavis.data.vocabulary import tokenize
+from visavis.data.words import tokenize
 
 
 class DuplicateKeyObject(dict[str, Any]):

@@ -28,7 +28,7 @@ from visavis.core.errors import DataError
 from visavis.core.spec import require_field
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
-from visavis.data.vocabulary import tokenize
+from visavis.data.words import tokenize
 from visavis.evaluation.graded.base import (
     CaptionRelevance,
     CosineRelevance,

@@ -30,7 +30,7 @@ from visavis.core.memory_budget import MemoryLimit
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
-from visavis.data.vocabulary import tokenize
+from visavis.data.words import tokenize
 from visavis.evaluation.graded.base import (
     CaptionAggregation,
     ImageRelevance,

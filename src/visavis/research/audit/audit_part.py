@@ -29,7 +29,7 @@ from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
 from visavis.data.item_sources import ItemSource, StoredFeatures
 from visavis.data.loader import derive_seed
-from visavis.data.vocabulary import tokenize
+from visavis.data.words import tokenize
 from visavis.models import Matcher
 from visavis.models.device import choose_device, seed_device
 from visavis.models.encoders.preprocessing import blank_image

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from visavis.core.blocking import chunk_slices
 from visavis.data.dataset import Dataset
-from visavis.data.vocabulary import tokenize
+from visavis.data.words import tokenize
 from visavis.losses.scoring import max_query_rows
 from visavis.research.audit.audit_part import Issue, format_count
 

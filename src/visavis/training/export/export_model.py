@@ -29,7 +29,13 @@ from visavis.models.encoders.preprocessing import (
 from visavis.models.layers import GeneralizedPooling
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
-from visavis.training.export.graph_code import MODULE_FILE, module_source, template
+from visavis.training.export.graph_code import (
+    MODULE_FILE,
+    OPEN_IMAGE_FILE,
+    module_source,
+    open_image_source,
+    preprocessing_source,
+)
 from visavis.training.export.model_card import write_model_card
 from visavis.training.export.traced_encoders import (
     MAX_POOLED_ITEMS,
@@ -122,6 +128,10 @@ def export_model(
             write_sentence_transformers_files(model.matcher, part)
         else:
             _write_graphs(model, format, part, embedding_dim)
+        if not os.path.exists(part / "preprocessing.json"):
+            # Libraries convert images in their own way.
+            source = open_image_source(model.processor.min_side)
+            storage.write_text(part / OPEN_IMAGE_FILE, source)
         write_model_card(model, run, format, part, embedding_dim, formula, license)
         files = tuple(
             sorted(
@@ -154,7 +164,7 @@ def _write_graphs(model: Retriever, format: Format, folder: Path, embedding_dim:
         storage.write_tensors(folder / "model.safetensors", tensors, for_transformers=True)
         _write_modules(folder, [f"{MODULE_FILE.removesuffix('.py')}.ImageTextEncoder"])
         return
-    storage.write_text(folder / "preprocess.py", template("preprocess.py"))
+    storage.write_text(folder / "preprocess.py", preprocessing_source())
     for side, program in programs.items():
         if format == "torch-export":
             torch.export.save(program.exported_program, folder / f"{side}_encoder.pt2")

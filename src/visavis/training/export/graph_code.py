@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from functools import reduce
 from importlib.resources import files
@@ -11,9 +12,15 @@ import torch
 from torch import Tensor
 from torch.fx.graph import CodeGen
 
+from visavis.data.photo_worker import exif_orientation
+
+OPEN_IMAGE_FILE = "open_image.py"
+"""File of the function that opens images."""
 MODULE_FILE = "visavis_encoder.py"
 """File of the module of sentence-transformers in an exported folder."""
-LOCAL_IMPORTS = re.compile(r"^from (__future__|graphs|preprocess) import .*\n", re.MULTILINE)
+LOCAL_IMPORTS = re.compile(
+    r"^from (__future__|graphs|open_image|preprocess|visavis\.data\.\w+) import .*\n", re.MULTILINE
+)
 """Imports of the templates that have no place in one file."""
 CPU_DEVICE = re.compile(r"device\(type='cpu'(, index=None)?\)")
 """Devices in the code of a graph that was traced on the CPU."""
@@ -28,21 +35,70 @@ def module_source(programs: dict[str, Any]) -> tuple[str, dict[str, Tensor]]:
     Returns:
         The source, and the tensors that it reads, by name.
     """
-    parts = [template("preprocess.py"), template("sentence_module.py")]
+    parts = [*_preprocessing_parts(), template("sentence_module.py")]
     tensors: dict[str, Tensor] = {}
     for side, program in programs.items():
         source, weights = _function_source(f"encode_{side}", program.exported_program)
         parts.append(source)
         tensors |= {f"{side}.{name}": tensor for name, tensor in weights.items()}
-    parts = [LOCAL_IMPORTS.sub("", part).strip() for part in parts]
-    # The first statement of a file is the import of annotations. The docstrings of the templates
-    # stay as comments of their parts.
-    return (
-        "from __future__ import annotations\n\ninf, nan = float('inf'), float('nan')\n\n"
-        + "\n\n\n".join(parts)
-        + "\n",
-        tensors,
-    )
+    return _one_file(["inf, nan = float('inf'), float('nan')", *parts]), tensors
+
+
+def preprocessing_source() -> str:
+    """Write the preprocessing as one file of Python.
+
+    Returns:
+        The source of the class ``Preprocessor``.
+    """
+    return _one_file(_preprocessing_parts())
+
+
+def _preprocessing_parts() -> list[str]:
+    # Texts are split by the code of this package: the library tokenizers has no rule for the end
+    # of a Greek word, nor one that depends on the whole text.
+    return [_data_module("words"), *_open_image_parts(0), template("preprocess.py")]
+
+
+def open_image_source(min_side: int) -> str:
+    """Write the opening of images as one file of Python.
+
+    Args:
+        min_side: Shorter side that the model needs of a JPEG, in pixels. 0: it is decoded in full.
+
+    Returns:
+        The source of the function ``open_image``.
+    """
+    return _one_file(_open_image_parts(min_side))
+
+
+def _open_image_parts(min_side: int) -> list[str]:
+    # The program that decodes photos stands alone, so the orientation is a part of it.
+    worker = _data_module("photo_worker")
+    orientation = [
+        ast.get_source_segment(worker, node) or ""
+        for node in ast.parse(worker).body
+        if (isinstance(node, ast.FunctionDef) and node.name == exif_orientation.__name__)
+        or (
+            isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) == "TRANSPOSE_OF_ORIENTATION"
+        )
+    ]
+    imports = "from PIL import ExifTags\nfrom PIL.Image import Transpose"
+    opening = template("open_image.py").replace("MIN_SIDE = 0", f"MIN_SIDE = {min_side}")
+    modules = [_data_module("colors"), imports, *orientation, _data_module("upright_images")]
+    return [*modules, opening]
+
+
+def _data_module(name: str) -> str:
+    return (files("visavis.data") / f"{name}.py").read_text("utf-8")
+
+
+def _one_file(parts: list[str]) -> str:
+    """Join sources. The first statement is the import of annotations, and the docstrings stay as
+    comments of their parts.
+    """
+    sources = [LOCAL_IMPORTS.sub("", part).strip() for part in parts]
+    return "\n\n\n".join(["from __future__ import annotations", *sources]) + "\n"
 
 
 def template(name: str) -> str:

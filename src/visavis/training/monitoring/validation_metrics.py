@@ -19,7 +19,7 @@ from torch import Tensor
 from visavis.core.encoded import Direction, Encoded, to_float64, unit_rows
 from visavis.data.dataset import Dataset
 from visavis.data.loader import Batch, Loader
-from visavis.data.vocabulary import tokenize
+from visavis.data.words import tokenize
 from visavis.evaluation import Evaluation
 from visavis.losses.objectives import Objective
 from visavis.losses.pair_loss import PairLoss

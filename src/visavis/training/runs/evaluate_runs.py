@@ -19,7 +19,7 @@ from visavis.core.errors import DataError, RunError, SpecError, format_value
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
-from visavis.data.equal_texts import text_keys
+from visavis.data.equal_texts import unseen_texts
 from visavis.evaluation import Evaluation
 from visavis.evaluation.corrections import CorrectedScore, Correction, QueryBank
 from visavis.evaluation.evaluate_items import evaluate_dataset
@@ -223,8 +223,9 @@ def evaluate_runs(
     for added in distractors:
         for folder, (data_module, _) in opened.items():
             splits[folder], left_out = with_distractors(splits[folder], data_module.data, added)
-        if left_out:
-            progress.message(f"{added.name}: left out {left_out:,} images that the split has, too")
+        for kind, count in left_out.items():
+            if count:
+                progress.message(f"{added.name}: left out {count:,} {kind} that the split has, too")
     check_same_captions(splits)
     networks = {
         folder: [matcher, open_peer_network(folder, matcher)]
@@ -323,9 +324,7 @@ def exclude_texts(bank: Sequence[str], queries: Sequence[str], progress: Progres
     Raises:
         DataError: If no text is left.
     """
-    keys = text_keys([*queries, *bank]).tolist()
-    seen = set(keys[: len(queries)])
-    unseen = [text for text, key in zip(bank, keys[len(queries) :], strict=True) if key not in seen]
+    unseen = unseen_texts(bank, queries)
     if len(unseen) < len(bank):
         progress.message(
             f"--bank: left out {len(bank) - len(unseen):,} texts that are test queries."

@@ -1,22 +1,24 @@
 """Preprocessing of an exported model: images to pixels and texts to token ids. Needs Pillow, NumPy
-and, for word pieces, tokenizers.
+and, for a model with a pretrained tokenizer, tokenizers.
 """
 
 from __future__ import annotations
 
-import io
 import json
-import string
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from open_image import open_image
+from PIL import Image
+
+from visavis.data.words import tokenize
 
 
 class Preprocessor:
-    """Reads ``preprocessing.json``, and ``tokenizer.json`` if the model reads word pieces.
+    """Reads ``preprocessing.json``, and ``tokenizer.json`` of a pretrained tokenizer.
 
     Args:
         folder: Folder of the exported model.
@@ -27,7 +29,8 @@ class Preprocessor:
         settings = json.loads((folder / "preprocessing.json").read_text(encoding="utf-8"))
         self.image, self.text = settings["image"], settings["text"]
         self.word_ids = {
-            word: number for number, word in enumerate(self.text.get("vocabulary") or ())
+            unicodedata.normalize("NFC", word): number
+            for number, word in enumerate(self.text["vocabulary"] or ())
         }
         if not self.word_ids:
             from tokenizers import Tokenizer
@@ -43,7 +46,9 @@ class Preprocessor:
         Returns:
             Pixels, float32 ``[N, 3, H, W]``, or ``[N, 10, 3, H, W]`` for ten crops.
         """
-        return np.stack([self._views(self._open(image)) for image in images])
+        return np.stack(
+            [self._views(open_image(image, self.image["min_side"])) for image in images]
+        )
 
     def texts(self, texts: Sequence[str]) -> tuple[np.ndarray, ...]:
         """Convert texts to token ids.
@@ -62,43 +67,16 @@ class Preprocessor:
                 return (ids,)
             return ids, np.array([encoding.attention_mask for encoding in encoded], dtype=bool)
         start, end, unknown = 1, 2, 3
-        words = [
-            text.lower().translate(str.maketrans("", "", string.punctuation)).split()
-            for text in texts
-        ]
         rows = [
-            [start, *(self.word_ids.get(word, unknown) for word in row), end][
+            [start, *(self.word_ids.get(word, unknown) for word in tokenize(text)), end][
                 : self.text["max_tokens"]
             ]
-            for row in words
+            for text in texts
         ]
         ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
         for target, row in zip(ids, rows, strict=True):
             target[: len(row)] = row
         return ids, np.arange(ids.shape[1]) < np.array([len(row) for row in rows])[:, None]
-
-    def _open(self, image: Any) -> Image.Image:
-        """Open an image in RGB, upright, and on white where it is transparent."""
-        file = (
-            image
-            if isinstance(image, Image.Image)
-            else Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
-        )
-        if self.image["min_side"] and file is not image:
-            file.draft("RGB", (self.image["min_side"],) * 2)
-        opened: Image.Image = ImageOps.exif_transpose(file)
-        if opened.mode.startswith(("I", "F")):
-            values = np.nan_to_num(np.asarray(opened), posinf=0, neginf=0)
-            scaled = (
-                values * (255 if values.max() <= 1 else 1)
-                if opened.mode == "F"
-                else np.clip(values, 0, 65535) // 257
-            )
-            opened = Image.fromarray(np.clip(scaled, 0, 255).astype(np.uint8))
-        if opened.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in opened.info:
-            rgba = (opened.convert("LA") if opened.mode == "La" else opened).convert("RGBA")
-            return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
-        return opened.convert("RGB")
 
     def _views(self, image: Image.Image) -> np.ndarray:
         """Resize an image, and return its pixels, its center or its ten crops."""
