@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 import shlex
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import openai
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from PIL import Image
 from tests.docs import read_blocks
+from tests.processes import peak_memory
 
 import visavis
 from visavis.evaluation.feedback.records import QueryKey
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.items import NO_FILTER
 from visavis.retrieval.server.application import create_app
+from visavis.retrieval.server.image_cache import ImageCache
 from visavis.retrieval.server.limits import RateLimits, ServerLimits, ServerMetrics
 from visavis.retrieval.server.search_service import SearchService, ServedIndex
 
@@ -240,6 +245,74 @@ def test_images_have_a_limit_of_pixels(collection):
     with TestClient(app, "http://localhost") as client:
         response = client.post("/v1/embeddings", json={"input": [data_url(RED)]})
     assert "has 64 x 48 pixels" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["embeddings", "rerank"])
+def test_images_of_a_request_have_a_limit_of_pixels(collection, path, monkeypatch):
+    """The limit is checked before an image is decoded."""
+    app = create_app([collection], limits=ServerLimits(max_request_pixels=10_000))
+    images = [{"image": data_url(RED)}] * 4
+    bodies = {"embeddings": {"input": images}, "rerank": {"query": "a", "documents": images}}
+    with TestClient(app, "http://localhost") as client:
+        monkeypatch.setattr(ImageCache, "decode", None)
+        response = client.post(f"/v1/{path}", json=bodies[path])
+    assert response.status_code == 400
+    assert "million pixels in all images of a request" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank"])
+def test_work_stops_when_a_client_disconnects(collection, path, monkeypatch):
+    images = [png(photo(size=(64, 48 + number))) for number in range(200)]
+    documents, asked = [{"image": data_url(image)} for image in images], {"image": data_url(STAR)}
+    bodies = {
+        "/v1/embeddings": {"input": documents},
+        "/v1/rerank": {"query": asked, "documents": documents},
+    }
+    decoded, decode = list[str](), ImageCache.decode
+
+    async def decode_and_note(self, image, min_side):
+        decoded.append(image.name)
+        return await decode(self, image, min_side)
+
+    monkeypatch.setattr(ImageCache, "decode", decode_and_note)
+    content = json.dumps(bodies[path]).encode()
+    messages = [{"type": "http.request", "body": content, "more_body": False}]
+
+    async def receive():
+        if messages:
+            return messages.pop()
+        while len(decoded) < 3:
+            await asyncio.sleep(0.001)
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode()}
+    scope |= {"query_string": b"", "headers": headers, "client": ("1.1.1.1", 1), "scheme": "http"}
+    sent = []
+    asyncio.run(create_app([collection])(scope, receive, send))
+    assert len(decoded) < 20
+    assert sent == []
+
+
+@pytest.mark.slow
+def test_memory_stays_bounded_with_large_images(index_folder):
+    """60 images of 40 million pixels in 400 kB are refused, 6 are encoded one after another."""
+    url, small = data_url(png(Image.new("1", (6300, 6300)))), data_url(RED)
+    with served(index_folder) as (address, process), ThreadPoolExecutor(4) as pool:
+        ask = openai.OpenAI(base_url=f"{address}/v1", api_key="none", timeout=300).embeddings.create
+        ask(model="one", input=small)
+        before = peak_memory(process.process.pid)
+        with pytest.raises(openai.BadRequestError, match="got 2,381 million"):
+            ask(model="one", input=[url] * 60)
+        assert peak_memory(process.process.pid) < before + 100 * 2**20
+        large = [pool.submit(ask, model="one", input=[url] * 6) for _ in range(3)]
+        ask(model="one", input=small)
+        assert not all(one.done() for one in large), "a small request does not wait for large ones"
+        assert [len(one.result().data) for one in large] == [6, 6, 6]
+        assert peak_memory(process.process.pid) < before + 1000 * 2**20
 
 
 def test_other_errors_have_the_form_of_openai(collection):

@@ -186,6 +186,37 @@ def upright_size(content: bytes, name: str) -> tuple[int, int]:
         return _upright_size(_open(content, name))
 
 
+def decoded_pixels(
+    content: bytes, name: str, *, min_side: int = 0, max_pixels: int = MAX_PIXELS
+) -> int:
+    """Return how many pixels ``decode_image`` decodes, from the header of an image.
+
+    Args:
+        content: Content of the file.
+        name: Name of the image, for errors.
+        min_side: As for ``decode_image``. HEIF, JPEG XL and raw images count in full.
+        max_pixels: As for ``decode_image``.
+
+    Returns:
+        Number of pixels.
+
+    Raises:
+        ImageError: If the header is damaged, or the image is too large.
+    """
+    from visavis.data.photo_decoder import photo_format, read_header
+
+    with _translate_errors(name):
+        if (kind := photo_format(content, name)) is not None:
+            size = _read_photo(
+                kind, name, lambda: read_header(content, kind, name, max_pixels)
+            ).size
+        else:
+            image = _open(content, name, allow_animated=True, max_pixels=max_pixels)
+            _reduce(image, min_side, max_pixels)
+            size = image.size
+        return size[0] * size[1]
+
+
 def capture_time(content: bytes, name: str) -> str:
     """Read the capture time of an image without decoding it.
 

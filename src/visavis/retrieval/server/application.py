@@ -52,6 +52,7 @@ from visavis.retrieval.server.security import (
     RateLimiter,
     SecurityMiddleware,
     TokenAuth,
+    client_name,
     validate_host_name,
     validate_root_path,
 )
@@ -301,7 +302,10 @@ def api_routes(service: SearchService, max_irrelevant: float) -> APIRouter:
                 "body: expected an image, got an empty body. Send the content of an image file.",
             )
         return await _search_sides(
-            service, query.model_copy(update={"image": await service.images.upload(content)})
+            service,
+            query.model_copy(
+                update={"image": await service.images.upload(content, client_name(request.scope))}
+            ),
         )
 
     async def jpeg(index: int, key: str, size: ImageSize, content_version: str) -> Response:

@@ -34,7 +34,7 @@ from visavis.retrieval.server.image_cache import ImageInput
 from visavis.retrieval.server.limits import IMAGE_INPUT_COST, TEXT_INPUT_COST
 from visavis.retrieval.server.schemas import LIMITS, ApiError, OpenAIErrorResponse, RequestModel
 from visavis.retrieval.server.search_service import SearchService
-from visavis.retrieval.server.security import RateLimiter
+from visavis.retrieval.server.security import RateLimiter, client_name
 
 Item: TypeAlias = str | ImageInput
 """A text or image."""
@@ -441,9 +441,10 @@ def inference_routes(service: SearchService, rate_limiter: RateLimiter | None) -
         if rate_limiter is None:
             return
         cost = sum(TEXT_INPUT_COST if isinstance(item, str) else IMAGE_INPUT_COST for item in items)
-        client = request.client.host if request.client else "unknown"
         # A larger cost could never be spent.
-        if wait_s := rate_limiter.spend(client, min(cost, rate_limiter.rates.burst)):
+        if wait_s := rate_limiter.spend(
+            client_name(request.scope), min(cost, rate_limiter.rates.burst)
+        ):
             raise rate_limiter.error(wait_s)
 
     @router.get("/models")
@@ -467,7 +468,10 @@ def inference_routes(service: SearchService, rate_limiter: RateLimiter | None) -
                 param="input",
             )
         name, number = find_model(query.model)
-        items = _named("input", query.input or []) or _named("messages", [query.messages])
+        client = client_name(request.scope)
+        items = _named("input", query.input or [], client) or _named(
+            "messages", [query.messages], client
+        )
         charge(request, items)
         vectors, num_tokens = await encode_items(service, number, items)
         if query.dimensions is not None:
@@ -489,7 +493,9 @@ def inference_routes(service: SearchService, rate_limiter: RateLimiter | None) -
         kinds have the score of the model, and of the same kind the cosine of their vectors.
         """
         name, number = find_model(query.model)
-        [asked], items = _named("query", [query.query]), _named("documents", query.documents)
+        client = client_name(request.scope)
+        [asked] = _named("query", [query.query], client)
+        items = _named("documents", query.documents, client)
         charge(request, [asked, *items])
         scores, num_tokens = await score_items(service, number, asked, items)
         order = scores.argsort(descending=True, stable=True)[: query.top_n or None].tolist()
@@ -568,10 +574,10 @@ async def score_items(
     return scores, num_tokens
 
 
-def _named(field: str, contents: Sequence[Any]) -> list[Item]:
+def _named(field: str, contents: Sequence[Any], client: str) -> list[Item]:
     """Texts and images of a field. Errors name an image by its position."""
     return [
-        content if isinstance(content, str) else ImageInput(content, f"{field}[{number}]")
+        content if isinstance(content, str) else ImageInput(content, f"{field}[{number}]", client)
         for number, content in enumerate(contents)
     ]
 

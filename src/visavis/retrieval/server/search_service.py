@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -63,9 +63,9 @@ lifetime in seconds.
 """
 CACHED_TEXTS = 1024
 """Number of texts whose vectors are cached."""
-MAX_TEXTS_AT_ONCE, TEXTS_PER_TURN, IMAGES_PER_TURN, IMAGE_REQUESTS = 128, 64, 4, 2
-"""Number of texts that are encoded in one batch, of texts and images of one request before other
-requests are served, and of requests with decoded images in memory.
+MAX_TEXTS_AT_ONCE, TEXTS_PER_TURN, IMAGES_PER_TURN = 128, 64, 4
+"""Number of texts that are encoded in one batch, and of texts and images of one request before other
+requests are served.
 """
 
 MAX_FOLDERS, MAX_METADATA_VALUES = 50, 30
@@ -480,7 +480,6 @@ class SearchService:
         self._model_thread = ThreadPoolExecutor(1, "model")
         self._num_waiting = 0
         self._waiting = deque[ModelWork]()
-        self._images_in_use = asyncio.Semaphore(IMAGE_REQUESTS)
         for index in self.indexes:
             metrics.items.labels(index.name).set(index.count)
 
@@ -607,10 +606,7 @@ class SearchService:
         Raises:
             HTTPException: If too much work is waiting.
         """
-        if self._num_waiting >= self.limits.max_waiting_searches:
-            raise HTTPException(
-                429, "Too many requests are waiting. Try again later.", {"Retry-After": "1"}
-            )
+        self._require_short_queue(self._num_waiting)
         future: Future[T] = Future()
         self._num_waiting += 1
         self._waiting.append(ModelWork(number, texts, run, key, future))
@@ -699,34 +695,48 @@ class SearchService:
         """
         model = self.indexes[number].index.model
         self._require_single_vectors(number)
-        return torch.cat(await self.map_images(number, images, model.encode_images))
+        return torch.cat(await self.map_images(number, images, [model.encode_images]))
 
     async def map_images(
-        self, number: int, images: Sequence[ImageInput], run: Callable[[list[PILImage]], T]
+        self,
+        number: int,
+        images: Sequence[ImageInput],
+        functions: Sequence[Callable[[list[PILImage]], T]],
     ) -> list[T]:
-        """Decode images, and call a function on the thread of the models with a few of them.
+        """Decode images, and call functions on the thread of the models with a few of them. Other
+        requests are served between the calls.
 
         Args:
             number: Number of the index.
-            images: The images.
-            run: The function.
+            images: Images of one request.
+            functions: The functions.
 
         Returns:
-            Its results.
+            Results of all functions for the first images, then for the next ones.
 
         Raises:
             HTTPException: If too much work is waiting.
-            DataError: If the content of an image is not one.
+            DataError: If the content of an image is not one, or the images are too large.
         """
         model, results = self.indexes[number].index.model, list[T]()
         # The processor may be loaded with the whole model.
         min_side = await self.run_model(number, lambda _: model.processor.min_side)
-        for chunk in chunk_slices(len(images), IMAGES_PER_TURN):
+        pixels = await self.images.pixels(images, min_side)
+        self._require_short_queue(self.images.turns.num_waiting)
+        for chunk in _turns(pixels, self.limits.max_decoded_pixels):
             # Decoded images take far more memory than their files.
-            async with self._images_in_use:
+            async with self.images.turns.turn(images[0].client, sum(pixels[chunk])):
                 decoded = [await self.images.decode(image, min_side) for image in images[chunk]]
-                results.append(await self.run_model(number, partial(_call, run, decoded)))
+                for run in functions:
+                    results.append(await self.run_model(number, partial(_call, run, decoded)))
+                del decoded
         return results
+
+    def _require_short_queue(self, num_waiting: int) -> None:
+        if num_waiting >= self.limits.max_waiting_searches:
+            raise HTTPException(
+                429, "Too many requests are waiting. Try again later.", {"Retry-After": "1"}
+            )
 
     async def score_pairs(
         self, number: int, query: str | ImageInput, items: Sequence[str | ImageInput]
@@ -751,19 +761,19 @@ class SearchService:
         images = [item for item in given if isinstance(item, ImageInput)]
         direction: Direction = "t2i" if isinstance(query, str) else "i2t"
 
-        def score(decoded: list[PILImage]) -> Tensor:
-            for text in texts:
+        def score(columns: slice, decoded: list[PILImage]) -> Tensor:
+            for text in texts[columns]:
                 model.unknown_words(text)
-            # No more candidates at once than the second stage scores. One side is the query.
-            limit = model.matcher.rerank_top_k or TEXTS_PER_TURN
             parts = [
                 model.score(decoded[rows], texts[columns], direction=direction).flatten()
                 for rows in chunk_slices(len(decoded), limit)
-                for columns in chunk_slices(len(texts), limit)
             ]
             return torch.cat(parts)
 
-        scores = await self.map_images(number, images, score)
+        # No more candidates at once than the second stage scores. One side is the query.
+        limit = await self.run_model(number, lambda _: model.matcher.rerank_top_k or TEXTS_PER_TURN)
+        functions = [partial(score, columns) for columns in chunk_slices(len(texts), limit)]
+        scores = await self.map_images(number, images, functions)
         num_tokens = await self.run_model(number, lambda _: sum(model.count_tokens(texts)))
         return torch.cat(scores), num_tokens
 
@@ -853,6 +863,17 @@ class SearchService:
         for work in tuple(self._waiting):
             work.future.cancel()
         self.images.close()
+
+
+def _turns(pixels: Sequence[int], max_pixels: int) -> Iterator[slice]:
+    """Images of one request that are decoded at once."""
+    start, total = 0, 0
+    for position, count in enumerate(pixels):
+        if position > start and (position - start == IMAGES_PER_TURN or total + count > max_pixels):
+            yield slice(start, position)
+            start, total = position, 0
+        total += count
+    yield slice(start, len(pixels))
 
 
 def _call(run: Callable[[list[PILImage]], T], images: list[PILImage], _: EncodeTexts) -> T:
