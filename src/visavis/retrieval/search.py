@@ -17,7 +17,12 @@ from torch import Tensor
 from visavis.core.errors import DataError, ShapeError, VisavisError
 from visavis.core.notebook import NotebookTable
 from visavis.core.spec import validate_int
-from visavis.data.images import MAX_HAMMING_DISTANCE, decode_image, hamming_distances
+from visavis.data.images import (
+    MAX_HAMMING_DISTANCE,
+    decode_image,
+    hamming_distances,
+    is_data_url,
+)
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 
 if TYPE_CHECKING:
@@ -524,8 +529,13 @@ def validate_text_query(text: str) -> None:
         text: Text query.
 
     Raises:
-        VisavisError: If the query is empty.
+        VisavisError: If the query is empty, or a data URL.
     """
+    if is_data_url(text):
+        raise VisavisError(
+            "query: expected text, got a data URL. Search with the image itself, such as with "
+            "--image FILE."
+        )
     if not text.strip():
         raise VisavisError(
             "query: expected text, got an empty query. Describe the image, such as 'a dog runs on "

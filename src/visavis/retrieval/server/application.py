@@ -37,6 +37,7 @@ from visavis.retrieval.server.schemas import (
     ServerInfo,
     SideName,
     SideResponse,
+    StrictJsonRoute,
     UncertainPairModel,
     UncertainPairsResponse,
     UndoRequest,
@@ -279,7 +280,7 @@ def api_routes(service: SearchService, max_irrelevant: float) -> APIRouter:
     Raises:
         HTTPException: From the routes, for a request that cannot be answered.
     """
-    router = APIRouter(prefix="/api", responses=ERROR_RESPONSES)
+    router = APIRouter(prefix="/api", responses=ERROR_RESPONSES, route_class=StrictJsonRoute)
 
     @router.get("/search")
     async def search(query: Annotated[SearchRequest, Query()]) -> SearchResponse:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
@@ -33,6 +33,7 @@ from visavis.retrieval.items import (
     parse_time,
 )
 from visavis.retrieval.server.schemas import (
+    EMPTY_IS_ABSENT,
     LIMITS,
     HitModel,
     ItemModel,
@@ -266,9 +267,13 @@ class FilterTool(IndexTool):
         max_length=QUERY_CHARS,
         description="Pattern of the whole path, such as *beach* or 2024/*.jpg. Default: all.",
     )
-    kind: ItemKind | None = Field(None, description="Kind of the items. Default: all.")
-    after: str | None = Field(None, description="Earliest time of an item, such as 2024-05-31.")
-    before: str | None = Field(
+    kind: Annotated[ItemKind | None, EMPTY_IS_ABSENT] = Field(
+        None, description="Kind of the items. Default: all."
+    )
+    after: Annotated[str | None, EMPTY_IS_ABSENT] = Field(
+        None, description="Earliest time of an item, such as 2024-05-31."
+    )
+    before: Annotated[str | None, EMPTY_IS_ABSENT] = Field(
         None, description="Time before which an item must lie, such as 2024-06-30."
     )
     metadata: dict[str, str] = Field(
