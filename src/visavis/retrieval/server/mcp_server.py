@@ -165,7 +165,11 @@ class OpenedIndexes:
             from visavis.retrieval.server.search_service import ServedIndex
 
             index = Index.open(self.folders[name], store=self.stores)
-            self._opened[name] = ServedIndex(index, name)
+            self._opened[name] = ServedIndex(index, name, stores=self.stores)
+        elif (newer := self._opened[name].newer()) is not None:
+            self._opened[name].index.close()
+            self._captions.pop(name, None)
+            self._opened[name] = newer
         return self._opened[name]
 
     def captions(self, index: ServedIndex, item: IndexItem) -> list[str]:

@@ -309,6 +309,7 @@ class SideResponse(BaseModel):
         side: Position in a comparison.
         index: Number of the index, for images and votes.
         hits: Results, best first.
+        missing: Number of results of this page without a file, because the index was not updated.
         has_more: Whether there are more results, which later pages return.
         is_cut: Whether there are more results than the server returns for one query.
         no_match: Whether even the best result is probably irrelevant. Null if scores are not
@@ -319,6 +320,7 @@ class SideResponse(BaseModel):
     side: SideName
     index: int
     hits: list[HitResponse]
+    missing: int
     has_more: bool
     is_cut: bool
     no_match: bool | None
@@ -348,12 +350,14 @@ class IndexInfo(BaseModel):
         count: Number of items.
         unfinished: Whether items are missing, because an update was interrupted or was running when
             the server started.
+        version: Text that changes when the server opens a new version of the index.
     """
 
     name: str
     model: str
     count: int
     unfinished: bool
+    version: str
 
 
 class ServerInfo(BaseModel):
