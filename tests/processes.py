@@ -166,9 +166,9 @@ def _run(
     program()
 
 
-def peak_memory() -> int:
-    """Return the highest resident memory of this process in bytes. Other than ``ru_maxrss``, it
+def peak_memory(process: int | str = "self") -> int:
+    """Return the highest resident memory of a process in bytes. Other than ``ru_maxrss``, it
     does not include the parent process.
     """
-    status = Path("/proc/self/status").read_text()
+    status = Path(f"/proc/{process}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024

@@ -8,6 +8,7 @@ import itertools
 import json
 import struct
 import threading
+import time
 import zlib
 
 import hypothesis
@@ -16,6 +17,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 from starlette.exceptions import HTTPException
 
+import visavis
 from visavis.core.errors import VisavisError
 from visavis.evaluation.feedback.records import (
     FeedbackFile,
@@ -26,13 +28,18 @@ from visavis.evaluation.feedback.records import (
 )
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.items import NO_FILTER
-from visavis.retrieval.search import SearchQuery, search_collection
+from visavis.retrieval.search import (
+    SearchQuery,
+    SearchResult,
+    grouped_results,
+    search_collection,
+)
 from visavis.retrieval.server.application import create_app
 from visavis.retrieval.server.limits import RateLimits, ServerLimits, ServerMetrics
 from visavis.retrieval.server.search_service import SearchService, ServedIndex, VoteStore
 from visavis.retrieval.server.security import SECURITY_HEADERS
 
-from .conftest import MARKUP, photo, photo_with_exif
+from .conftest import COLORS, MARKUP, SHAPES, photo, photo_with_exif
 
 
 def hits(client, **params):
@@ -115,6 +122,59 @@ def test_search_empty_query_returns_newest(client):
     days = [hit["modified"] for hit in hits(client)]
     assert days == sorted(days, reverse=True)
     assert all(hit["score"] is None for hit in hits(client))
+
+
+def test_start_page_groups_as_searches(client, collection):
+    found = hits(client, limit=100)
+    pages = hits(client, limit=20) + hits(client, limit=80, offset=20)
+    assert pages == found
+    keys = [hit["key"] for hit in found]
+    copies = [key for hit in found for key in hit["duplicates"]]
+    items = collection.index.store.get(keys + copies)
+    assert len(items) == len(keys + copies) == collection.count
+    assert copies, "the collection has near-duplicates"
+    shown = [SearchResult(items[key], 0.0) for key in keys]
+    again = grouped_results(collection.index, lambda _: (shown, False), len(shown))
+    assert [result.key for result in again] == keys
+
+
+@pytest.mark.slow
+def test_server_opens_each_update_and_serves_former_images(runs, tmp_path):
+    """Images of former results: moved, replaced by another photo, removed."""
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for number, color in enumerate(COLORS):
+        photo(color, SHAPES[number % 3]).save(photos / f"{color}.png")
+    folder = visavis.index(runs[0], photos, out=tmp_path / "index").folder
+    with TestClient(create_app([ServedIndex(Index.open(folder))]), "http://localhost") as client:
+        before = {hit["key"]: hit for hit in hits(client, text="a red star")}
+        [version] = [index["version"] for index in client.get("/api/info").json()["indexes"]]
+
+        def thumbnail(key):
+            values = {"key": key, "content_version": before[key]["content_version"]}
+            return client.get("/api/thumbnail", params=values)
+
+        images = {key: thumbnail(key).content for key in before}
+        (photos / "new").mkdir()
+        (photos / "red.png").rename(photos / "new" / "red.png")
+        (photos / "blue.png").unlink()
+        (photos / "green.png").rename(photos / "blue.png")
+        side = client.get("/api/search", params={"text": "a red star"}).json()["sides"][0]
+        assert side["missing"] == 2
+        assert {hit["key"] for hit in side["hits"]} == before.keys() - {"red.png", "green.png"}
+        visavis.index(runs[0], photos, out=folder)
+        deadline = time.monotonic() + 30
+        while client.get("/api/info").json()["indexes"][0]["version"] == version:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        after = {hit["key"] for hit in hits(client, text="a red star")}
+        assert after == before.keys() - {"red.png", "green.png"} | {"new/red.png"}
+        assert client.get("/health").json()["items"] == 5
+        for key in before.keys() - {"blue.png"}:
+            assert thumbnail(key).content == images[key]
+        assert thumbnail("blue.png").status_code == 200, "it is cached"
+        moved = hits(client, like="new/red.png")[0]
+        assert moved["key"] == "new/red.png"
 
 
 def test_search_filters(client):

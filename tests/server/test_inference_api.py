@@ -5,21 +5,33 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
+import math
+import re
 import shlex
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from PIL import Image
 from tests.docs import read_blocks
+from tests.processes import peak_memory
 
 import visavis
+from visavis.core.errors import VisavisError
+from visavis.data.images import is_data_url
 from visavis.evaluation.feedback.records import QueryKey
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.items import NO_FILTER
+from visavis.retrieval.search import SearchQuery, search_collection
+from visavis.retrieval.server import mcp_server, schemas
 from visavis.retrieval.server.application import create_app
-from visavis.retrieval.server.limits import RateLimits, ServerLimits, ServerMetrics
+from visavis.retrieval.server.image_cache import ImageCache
+from visavis.retrieval.server.limits import LRUCache, RateLimits, ServerLimits, ServerMetrics
+from visavis.retrieval.server.schemas import RequestModel
 from visavis.retrieval.server.search_service import SearchService, ServedIndex
 
 from .conftest import photo, photo_with_exif, served
@@ -216,13 +228,27 @@ INVALID = [
     ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "messages", "image_url"),
     ({"messages": [{"role": "user"}]}, "messages", "or parts"),
     ({"input": "a star", "messages": []}, "messages", "expected one text or one image"),
-    ({"messages": [{"content": [{"content": [{"content": "a"}]}]}]}, "messages", "one text or"),
-    ({"input": {"content": "a", "image": data_url(RED)}}, "input", "one text or one image"),
+    ({"messages": [{"content": [{"content": [{"content": "a"}]}]}]}, "messages", "or parts"),
+    ({"input": {"content": "a", "image": data_url(RED)}}, "input", "got a part with 'image'"),
+    ({"input": {"type": "text", "text": "a", "x": "b"}}, "input", "got a part with 'x'"),
+    ({"input": {"content": [{"type": "audio", "text": "a"}]}}, "input", "got a part with 'text'"),
+    (
+        {"input": [{"content": [MIXED[0]] * 2}]},
+        "input",
+        "2 images. This model encodes texts and images separately. Send them as separate inputs",
+    ),
+    ({"input": ["a star", None]}, "input", "got null"),
+    ({"input": None}, "input", "expected one of input and messages, got none"),
+    ({"input": "https://example.com/a.jpg"}, "input", "fetches no addresses"),
+    (
+        {"input": ["a", " HTTP://a.b/c.PNG?x=1 "]},
+        "input",
+        "input[1]: expected a text or data:image",
+    ),
     ({}, "input", "expected one of input and messages, got none"),
     ({"input": "a star", "dimensions": 3}, "dimensions", "expected 16"),
     ({"input": "a star", "dimensions": 0}, "dimensions", "an integer >= 1"),
     ({"input": "a star", "encoding_format": "int8"}, "encoding_format", "'float' or 'base64'"),
-    ({"input": "a star", "truncate": True}, "truncate", "this name is unknown"),
 ]
 
 
@@ -237,11 +263,251 @@ def test_invalid_requests_are_errors_in_the_form_of_openai(client, body, param, 
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
 
 
+SPELLINGS = [
+    "data:image/png;base64,", "data:application/octet-stream;base64,", "data:;base64,",
+    "DATA:image/PNG;base64,", "  data:image/png;base64,", "\n\tdata:image/png;base64,",
+    "data:image/png;BASE64,", "data:image/png;name=a b.png;base64,", "data:image/png;\tbase64 ,",
+    "data: image/png;base64,", "Data:text/plain;Base64,",
+]  # fmt: skip
+DAMAGED = [
+    "data:image/png,%89PNG", "data:image/png;base64", "data:,a star", "data:;,", "data:image/png",
+    "data:image/svg+xml;utf8,<svg/>", "DATA:text/plain,a%20star", "data:image/png;base64,",
+]  # fmt: skip
+PLACES = {
+    "input": lambda text: ("embeddings", {"input": text}),
+    "list": lambda text: ("embeddings", {"input": [text]}),
+    "text": lambda text: ("embeddings", {"input": {"text": text}}),
+    "image": lambda text: ("embeddings", {"input": {"image": text}}),
+    "message": lambda text: ("embeddings", {"messages": [{"content": text}]}),
+    "part": lambda text: ("embeddings", {"messages": [{"content": [{"type": "text", "text": text}]}]}),
+    "query": lambda text: ("rerank", {"query": text, "documents": [{"image": data_url(RED)}]}),
+    "document": lambda text: ("rerank", {"query": {"image": data_url(RED)}, "documents": [text]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_data_urls_are_images_or_errors_and_never_texts(client, model, place):
+    content, expected = base64.b64encode(RED).decode(), model.encode_images([RED])
+    for start in SPELLINGS:
+        for text in (start + content, f"{start}{content[:76]}\r\n{content[76:]}"):
+            path, body = PLACES[place](text)
+            response = client.post(f"/v1/{path}", json=body)
+            assert response.status_code == 200, (start, response.text)
+            answer = response.json()
+            if path == "embeddings":
+                assert_equal(torch.tensor([answer["data"][0]["embedding"]]), expected)
+            else:
+                assert answer["results"][0]["relevance_score"] == pytest.approx(1, abs=1e-6)
+    for text in (*DAMAGED, *(start + "aGk=" for start in SPELLINGS)):
+        path, body = PLACES[place](text)
+        assert client.post(f"/v1/{path}", json=body).status_code == 400, text
+
+
+def test_searches_reject_data_urls(client, collection):
+    for text in (*DAMAGED, *(start + "aGk=" for start in SPELLINGS)):
+        response = client.get("/api/search", params={"text": text.strip()})
+        assert response.status_code in (400, 422), text
+        with pytest.raises(VisavisError, match="got a data URL"):
+            search_collection(collection.index, SearchQuery.from_text(text))
+    assert not is_data_url("data: a new oil, perhaps")
+    assert not is_data_url("data scientists, at night")
+
+
+def test_documents_of_vllm_are_the_parts_of_one_message(client, model):
+    parts = [
+        {"type": "image_url", "image_url": {"url": data_url(content)}} for content in (RED, STAR)
+    ]
+    results = rerank(
+        client, query="a red star", documents={"content": parts}, return_documents=True
+    )
+    scores = model.score([RED, STAR], ["a red star"])[:, 0]
+    assert {result["index"]: result["relevance_score"] for result in results} == pytest.approx(
+        dict(enumerate(scores.tolist())), abs=1e-6
+    )
+    assert all(result["document"] == parts[result["index"]] for result in results)
+
+
+def request_models(base=RequestModel):
+    """All models of requests, and the tools of assistants."""
+    assert mcp_server.IndexTool, "it is imported"
+    for model in base.__subclasses__():
+        yield model
+        yield from request_models(model)
+
+
+VALUES = {"query": "a star", "documents": ["a"], "input": "a star", "preferred": "left", "key": "a"}
+VALUES |= {"item": "a", "vote": "a", "relevant": True}
+
+
+@pytest.mark.parametrize(
+    "model",
+    sorted(set(request_models()), key=lambda model: model.__name__),
+    ids=lambda m: m.__name__,
+)
+def test_null_means_absent_in_every_request(model):
+    values = {name: VALUES[name] for name in model.model_fields if name in VALUES}
+    if model in (schemas.VoteRequest, schemas.PreferenceRequest):
+        values["query"] = {"text": "a star"}
+    optional = [name for name, field in model.model_fields.items() if not field.is_required()]
+    absent = {name: value for name, value in values.items() if name not in optional}
+    for name in optional:
+        assert model.model_validate({**absent, name: None}) == model.model_validate(absent)
+        if name in ("kind", "after", "before", "since", "until"):
+            assert model.model_validate({**absent, name: ""}) == model.model_validate(absent)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("embeddings", {"input": "a star", "truncation": True, "input_type": "query"}),
+        ("embeddings", {"input": "a star", "normalized": True, "encoding_format": None}),
+        ("rerank", {"query": "a star", "documents": ["a"], "max_tokens_per_doc": 4096}),
+    ],
+)
+def test_unknown_fields_are_ignored_with_a_note(client, caplog, path, body):
+    known = {"input", "query", "documents"}
+    expected = client.post(f"/v1/{path}", json={name: body[name] for name in body.keys() & known})
+    schemas._NOTED = LRUCache[bool](256)
+    for _ in range(2):
+        response = client.post(f"/v1/{path}", json=body)
+        assert (response.status_code, response.json().keys()) == (200, expected.json().keys())
+    unknown = sorted(name for name in body.keys() - known if body[name] is not None)
+    assert sorted(re.findall("unknown field '(.*?)'", caplog.text)) == unknown
+
+
+BODIES = {
+    "/v1/embeddings": [
+        {"input": ["a"], "model": "one", "encoding_format": "float", "user": "me", "x": "b"},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
+        {"input": {"type": "image_url", "image_url": {"url": data_url(RED)}}, "modality": "text"},
+    ],
+    "/v1/rerank": [
+        {"query": "a", "documents": ["a", {"text": "b"}, MIXED[0]], "return_documents": True},
+        {"query": {"content": [MIXED[1]]}, "documents": {"content": MIXED}, "top_n": 1},
+    ],
+    "/api/votes": [{"query": {"text": "a", "like": "", "image": ""}, "key": "a", "relevant": True}],
+    "/api/votes/undo": [{"vote": "a"}],
+    "/api/preferences": [{"query": {"text": "a"}, "preferred": "left"}],
+}
+
+
+JSON = {"content-type": "application/json"}
+
+
+def variants(value):
+    """Copies of a JSON value in which one text or name has half a surrogate pair, or a number is
+    not finite.
+    """
+    if isinstance(value, str | int):
+        yield "a\ud83d"
+        yield math.nan
+        yield -math.inf
+    elif isinstance(value, list):
+        for number, part in enumerate(value):
+            for variant in variants(part):
+                yield [*value[:number], variant, *value[number + 1 :]]
+        yield [*value, "\udc00"]
+    else:
+        for name, part in value.items():
+            for variant in variants(part):
+                yield {**value, name: variant}
+        yield {**value, "x\udfff": 1}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_invalid_characters_and_numbers_name_their_field(client, path):
+    routes = {
+        route
+        for route, methods in client.get("/openapi.json").json()["paths"].items()
+        if "post" in methods
+    }
+    assert routes - {"/api/search"} == set(BODIES), "a search by image has no JSON"
+    for valid in BODIES[path]:
+        for body in variants(valid):
+            response = client.post(path, content=json.dumps(body).encode(), headers=JSON)
+            assert response.status_code == 400, response.text
+            message = response.json()["error"]
+            message = message["message"] if path.startswith("/v1") else message
+            field = next(name for name in (*valid, "x", "body") if message.startswith(name))
+            assert re.match(rf"{field}[\w\[\].]*: expected (text|a finite)", message), message
+    for number in (b"1e999", b"9" * 400 + b".0"):
+        response = client.post(path, content=b'{"input": ' + number + b"}", headers=JSON)
+        assert "input: expected a finite number" in response.text
+
+
 def test_images_have_a_limit_of_pixels(collection):
     app = create_app([collection], limits=ServerLimits(max_pixels=3000))
     with TestClient(app, "http://localhost") as client:
         response = client.post("/v1/embeddings", json={"input": [data_url(RED)]})
     assert "has 64 x 48 pixels" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["embeddings", "rerank"])
+def test_images_of_a_request_have_a_limit_of_pixels(collection, path, monkeypatch):
+    """The limit is checked before an image is decoded."""
+    app = create_app([collection], limits=ServerLimits(max_request_pixels=10_000))
+    images = [{"image": data_url(RED)}] * 4
+    bodies = {"embeddings": {"input": images}, "rerank": {"query": "a", "documents": images}}
+    with TestClient(app, "http://localhost") as client:
+        monkeypatch.setattr(ImageCache, "decode", None)
+        response = client.post(f"/v1/{path}", json=bodies[path])
+    assert response.status_code == 400
+    assert "million pixels in all images of a request" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank"])
+def test_work_stops_when_a_client_disconnects(collection, path, monkeypatch):
+    images = [png(photo(size=(64, 48 + number))) for number in range(200)]
+    documents, asked = [{"image": data_url(image)} for image in images], {"image": data_url(STAR)}
+    bodies = {
+        "/v1/embeddings": {"input": documents},
+        "/v1/rerank": {"query": asked, "documents": documents},
+    }
+    decoded, decode = list[str](), ImageCache.decode
+
+    async def decode_and_note(self, image, min_side):
+        decoded.append(image.name)
+        return await decode(self, image, min_side)
+
+    monkeypatch.setattr(ImageCache, "decode", decode_and_note)
+    content = json.dumps(bodies[path]).encode()
+    messages = [{"type": "http.request", "body": content, "more_body": False}]
+
+    async def receive():
+        if messages:
+            return messages.pop()
+        while len(decoded) < 3:
+            await asyncio.sleep(0.001)
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode()}
+    scope |= {"query_string": b"", "headers": headers, "client": ("1.1.1.1", 1), "scheme": "http"}
+    sent = []
+    asyncio.run(create_app([collection])(scope, receive, send))
+    assert len(decoded) < 20
+    assert sent == []
+
+
+@pytest.mark.slow
+def test_memory_stays_bounded_with_large_images(index_folder):
+    """60 images of 40 million pixels in 400 kB are refused, 6 are encoded one after another."""
+    url, small = data_url(png(Image.new("1", (6300, 6300)))), data_url(RED)
+    with served(index_folder) as (address, process), ThreadPoolExecutor(4) as pool:
+        ask = openai.OpenAI(base_url=f"{address}/v1", api_key="none", timeout=300).embeddings.create
+        ask(model="one", input=small)
+        before = peak_memory(process.process.pid)
+        with pytest.raises(openai.BadRequestError, match="got 2,381 million"):
+            ask(model="one", input=[url] * 60)
+        assert peak_memory(process.process.pid) < before + 100 * 2**20
+        large = [pool.submit(ask, model="one", input=[url] * 6) for _ in range(3)]
+        ask(model="one", input=small)
+        assert not all(one.done() for one in large), "a small request does not wait for large ones"
+        assert [len(one.result().data) for one in large] == [6, 6, 6]
+        assert peak_memory(process.process.pid) < before + 1000 * 2**20
 
 
 def test_other_errors_have_the_form_of_openai(collection):
@@ -357,6 +623,11 @@ def test_rerank_accepts_mixed_forms_of_vllm(client, model):
         ({"query": "a star", "documents": []}, "documents: expected at least 1 item"),
         ({"query": "a star"}, "documents: expected a value, got none"),
         ({"query": ["a", "b"], "documents": ["a"]}, "query: expected a text"),
+        ({"query": 3, "documents": ["a"]}, "query: expected a text"),
+        ({"query": "a", "documents": [[1, 2]]}, "documents[0]: expected a text"),
+        ({"query": "a", "documents": [{"content": MIXED}]}, "Send them as separate documents"),
+        ({"query": {"content": MIXED}, "documents": ["a"]}, "Send one of them"),
+        ({"query": None, "documents": ["a"]}, "query: expected a text"),
         ({"query": "a star", "documents": ["a", {"url": "a"}]}, "documents[1]: expected a text"),
         ({"query": "a", "documents": ["a"], "top_n": -1}, "top_n: expected an integer >= 0"),
         ({"query": {"image": "http://a.b"}, "documents": ["a"]}, "fetches no addresses"),

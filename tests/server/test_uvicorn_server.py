@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import signal
@@ -19,9 +20,9 @@ import visavis
 from visavis.core.errors import RunError, VisavisError
 from visavis.retrieval.search import parse_query
 from visavis.retrieval.server.application import create_app
-from visavis.retrieval.server.limits import LRUCache, RateLimits, ServerLimits
+from visavis.retrieval.server.limits import FairTurns, LRUCache, RateLimits, ServerLimits
 from visavis.retrieval.server.search_service import uncertainties
-from visavis.retrieval.server.security import RateLimiter
+from visavis.retrieval.server.security import RateLimiter, client_name
 from visavis.retrieval.server.uvicorn_server import listening_socket, server_config
 
 from .conftest import served
@@ -180,8 +181,56 @@ def test_rate_limiter_refills_per_client():
     assert limiter.spend("1.1.1.1", 4, now=0) == 2
     assert limiter.spend("1.1.1.2", 4, now=0) == 0
     assert limiter.spend("1.1.1.1", 4, now=2) == 0
-    assert limiter.spend("2001:db8::1", 10, now=0) == 0
-    assert limiter.spend("2001:db8::2", 1, now=0) > 0, "a /64 network is one client"
+    one, other = (client_name({"client": (f"2001:db8::{end}", 80)}) for end in (1, 2))
+    assert limiter.spend(one, 10, now=0) == 0
+    assert limiter.spend(other, 1, now=0) > 0, "a /64 network is one client"
+
+
+@pytest.mark.parametrize("capacity", [2, 5])
+def test_fair_turns_alternate_between_clients(capacity):
+    """Ten requests of one client and one of another: the other one waits for one turn."""
+    order, largest = list[str](), 0
+
+    async def ask(turns, client, cost):
+        nonlocal largest
+        async with turns.turn(client, cost):
+            largest = max(largest, turns.capacity - turns.free)
+            order.append(client)
+            await asyncio.sleep(0)
+
+    async def ask_all():
+        turns = FairTurns(capacity)
+        clients = [("a", 2)] * 10 + [("b", 1), ("c", 9)]
+        await asyncio.gather(*(ask(turns, *each) for each in clients))
+        assert (turns.free, turns.num_waiting) == (capacity, 0)
+
+    asyncio.run(ask_all())
+    assert order.index("b") <= 2 + capacity // 2
+    assert order.index("c") <= 3 + capacity // 2
+    assert largest <= capacity
+
+
+def test_fair_turns_are_returned_after_disconnects():
+    async def ask():
+        turns = FairTurns(2)
+
+        async def work(client):
+            async with turns.turn(client, 2):
+                await asyncio.sleep(60)
+
+        running, waiting, last = (asyncio.ensure_future(work(client)) for client in "aab")
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.sleep(0)
+        assert turns.num_waiting == 1
+        running.cancel()
+        await asyncio.gather(running, waiting, return_exceptions=True)
+        assert (turns.free, turns.num_waiting) == (0, 0), "the last one works"
+        last.cancel()
+        await asyncio.gather(last, return_exceptions=True)
+        assert turns.free == 2
+
+    asyncio.run(ask())
 
 
 def test_lru_cache_respects_max_size():

@@ -6,12 +6,15 @@ import re
 import shutil
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from tests.platforms import posix
 
+import visavis
 from visavis.evaluation.feedback.records import (
     Preference,
     QueryKey,
@@ -21,7 +24,7 @@ from visavis.evaluation.feedback.records import (
 from visavis.retrieval.index_folder import Index, read_manifest, write_manifest
 from visavis.retrieval.search import Calibration, SearchQuery, search_collection
 
-from .conftest import MARKUP, photo, served
+from .conftest import COLORS, MARKUP, SHAPES, photo, served
 
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -586,6 +589,48 @@ def test_web_ui_hides_weaker_results_below_a_line(open_page, index_folder, tmp_p
 
 
 @posix
+def test_web_ui_follows_photos_that_move_go_and_come(browser, runs, tmp_path):
+    """The page stays open while 1,000 photos move, half of them go, and come back."""
+    photos, away = tmp_path / "photos", tmp_path / "away"
+    for folder in (photos / "old", away):
+        folder.mkdir(parents=True)
+    for number in range(1000):
+        image = photo(COLORS[number % 6], SHAPES[number // 6 % 3], (64 + number // 18, 48), number)
+        image.save(photos / "old" / f"{number:04}.png")
+    index = visavis.index(runs[0], photos, out=tmp_path / "index").folder
+
+    def move(numbers, source, target):
+        target.mkdir(exist_ok=True)
+        for number in numbers:
+            (source / f"{number:04}.png").rename(target / f"{number:04}.png")
+
+    changes = [
+        (partial(move, range(1000), photos / "old", photos / "new"), 1000),
+        (partial(move, range(0, 1000, 2), photos / "new", away), 500),
+        (partial(move, range(0, 1000, 2), away, photos / "old"), 1000),
+    ]
+    with served(index) as (url, _), ThreadPoolExecutor(1) as pool:
+        page = browser.new_page()
+        page.goto(f"{url}/?q=a+red+star")
+        page.wait_for_selector(".tile.shown")
+        for change, count in changes:
+            change()
+            updated = pool.submit(visavis.index, runs[0], photos, out=index)
+            text = f"The collection changed and has {count:,} items now."
+            deadline = time.monotonic() + 120
+            while page.inner_text("#changed") != text:
+                assert time.monotonic() < deadline
+                page.mouse.wheel(0, 1500)
+                page.wait_for_timeout(100)
+                assert page.locator(".tile.missing").count() == 0
+            updated.result()
+            page.wait_for_selector("#results[aria-busy=false]")
+            page.wait_for_selector(".tile.shown")
+            present = {path.relative_to(photos).as_posix() for path in photos.rglob("*.png")}
+            assert set(names(page)) <= present
+            assert page.locator(".tile.missing").count() == 0
+
+
 def test_web_ui_reports_stopped_server(browser, pair):
     context = browser.new_context()
     page = context.new_page()

@@ -10,14 +10,17 @@ Example:
 
 from __future__ import annotations
 
+import base64
 import io
 import math
+import re
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import unquote
 
 import numpy as np
 import PIL
@@ -175,6 +178,111 @@ def upright_size(content: bytes, name: str) -> tuple[int, int]:
                 kind, name, lambda: read_header(content, kind, name, MAX_PIXELS)
             ).size
         return _upright_size(_open(content, name))
+
+
+# A media type, a parameter or the content follows the colon: "data: a new oil" is a text.
+_DATA_URL = re.compile(r"\s*data:(?:[\w.+-]+/|[;,]|[^,]{0,100};\s*base64\s*,)", re.IGNORECASE)
+_BASE64 = re.compile(r";\s*base64\s*", re.IGNORECASE)
+
+
+def is_data_url(text: str) -> bool:
+    """Check whether a text begins as a data URL, which is never the description of an image.
+
+    Args:
+        text: The text.
+
+    Returns:
+        Whether it is a data URL, of any media type or none, also a damaged one.
+
+    Example:
+        >>> is_data_url(" DATA:;BASE64,aGk="), is_data_url("data: a new oil, perhaps")
+        (True, False)
+    """
+    return _DATA_URL.match(text) is not None
+
+
+def read_data_url(text: str) -> bytes:
+    """Read the content of a data URL.
+
+    Args:
+        text: A text for which ``is_data_url`` holds.
+
+    Returns:
+        The content. Its media type is ignored, because browsers send a general one for HEIC.
+
+    Raises:
+        DataError: If it is not in base64, or empty.
+
+    Example:
+        >>> read_data_url("data:image/png;base64,aGk=")
+        b'hi'
+    """
+    header, _, content = text.partition(",")
+    if not _BASE64.search(header):
+        raise DataError(
+            f"expected data:image/...;base64,..., got {header.strip()[:40]!r}. Encode an image in "
+            "base64"
+        )
+    return read_base64(unquote(content) if "%" in content else content)
+
+
+def read_base64(text: str) -> bytes:
+    """Read a file in base64.
+
+    Args:
+        text: The characters, with or without line breaks.
+
+    Returns:
+        Content of the file.
+
+    Raises:
+        DataError: If there are other characters, or none.
+
+    Example:
+        >>> read_base64("aG k=")
+        b'hi'
+    """
+    try:
+        content = base64.b64decode("".join(text.split()), validate=True)
+    except ValueError:
+        content = b""
+    if not content:
+        raise DataError(
+            "expected an image in base64, got other or no characters. Encode the content of the "
+            "image file in base64"
+        )
+    return content
+
+
+def decoded_pixels(
+    content: bytes, name: str, *, min_side: int = 0, max_pixels: int = MAX_PIXELS
+) -> int:
+    """Return how many pixels ``decode_image`` decodes, from the header of an image.
+
+    Args:
+        content: Content of the file.
+        name: Name of the image, for errors.
+        min_side: As for ``decode_image``. HEIF, JPEG XL and raw images count in full.
+        max_pixels: As for ``decode_image``.
+
+    Returns:
+        Number of pixels.
+
+    Raises:
+        ImageError: If the header is damaged, or the image is too large.
+    """
+    from visavis.data.photo_decoder import photo_format, read_header
+
+    with _translate_errors(name):
+        if (kind := photo_format(content, name)) is not None:
+            size = _read_photo(
+                kind, name, lambda: read_header(content, kind, name, max_pixels)
+            ).size
+        else:
+            image = _open(content, name, allow_animated=True, max_pixels=max_pixels)
+            _reduce(image, min_side, max_pixels)
+            size = image.size
+        return size[0] * size[1]
 
 
 def capture_time(content: bytes, name: str) -> str:

@@ -17,7 +17,12 @@ from torch import Tensor
 from visavis.core.errors import DataError, ShapeError, VisavisError
 from visavis.core.notebook import NotebookTable
 from visavis.core.spec import validate_int
-from visavis.data.images import MAX_HAMMING_DISTANCE, decode_image, hamming_distances
+from visavis.data.images import (
+    MAX_HAMMING_DISTANCE,
+    decode_image,
+    hamming_distances,
+    is_data_url,
+)
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 
 if TYPE_CHECKING:
@@ -373,17 +378,12 @@ def search_collection(
     encoded = collection.encode_query(query, encode_texts)
     # The other model may find its best result far below the first search's best ones.
     count = max(top, RERANK_DEPTH) if rerank else top
-    # The depth grows until grouping leaves enough results.
-    depth = 2 * count + 10 if group_duplicates else count
-    while True:
-        results, has_more = collection.nearest(encoded, depth, item_filter)
-        if group_duplicates:
-            results = _group_duplicates(collection, results)
-        if len(results) >= count or not has_more:
-            break
-        depth *= 4
-    # Grouping may leave more results than were asked for.
-    results = results[:count]
+    if group_duplicates:
+        results = grouped_results(
+            collection, lambda depth: collection.nearest(encoded, depth, item_filter), count
+        )
+    else:
+        results = collection.nearest(encoded, count, item_filter)[0]
     if not results:
         return SearchResults((), message=collection.explain_no_results(item_filter))
     if rerank is not None:
@@ -524,13 +524,44 @@ def validate_text_query(text: str) -> None:
         text: Text query.
 
     Raises:
-        VisavisError: If the query is empty.
+        VisavisError: If the query is empty, or a data URL.
     """
+    if is_data_url(text):
+        raise VisavisError(
+            "query: expected text, got a data URL. Search with the image itself, such as with "
+            "--image FILE."
+        )
     if not text.strip():
         raise VisavisError(
             "query: expected text, got an empty query. Describe the image, such as 'a dog runs on "
             "the beach'."
         )
+
+
+def grouped_results(
+    collection: Collection,
+    find: Callable[[int], tuple[Sequence[SearchResult], bool]],
+    count: int,
+) -> list[SearchResult]:
+    """Find results, of which near-duplicates and moments of one clip are one.
+
+    Args:
+        collection: The searched collection.
+        find: Finds a number of items. It returns them, and whether a larger number may find more.
+        count: Maximum number of results.
+
+    Returns:
+        The first result of each group, with the keys of the others.
+    """
+    # The depth grows until grouping leaves enough results.
+    depth = 2 * count + 10
+    while True:
+        found, has_more = find(depth)
+        results = _group_duplicates(collection, found)
+        if len(results) >= count or not has_more:
+            # Grouping may leave more results than were asked for.
+            return results[:count]
+        depth *= 4
 
 
 def _group_duplicates(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -37,6 +38,7 @@ from visavis.retrieval.server.schemas import (
     ServerInfo,
     SideName,
     SideResponse,
+    StrictJsonRoute,
     UncertainPairModel,
     UncertainPairsResponse,
     UndoRequest,
@@ -52,6 +54,7 @@ from visavis.retrieval.server.security import (
     RateLimiter,
     SecurityMiddleware,
     TokenAuth,
+    client_name,
     validate_host_name,
     validate_root_path,
 )
@@ -80,6 +83,7 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
         404: "Not found.",
         408: "The request was received too slowly.",
         409: "The server was started without this feature.",
+        410: "The file of the item was moved or removed.",
         413: "The request is too large.",
         422: "A value is invalid.",
         429: "Too many requests.",
@@ -138,7 +142,9 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        updates = asyncio.create_task(service.follow_updates())
         yield
+        updates.cancel()
         service.close()
 
     root_path = validate_root_path(root_path)
@@ -278,7 +284,7 @@ def api_routes(service: SearchService, max_irrelevant: float) -> APIRouter:
     Raises:
         HTTPException: From the routes, for a request that cannot be answered.
     """
-    router = APIRouter(prefix="/api", responses=ERROR_RESPONSES)
+    router = APIRouter(prefix="/api", responses=ERROR_RESPONSES, route_class=StrictJsonRoute)
 
     @router.get("/search")
     async def search(query: Annotated[SearchRequest, Query()]) -> SearchResponse:
@@ -301,12 +307,21 @@ def api_routes(service: SearchService, max_irrelevant: float) -> APIRouter:
                 "body: expected an image, got an empty body. Send the content of an image file.",
             )
         return await _search_sides(
-            service, query.model_copy(update={"image": await service.images.upload(content)})
+            service,
+            query.model_copy(
+                update={"image": await service.images.upload(content, client_name(request.scope))}
+            ),
         )
 
     async def jpeg(index: int, key: str, size: ImageSize, content_version: str) -> Response:
-        item = service.item(index, key)
-        content = await service.images.jpeg(service.index(index).index, index, item, size)
+        item = service.item(index, key, content_version)
+        served = service.index(index)
+        try:
+            content = await service.images.jpeg(served.index, index, item, size)
+        except HTTPException as error:
+            if not await asyncio.to_thread(served.is_missing, item):
+                raise
+            raise HTTPException(410, error.detail) from None
         # With the version of the content in the URL, the image never changes.
         caching = "private, max-age=31536000, immutable" if content_version else "private, no-cache"
         return Response(content, media_type="image/jpeg", headers={"Cache-Control": caching})
@@ -340,6 +355,7 @@ def api_routes(service: SearchService, max_irrelevant: float) -> APIRouter:
                     model=index.index.manifest.query_model.model,
                     count=index.count,
                     unfinished=index.index.is_unfinished,
+                    version=index.version,
                 )
                 for index in sorted(service.indexes, key=lambda index: index.name)
             ],
@@ -385,7 +401,7 @@ def api_routes(service: SearchService, max_irrelevant: float) -> APIRouter:
             UncertainPairModel(
                 query=QueryModel.from_key(pair.query),
                 index=pair.index,
-                hit=service.to_hit(pair.query, pair.result),
+                hit=service.to_hit(pair.index, pair.query, pair.result),
             )
             for pair in service.uncertain_pairs(count)
         ]
@@ -401,13 +417,16 @@ async def _search_sides(service: SearchService, request: SearchRequest) -> Searc
     names: tuple[SideName, ...] = ("left", "right") if service.is_comparison else ("only",)
     for side, number in zip(names, service.side_order(key), strict=True):
         results = await service.search(number, key, request.to_item_filter(), top + 1)
-        hits = [service.to_hit(key, result) for result in results.hits[request.offset : top]]
+        page = results.hits[request.offset : top]
+        present = await asyncio.to_thread(service.present, number, page)
+        hits = [service.to_hit(number, key, result) for result in present]
         has_more, at_limit = len(results.hits) > top, top >= service.limits.max_results
         sides.append(
             SideResponse(
                 side=side,
                 index=number,
                 hits=hits,
+                missing=len(page) - len(hits),
                 has_more=has_more and not at_limit,
                 is_cut=has_more and at_limit,
                 no_match=results.no_match,

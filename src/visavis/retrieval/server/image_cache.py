@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from starlette.exceptions import HTTPException
 
+from visavis.core.blocking import chunk_slices
 from visavis.core.errors import DataError, VisavisError
 from visavis.data.dataset import ByteRange
-from visavis.data.images import decode_image, make_thumbnail
+from visavis.data.images import decode_image, decoded_pixels, make_thumbnail
 from visavis.data.video import frame_at
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.items import IndexItem
-from visavis.retrieval.server.limits import LRUCache, ServerLimits, ServerMetrics
+from visavis.retrieval.server.limits import FairTurns, LRUCache, ServerLimits, ServerMetrics
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
@@ -30,6 +31,8 @@ JPEG_QUALITY: dict[ImageSize, int] = {"thumbnail": 80, "image": 88}
 MAX_UPLOAD_SIDE = 640
 """Longer side of an uploaded query image in pixels, after it is scaled down."""
 DECODER_THREADS = 2
+HEADERS_AT_ONCE = 64
+"""Number of headers that one call on a thread reads."""
 
 
 class ImageInput(NamedTuple):
@@ -38,10 +41,12 @@ class ImageInput(NamedTuple):
     Attributes:
         content: Content of the file.
         name: Name in errors, such as ``input[3]``.
+        client: Address of the client. Clients take turns.
     """
 
     content: bytes
     name: str
+    client: str = ""
 
 
 def render_jpeg(location: ByteRange, item: IndexItem, size: ImageSize) -> bytes:
@@ -81,11 +86,17 @@ class ImageCache:
     Args:
         limits: Sizes and timeouts.
         metrics: Metrics of the server.
+
+    Attributes:
+        turns: Turns of the images of requests, in pixels. An image is in memory during its turn.
     """
 
     def __init__(self, limits: ServerLimits, metrics: ServerMetrics):
         self.limits, self.metrics = limits, metrics
+        self.turns = FairTurns(limits.max_decoded_pixels)
         self._pool = ThreadPoolExecutor(DECODER_THREADS, "images")
+        # Images of the collection do not wait for those of requests.
+        self._request_pool = ThreadPoolExecutor(DECODER_THREADS, "request images")
         self._jpegs = LRUCache[bytes](limits.max_cached_bytes, len)
         self._uploads = LRUCache["PILImage"](limits.max_uploads)
 
@@ -109,17 +120,20 @@ class ImageCache:
         self.metrics.images.labels(str(content is not None).lower()).inc()
         if content is None:
             try:
-                content = await self._run(lambda: render_jpeg(index.locate(item), item, size))
+                content = await self._run(
+                    self._pool, lambda: render_jpeg(index.locate(item), item, size)
+                )
             except VisavisError as error:
                 raise HTTPException(404, str(error)) from None
             self._jpegs.put(key, content)
         return content
 
-    async def upload(self, content: bytes) -> str:
+    async def upload(self, content: bytes, client: str = "") -> str:
         """Decode and cache a query image.
 
         Args:
             content: Content of an image file.
+            client: Address of the client.
 
         Returns:
             SHA-256 of the content, the name of the image.
@@ -129,13 +143,53 @@ class ImageCache:
         """
         digest = hashlib.sha256(content).hexdigest()
         if self._uploads.get(digest) is None:
-            image = await self._run(
-                lambda: make_thumbnail(
-                    content, "of the query", MAX_UPLOAD_SIDE, max_pixels=self.limits.max_pixels
+            upload = ImageInput(content, "of the query", client)
+            [pixels] = await self.pixels([upload], MAX_UPLOAD_SIDE)
+            async with self.turns.turn(client, pixels):
+                image = await self._run(
+                    self._request_pool,
+                    lambda: make_thumbnail(
+                        content, upload.name, MAX_UPLOAD_SIDE, max_pixels=self.limits.max_pixels
+                    ),
                 )
-            )
             self._uploads.put(digest, image)
         return digest
+
+    async def pixels(self, images: Sequence[ImageInput], min_side: int) -> list[int]:
+        """Count the pixels that images have in memory, from their headers.
+
+        Args:
+            images: Images of one request.
+            min_side: Shorter side that the model needs of a JPEG, in pixels.
+
+        Returns:
+            Number of pixels of each image.
+
+        Raises:
+            DataError: If the content of an image is not one, or one or all are too large.
+        """
+        counts = list[int]()
+        for chunk in chunk_slices(len(images), HEADERS_AT_ONCE):
+            counts += await self._run(
+                self._request_pool,
+                lambda chunk=chunk: [  # type: ignore[misc]
+                    decoded_pixels(
+                        image.content,
+                        image.name,
+                        min_side=min_side,
+                        max_pixels=self.limits.max_pixels,
+                    )
+                    for image in images[chunk]
+                ],
+            )
+            if sum(counts) > self.limits.max_request_pixels:
+                limit = self.limits.max_request_pixels / 1e6
+                raise DataError(
+                    f"{images[len(counts) - 1].name}: expected at most {limit:,.0f} million pixels "
+                    f"in all images of a request, got {sum(counts) / 1e6:,.0f} million up to this "
+                    "one. Send fewer images at once, or reduce their size."
+                )
+        return counts
 
     async def decode(self, image: ImageInput, min_side: int) -> PILImage:
         """Decode an image as ``Retriever.encode_images`` does, and do not cache it.
@@ -151,13 +205,14 @@ class ImageCache:
             DataError: If the content is not an image, or decoding takes too long.
         """
         return await self._run(
+            self._request_pool,
             lambda: decode_image(
                 image.content,
                 image.name,
                 min_side=min_side,
                 allow_animated=True,
                 max_pixels=self.limits.max_pixels,
-            )
+            ),
         )
 
     def uploaded(self, digest: str) -> PILImage | None:
@@ -177,10 +232,10 @@ class ImageCache:
             raise HTTPException(404, "The image of this query is no longer cached. Send it again.")
         return image
 
-    async def _run(self, work: Callable[[], T]) -> T:
+    async def _run(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         try:
             return await asyncio.wait_for(
-                asyncio.get_running_loop().run_in_executor(self._pool, work),
+                asyncio.get_running_loop().run_in_executor(pool, work),
                 self.limits.decode_timeout_s,
             )
         except TimeoutError:
@@ -191,4 +246,5 @@ class ImageCache:
 
     def close(self) -> None:
         """Stop the threads."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._request_pool):
+            pool.shutdown(wait=False, cancel_futures=True)

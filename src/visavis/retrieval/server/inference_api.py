@@ -7,7 +7,6 @@ No form fetches an image from a URL.
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -29,12 +28,19 @@ from pydantic_core import to_json
 from starlette.responses import Response
 from torch import Tensor
 
-from visavis.core.errors import format_value
+from visavis.core.errors import DataError, format_value
+from visavis.data.images import is_data_url, read_base64, read_data_url
 from visavis.retrieval.server.image_cache import ImageInput
 from visavis.retrieval.server.limits import IMAGE_INPUT_COST, TEXT_INPUT_COST
-from visavis.retrieval.server.schemas import LIMITS, ApiError, OpenAIErrorResponse, RequestModel
+from visavis.retrieval.server.schemas import (
+    LIMITS,
+    ApiError,
+    OpenAIErrorResponse,
+    OpenAIRequestModel,
+    StrictJsonRoute,
+)
 from visavis.retrieval.server.search_service import SearchService
-from visavis.retrieval.server.security import RateLimiter
+from visavis.retrieval.server.security import RateLimiter, client_name
 
 Item: TypeAlias = str | ImageInput
 """A text or image."""
@@ -42,15 +48,41 @@ NO_FETCHING = (
     "expected an image as data:image/...;base64,..., got an address. This server fetches no "
     "addresses. Send the content of the image"
 )
+IMAGE_ADDRESS = (
+    "expected a text or data:image/...;base64,..., got the address of an image. This server fetches "
+    'no addresses. Send the content of the image, or {"text": "..."} to encode the address as a text'
+)
 TOKENS = (
     "expected texts, got token ids. They belong to the tokenizer of another model. Send texts, in "
     "LangChain with OpenAIEmbeddings(check_embedding_ctx_length=False)"
 )
-ONE_PART = (
-    "expected one text or one image, got {}. This model encodes texts and images separately. Send "
-    "them as two inputs"
+FORMS = (
+    'expected a text, {{"text": "..."}}, {{"image": "data:image/...;base64,..."}}, or parts '
+    '{{"type": "text", "text": "..."}} and {{"type": "image_url", "image_url": {{"url": '
+    '"data:image/...;base64,..."}}}}, got {}. Send one of these forms'
 )
-_DATA_URL = re.compile(r"data:image/[\w.+-]+(?:;[\w.-]+=[\w.-]+)*;base64,")
+ONE_PART = (
+    "expected one text or one image, got {}. This model encodes texts and images separately. {}"
+)
+SEPARATELY = {
+    "input": "Send them as separate inputs",
+    "messages": "Send one of them, or several in the field input",
+    "query": "Send one of them",
+    "documents": "Send them as separate documents",
+}
+"""Advice for several texts or images in place of one, by the field of the request."""
+PART_NAMES = {
+    "text": {"type", "text"},
+    "image_url": {"type", "image_url"},
+    "content": {"role", "name", "content"},
+}
+"""Names of the parts of a message by its kind, and of a message. Others may hold content that would
+be lost.
+"""
+_IMAGE_ADDRESS = re.compile(
+    r"\s*(?:https?|ftp|file|s3|gs)://\S+\.(?:jpe?g|png|webp|gif|bmp|tiff?|avif|hei[cf]|jxl)(?:[?#]\S*)?\s*",
+    re.IGNORECASE,
+)
 
 
 def read_image_input(text: str) -> bytes:
@@ -69,31 +101,20 @@ def read_image_input(text: str) -> bytes:
         >>> read_image_input("data:image/png;base64,aGk="), read_image_input("aGk=")
         (b'hi', b'hi')
     """
+    if is_data_url(text):
+        return read_data_url(text)
     if "://" in text[:20]:
         raise ValueError(NO_FETCHING)
-    start = _DATA_URL.match(text)
-    if start is None and text.startswith("data:"):
-        raise ValueError(
-            f"expected data:image/...;base64,..., got {text[:40]!r}. Encode an image in base64"
-        )
-    try:
-        content = base64.b64decode(text[start.end() :] if start else text, validate=True)
-    except (binascii.Error, ValueError):
-        content = b""
-    if not content:
-        raise ValueError(
-            "expected an image in base64, got other or no characters. Encode the content of the "
-            "image file in base64"
-        )
-    return content
+    return read_base64(text)
 
 
-def read_item(value: Any) -> str | bytes:
-    """Read a text or image of a request in one of its forms.
+def read_item(value: Any, field: str = "input") -> str | bytes:
+    """Read a text or image of a request in one of its forms. A data URL is an image in all of them.
 
     Args:
         value: A text, a data URL of an image, ``{"text": ...}``, ``{"image": ...}``, or
             ``{"content": ...}`` with a text or the parts of a message.
+        field: Name of the field, for the advice in errors.
 
     Returns:
         The text, or the content of the image file. Several texts are joined by line breaks.
@@ -107,17 +128,18 @@ def read_item(value: Any) -> str | bytes:
         >>> read_item({"content": [{"type": "text", "text": "a star"}]})
         'a star'
     """
-    parts = list(_read_parts(value))
+    if isinstance(value, str) and _IMAGE_ADDRESS.fullmatch(value):
+        raise ValueError(IMAGE_ADDRESS)
+    if field == "input" and isinstance(value, int | list):
+        raise ValueError(TOKENS)
+    parts = list(_read_parts(value, field))
     texts = [part for kind, part in parts if kind == "text"]
     if parts and not texts and len(parts) == 1:
         return read_image_input(parts[0][1])
     if not texts or len(texts) < len(parts):
-        raise ValueError(
-            ONE_PART.format(f"{len(texts)} texts and {len(parts) - len(texts)} images")
-        )
+        given = f"{len(texts)} texts and {len(parts) - len(texts)} images"
+        raise ValueError(ONE_PART.format(given, SEPARATELY[field]))
     text = "\n".join(texts)
-    if _DATA_URL.match(text):
-        return read_image_input(text)
     if not text.strip():
         raise ValueError("expected text, got an empty text. Leave it out")
     if len(text) > LIMITS.max_input_chars:
@@ -125,42 +147,53 @@ def read_item(value: Any) -> str | bytes:
             f"expected at most {LIMITS.max_input_chars:,} characters, got {len(text):,}. Split the "
             "text"
         )
-    if any(0xD800 <= ord(letter) < 0xE000 for letter in text):
-        raise ValueError("expected text, got half of a surrogate pair. Send valid Unicode")
     return text
 
 
-def _read_parts(value: Any, depth: int = 0) -> Iterator[tuple[str, str]]:
+def _read_parts(value: Any, field: str, depth: int = 0) -> Iterator[tuple[str, str]]:
     """Kind and value of each text and image of a form."""
+    if isinstance(value, dict):
+        # Clients send null for what they leave out.
+        value = {name: part for name, part in value.items() if part is not None}
+        kind = "content" if "content" in value else value.get("type")
+        if isinstance(kind, str) and (other := value.keys() - PART_NAMES.get(kind, {"type"})):
+            raise ValueError(FORMS.format(f"a part with {', '.join(map(repr, sorted(other)))}"))
     match value:
-        case {"content": _} if depth > 1 or value.keys() & {"text", "image"}:
-            raise ValueError(ONE_PART.format(format_value(value)))
-        case str():
-            yield "text", value
-        case {"type": "text", "text": str(text)} | {"content": str(text)}:
-            yield "text", text
+        case str(text) | {"type": "text", "text": str(text)} | {"content": str(text)}:
+            yield _kind(text), text
         case {"type": "image_url", "image_url": str(url) | {"url": str(url)}}:
             yield "image", url
-        case {"content": list(parts)} if all(isinstance(part, dict) for part in parts):
+        case {"content": list(parts)} if depth < 2 and all(isinstance(p, dict) for p in parts):
             for part in parts:
-                yield from _read_parts(part, depth + 1)
+                yield from _read_parts(part, field, depth + 1)
         case dict() if value and all(
-            name in ("text", "image") and isinstance(part, str | None)
-            for name, part in value.items()
+            name in ("text", "image") and isinstance(part, str) for name, part in value.items()
         ):
-            yield from ((kind, part) for kind, part in value.items() if part is not None)
-        case int() | list():
-            raise ValueError(TOKENS)
+            for name, part in value.items():
+                yield (_kind(part) if name == "text" else name), part
         case _:
-            raise ValueError(
-                'expected a text, {"text": "..."}, {"image": "data:image/...;base64,..."}, or parts '
-                '{"type": "text", "text": "..."} and {"type": "image_url", "image_url": {"url": '
-                f'"data:image/...;base64,..."}}}}, got {format_value(value)}. Send one of these forms'
-            )
+            raise ValueError(FORMS.format("null" if value is None else format_value(value)))
+
+
+def _kind(text: str) -> str:
+    return "image" if is_data_url(text) else "text"
+
+
+def _validate_item(value: Any, info: ValidationInfo) -> str | bytes:
+    try:
+        return read_item(value, info.field_name or "input")
+    except DataError as error:
+        raise ValueError(str(error)) from None
 
 
 def _as_list(value: Any, info: ValidationInfo) -> list[Any]:
-    """The inputs of a request. With ``modality: image``, texts are images, too."""
+    """The inputs of a request. With ``modality: image``, texts are images, too. The documents of vLLM
+    are the parts of one message.
+    """
+    if info.field_name == "documents" and isinstance(value, dict):
+        match {name: part for name, part in value.items() if part is not None}:
+            case {"content": list(parts)}:
+                value = [{"content": [part]} for part in parts]
     values = value if isinstance(value, list) else [value]
     if info.data.get("modality") == "image":
         values = [{"image": item} if isinstance(item, str) else item for item in values]
@@ -251,7 +284,7 @@ _MESSAGES_SCHEMA = {
     },
 }
 ModelName = Annotated[str | None, Field(max_length=4096)]
-Input = Annotated[Any, PlainValidator(read_item)]
+Input = Annotated[Any, PlainValidator(_validate_item)]
 Inputs = Annotated[
     list[Input],
     Field(min_length=1, max_length=LIMITS.max_inputs),
@@ -260,7 +293,7 @@ Inputs = Annotated[
 ]
 
 
-class EmbeddingRequest(RequestModel):
+class EmbeddingRequest(OpenAIRequestModel):
     """Texts or images to encode.
 
     Attributes:
@@ -326,7 +359,7 @@ class EmbeddingResponse(BaseModel):
     usage: Usage
 
 
-class RerankRequest(RequestModel):
+class RerankRequest(OpenAIRequestModel):
     """Documents to rank for a query.
 
     Attributes:
@@ -419,7 +452,9 @@ def inference_routes(service: SearchService, rate_limiter: RateLimiter | None) -
     """
     statuses = (400, 401, 403, 404, 408, 413, 422, 429)
     router = APIRouter(
-        prefix="/v1", responses={status: {"model": OpenAIErrorResponse} for status in statuses}
+        prefix="/v1",
+        responses={status: {"model": OpenAIErrorResponse} for status in statuses},
+        route_class=StrictJsonRoute,
     )
     models, created = service.model_numbers(), int(time.time())
     listed = [ModelInfo(id=name, created=created) for name in models]
@@ -441,9 +476,10 @@ def inference_routes(service: SearchService, rate_limiter: RateLimiter | None) -
         if rate_limiter is None:
             return
         cost = sum(TEXT_INPUT_COST if isinstance(item, str) else IMAGE_INPUT_COST for item in items)
-        client = request.client.host if request.client else "unknown"
         # A larger cost could never be spent.
-        if wait_s := rate_limiter.spend(client, min(cost, rate_limiter.rates.burst)):
+        if wait_s := rate_limiter.spend(
+            client_name(request.scope), min(cost, rate_limiter.rates.burst)
+        ):
             raise rate_limiter.error(wait_s)
 
     @router.get("/models")
@@ -467,7 +503,10 @@ def inference_routes(service: SearchService, rate_limiter: RateLimiter | None) -
                 param="input",
             )
         name, number = find_model(query.model)
-        items = _named("input", query.input or []) or _named("messages", [query.messages])
+        client = client_name(request.scope)
+        items = _named("input", query.input or [], client) or _named(
+            "messages", [query.messages], client
+        )
         charge(request, items)
         vectors, num_tokens = await encode_items(service, number, items)
         if query.dimensions is not None:
@@ -489,14 +528,13 @@ def inference_routes(service: SearchService, rate_limiter: RateLimiter | None) -
         kinds have the score of the model, and of the same kind the cosine of their vectors.
         """
         name, number = find_model(query.model)
-        [asked], items = _named("query", [query.query]), _named("documents", query.documents)
+        client = client_name(request.scope)
+        [asked] = _named("query", [query.query], client)
+        items = _named("documents", query.documents, client)
         charge(request, [asked, *items])
         scores, num_tokens = await score_items(service, number, asked, items)
         order = scores.argsort(descending=True, stable=True)[: query.top_n or None].tolist()
-        shown = dict[int, Any]()
-        if query.return_documents:
-            sent = (await request.json())["documents"]
-            shown = dict(enumerate(sent if isinstance(sent, list) else [sent]))
+        shown = await _sent_documents(request) if query.return_documents else {}
         results = [
             RerankResult(
                 index=index,
@@ -568,12 +606,20 @@ async def score_items(
     return scores, num_tokens
 
 
-def _named(field: str, contents: Sequence[Any]) -> list[Item]:
+def _named(field: str, contents: Sequence[Any], client: str) -> list[Item]:
     """Texts and images of a field. Errors name an image by its position."""
     return [
-        content if isinstance(content, str) else ImageInput(content, f"{field}[{number}]")
+        content if isinstance(content, str) else ImageInput(content, f"{field}[{number}]", client)
         for number, content in enumerate(contents)
     ]
+
+
+async def _sent_documents(request: Request) -> dict[int, Any]:
+    """The documents of a request as they were sent, by their position."""
+    sent = (await request.json())["documents"]
+    if isinstance(sent, dict) and isinstance(sent.get("content"), list):
+        sent = sent["content"]
+    return dict(enumerate(sent if isinstance(sent, list) else [sent]))
 
 
 def _vector_values(vectors: Tensor, encoding_format: str) -> list[Any]:

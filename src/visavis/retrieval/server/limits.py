@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Hashable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -32,6 +34,9 @@ class ServerLimits:
         max_inputs: Maximum number of texts and images of a request for embeddings or a reranking.
         max_input_chars: Maximum length of each of these texts in characters.
         max_pixels: Maximum size of an uploaded image in pixels.
+        max_request_pixels: Maximum size of all images of a request in pixels.
+        max_decoded_pixels: Maximum size of the images of requests in memory in pixels, at least
+            ``max_pixels``.
         decode_timeout_s: Time limit for decoding an image in seconds.
         body_timeout_s: Time limit for receiving a request body in seconds.
         header_timeout_s: Time limit for receiving request headers in seconds.
@@ -49,6 +54,8 @@ class ServerLimits:
     max_inputs: int = 2048
     max_input_chars: int = 32_768
     max_pixels: int = 40_000_000
+    max_request_pixels: int = 250_000_000
+    max_decoded_pixels: int = 40_000_000
     decode_timeout_s: float = 15.0
     body_timeout_s: float = 20.0
     header_timeout_s: float = 10.0
@@ -138,6 +145,70 @@ class LRUCache(Generic[T]):
         self.size += self._size_of(value)
         while self.size > self.max_size:
             self.size -= self._size_of(self._entries.popitem(last=False)[1])
+
+
+class FairTurns:
+    """Shares a capacity among clients. Waiting clients take turns, also if one of them has many
+    requests.
+
+    Args:
+        capacity: Capacity, in any unit.
+
+    Attributes:
+        free: Capacity that is not in use.
+        num_waiting: Number of requests that wait.
+    """
+
+    def __init__(self, capacity: int):
+        self.capacity = self.free = capacity
+        self._waiting = OrderedDict[str, deque[tuple[int, asyncio.Future[None]]]]()
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests that wait."""
+        return sum(map(len, self._waiting.values()))
+
+    @asynccontextmanager
+    async def turn(self, client: str, cost: int) -> AsyncIterator[None]:
+        """Wait for a turn, and use a part of the capacity until the end of the block.
+
+        Args:
+            client: Name of the client.
+            cost: Part of the capacity. A larger one uses all of it.
+
+        Returns:
+            A context manager.
+        """
+        cost = min(cost, self.capacity)
+        granted = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append((cost, granted))
+        self._grant()
+        try:
+            await granted
+            yield
+        finally:
+            # A request that ends while it waits, because its client disconnects, used nothing.
+            if granted.done() and not granted.cancelled():
+                self.free += cost
+            self._grant()
+
+    def _grant(self) -> None:
+        """Start the requests whose turn it is. A large one is not overtaken, or it could wait
+        forever.
+        """
+        while self._waiting:
+            client, requests = next(iter(self._waiting.items()))
+            if not requests:
+                del self._waiting[client]
+                continue
+            cost, granted = requests[0]
+            if not granted.cancelled():
+                if cost > self.free:
+                    return
+                self.free -= cost
+                granted.set_result(None)
+                self._waiting.move_to_end(client)
+            requests.popleft()
 
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
@@ -33,6 +33,7 @@ from visavis.retrieval.items import (
     parse_time,
 )
 from visavis.retrieval.server.schemas import (
+    EMPTY_IS_ABSENT,
     LIMITS,
     HitModel,
     ItemModel,
@@ -164,7 +165,11 @@ class OpenedIndexes:
             from visavis.retrieval.server.search_service import ServedIndex
 
             index = Index.open(self.folders[name], store=self.stores)
-            self._opened[name] = ServedIndex(index, name)
+            self._opened[name] = ServedIndex(index, name, stores=self.stores)
+        elif (newer := self._opened[name].newer()) is not None:
+            self._opened[name].index.close()
+            self._captions.pop(name, None)
+            self._opened[name] = newer
         return self._opened[name]
 
     def captions(self, index: ServedIndex, item: IndexItem) -> list[str]:
@@ -266,9 +271,13 @@ class FilterTool(IndexTool):
         max_length=QUERY_CHARS,
         description="Pattern of the whole path, such as *beach* or 2024/*.jpg. Default: all.",
     )
-    kind: ItemKind | None = Field(None, description="Kind of the items. Default: all.")
-    after: str | None = Field(None, description="Earliest time of an item, such as 2024-05-31.")
-    before: str | None = Field(
+    kind: Annotated[ItemKind | None, EMPTY_IS_ABSENT] = Field(
+        None, description="Kind of the items. Default: all."
+    )
+    after: Annotated[str | None, EMPTY_IS_ABSENT] = Field(
+        None, description="Earliest time of an item, such as 2024-05-31."
+    )
+    before: Annotated[str | None, EMPTY_IS_ABSENT] = Field(
         None, description="Time before which an item must lie, such as 2024-06-30."
     )
     metadata: dict[str, str] = Field(

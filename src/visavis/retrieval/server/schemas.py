@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import date, datetime, time, timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from fastapi.routing import APIRoute
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from visavis.core.errors import format_value, suggest_name
 from visavis.core.spec import expected_value
 from visavis.evaluation.feedback.records import QueryKey
 from visavis.retrieval.items import ItemFilter, ItemKind
-from visavis.retrieval.server.limits import ServerLimits
+from visavis.retrieval.server.limits import LRUCache, ServerLimits
 
 LIMITS = ServerLimits()
 Key = Annotated[str, StringConstraints(max_length=4096)]
 Digest = Annotated[str, StringConstraints(pattern="^([0-9a-f]{64})?$")]
+# Forms and assistants send an empty text for what they leave out.
+EMPTY_IS_ABSENT = BeforeValidator(lambda value: None if value == "" else value)
 SideName = Literal["only", "left", "right"]
 
 
@@ -84,9 +98,49 @@ class ApiError(HTTPException):
 
 
 class RequestModel(BaseModel):
-    """Base of requests, which rejects unknown names."""
+    """Base of requests, which rejects unknown names. Null means absent."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _remove_nulls(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        required = {name for name, field in cls.model_fields.items() if field.is_required()}
+        return {
+            # Also the values of a filter by metadata.
+            name: {key: part for key, part in value.items() if part is not None}
+            if isinstance(value, dict)
+            else value
+            for name, value in values.items()
+            if value is not None or name in required
+        }
+
+
+class OpenAIRequestModel(RequestModel):
+    """Base of requests in forms of other servers, which ignores unknown names with a note in the
+    log, as those servers do.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _note_unknown(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            for name in map(str, values.keys() - cls.model_fields.keys()):
+                if values[name] is not None and _NOTED.get(name) is None:
+                    _NOTED.put(name, True)
+                    logging.getLogger(__name__).warning(
+                        "A request has the unknown field %s. It is ignored.",
+                        format_value(name[:80]),
+                    )
+        return values
+
+
+# Each name is noted once.
+_NOTED = LRUCache[bool](256)
 
 
 class QueryModel(RequestModel):
@@ -150,9 +204,13 @@ class FilterModel(BaseModel):
         max_length=500,
         description="Part of the path, or a pattern of the whole path with * and ?.",
     )
-    kind: ItemKind | None = None
-    since: date | None = Field(None, description="First day of the capture or modification time.")
-    until: date | None = Field(None, description="Last day of the capture or modification time.")
+    kind: Annotated[ItemKind | None, EMPTY_IS_ABSENT] = None
+    since: Annotated[date | None, EMPTY_IS_ABSENT] = Field(
+        None, description="First day of the capture or modification time."
+    )
+    until: Annotated[date | None, EMPTY_IS_ABSENT] = Field(
+        None, description="Last day of the capture or modification time."
+    )
     tag: list[
         Annotated[str, StringConstraints(pattern="^[^=\\x00]+=[^\\x00]*$", max_length=500)]
     ] = Field([], max_length=8, description="NAME=VALUE of the metadata.")
@@ -251,6 +309,7 @@ class SideResponse(BaseModel):
         side: Position in a comparison.
         index: Number of the index, for images and votes.
         hits: Results, best first.
+        missing: Number of results of this page without a file, because the index was not updated.
         has_more: Whether there are more results, which later pages return.
         is_cut: Whether there are more results than the server returns for one query.
         no_match: Whether even the best result is probably irrelevant. Null if scores are not
@@ -261,6 +320,7 @@ class SideResponse(BaseModel):
     side: SideName
     index: int
     hits: list[HitResponse]
+    missing: int
     has_more: bool
     is_cut: bool
     no_match: bool | None
@@ -290,12 +350,14 @@ class IndexInfo(BaseModel):
         count: Number of items.
         unfinished: Whether items are missing, because an update was interrupted or was running when
             the server started.
+        version: Text that changes when the server opens a new version of the index.
     """
 
     name: str
     model: str
     count: int
     unfinished: bool
+    version: str
 
 
 class ServerInfo(BaseModel):
@@ -442,6 +504,88 @@ class HealthResponse(BaseModel):
     items: int
 
 
+# Numbers too large for a float become infinite.
+_UNUSUAL = re.compile(rb"\\u[dD][89a-fA-F]|NaN|Infinity|\d[eE]\+?\d{3}|\d{300}")
+
+
+def check_json(value: Any, name: str = "") -> None:
+    """Check that JSON can be sent back: text in valid Unicode, and finite numbers.
+
+    Args:
+        value: Parsed JSON.
+        name: Name of the value.
+
+    Raises:
+        ApiError: Naming the first other value.
+    """
+    problem = ""
+    if isinstance(value, str) and not is_unicode(value):
+        problem = "expected text, got half of a surrogate pair. Send valid Unicode."
+    elif isinstance(value, float) and not math.isfinite(value):
+        problem = f"expected a finite number, got {value}. Send another number, or leave it out."
+    if problem:
+        field = re.split(r"[.\[]", name)[0] or None
+        raise ApiError(400, f"{name or 'body'}: {problem}", param=field)
+    if isinstance(value, dict):
+        for key, part in value.items():
+            check_json(key, name)
+            check_json(part, f"{name}.{key[:80]}" if name else key[:80])
+    elif isinstance(value, list):
+        for number, part in enumerate(value):
+            check_json(part, f"{name}[{number}]")
+
+
+def is_unicode(text: str) -> bool:
+    """Check that a text has no half of a surrogate pair.
+
+    Args:
+        text: The text.
+
+    Returns:
+        Whether it can be encoded.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class StrictJsonRequest(Request):
+    """A request whose JSON has only valid Unicode and finite numbers."""
+
+    async def json(self) -> Any:
+        """Parse the body.
+
+        Returns:
+            The JSON.
+
+        Raises:
+            ApiError: If a value is invalid.
+        """
+        content = await super().json()
+        if _UNUSUAL.search(await self.body()):
+            check_json(content)
+        return content
+
+
+class StrictJsonRoute(APIRoute):
+    """A route for ``StrictJsonRequest``."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler of requests.
+
+        Returns:
+            The handler of FastAPI, for another kind of request.
+        """
+        handle = super().get_route_handler()
+
+        async def handle_strictly(request: Request) -> Response:
+            return await handle(StrictJsonRequest(request.scope, request.receive))
+
+        return handle_strictly
+
+
 def _day_start_ns(day: date | None, days_later: int) -> int | None:
     """Start of a day, or of a later one, in ns by the local clock. None if the time is out of
     range.
@@ -475,7 +619,7 @@ def describe_invalid(problem: Mapping[str, Any], name: str, known: Iterable[str]
         return f"{name}: {text.removeprefix('Value error, ')}."
     text, _, length = expected_value(problem).partition(" after validation, not ")
     text = re.sub("^[A-Z][a-z]+ should (be|have|match) ", "", text)
-    given = length or format_value(problem["input"])
+    given = length or ("null" if problem["input"] is None else format_value(problem["input"]))
     return f"{name}: expected {text}, got {given}. Correct it."
 
 

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import math
 import os
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -36,13 +37,20 @@ from visavis.evaluation.feedback.records import (
     QueryKey,
     votes_not_undone,
 )
-from visavis.retrieval.index_folder import Index
-from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter, tags_to_metadata
+from visavis.retrieval.index_folder import CORRECTION_FILE, Index, read_manifest
+from visavis.retrieval.items import (
+    MANIFEST,
+    NO_FILTER,
+    IndexItem,
+    ItemFilter,
+    tags_to_metadata,
+)
 from visavis.retrieval.search import (
     EncodeTexts,
     SearchQuery,
     SearchResult,
     SearchResults,
+    grouped_results,
     parse_query,
     search_collection,
 )
@@ -61,11 +69,15 @@ RESULT_BLOCK, CACHED_QUERIES, CACHE_SECONDS = 60, 512, 300.0
 """Results of one search, so that the next page is cached, number of cached queries, and their
 lifetime in seconds.
 """
+SHOWN_ITEMS = 20_000
+"""Number of items of results whose images are served after they left the index."""
+UPDATE_SECONDS = 2.0
+"""Time between two checks for an update of the index."""
 CACHED_TEXTS = 1024
 """Number of texts whose vectors are cached."""
-MAX_TEXTS_AT_ONCE, TEXTS_PER_TURN, IMAGES_PER_TURN, IMAGE_REQUESTS = 128, 64, 4, 2
-"""Number of texts that are encoded in one batch, of texts and images of one request before other
-requests are served, and of requests with decoded images in memory.
+MAX_TEXTS_AT_ONCE, TEXTS_PER_TURN, IMAGES_PER_TURN = 128, 64, 4
+"""Number of texts that are encoded in one batch, and of texts and images of one request before other
+requests are served.
 """
 
 MAX_FOLDERS, MAX_METADATA_VALUES = 50, 30
@@ -81,16 +93,93 @@ class ServedIndex:
         index: The index.
         name: Name that is shown when two indexes are compared. Default: the name of the folder.
         has_probabilities: Whether results have match probabilities without captions, too.
+        stores: Confirmed locations of stores outside the folders of indexes.
 
     Attributes:
         count: Number of items.
     """
 
-    def __init__(self, index: Index, name: str | None = None, *, has_probabilities: bool = False):
+    def __init__(
+        self,
+        index: Index,
+        name: str | None = None,
+        *,
+        has_probabilities: bool = False,
+        stores: Sequence[str | Path] = (),
+    ):
         self.index, self.count = index, index.store.count()
-        self.has_probabilities = has_probabilities
+        self.has_probabilities, self.stores = has_probabilities, stores
         self.name = name or index.folder.name
         self._text_vectors = LRUCache[Tensor](CACHED_TEXTS)
+        self._files = self._checked = _file_states(index.folder)
+
+    @property
+    def version(self) -> str:
+        """Text that changes with the items."""
+        digest = self.index.manifest.digest
+        return "" if digest is None else digest.digest[:16]
+
+    def newer(self) -> ServedIndex | None:
+        """Open the index again after an update.
+
+        Returns:
+            The new version. None: there is none, or its update is still running.
+
+        Raises:
+            VisavisError: If the new version cannot be opened.
+        """
+        files = _file_states(self.index.folder)
+        if files in (self._files, self._checked):
+            return None
+        self._checked = files
+        manifest = read_manifest(self.index.folder)
+        is_same = manifest == self.index.manifest and files[1] == self._files[1]
+        if is_same or manifest.digest is None:
+            return None
+        index = Index.open(self.index.folder, store=self.stores)
+        if index.is_unfinished:  # another update began
+            index.close()
+            return None
+        newer = ServedIndex(
+            index, self.name, has_probabilities=self.has_probabilities, stores=self.stores
+        )
+        if (manifest.query_model, manifest.fingerprint, manifest.embedding_dim) == (
+            self.index.manifest.query_model,
+            self.index.manifest.fingerprint,
+            self.index.manifest.embedding_dim,
+        ):
+            # The model is loaded already.
+            index.model, newer._text_vectors = self.index.model, self._text_vectors
+        newer.warm_up()
+        return newer
+
+    def find_content(self, content: str) -> IndexItem | None:
+        """Find an item by the hash of its file, which stays the same when the file is moved.
+
+        Args:
+            content: The hash.
+
+        Returns:
+            The first such item.
+        """
+        import pyarrow.compute as pc
+
+        row = pc.index(self._table["content"], content).as_py()
+        return None if row < 0 else items_from_table(self._table.slice(row, 1))[0]
+
+    def is_missing(self, item: IndexItem) -> bool:
+        """Check whether the file of an item was moved or removed since the index was updated. The
+        files of a data set are not checked.
+
+        Args:
+            item: The item.
+
+        Returns:
+            Whether the file does not exist.
+        """
+        return not self.index.manifest.is_dataset and not os.path.isfile(
+            self.index.root / item.path
+        )
 
     @property
     def model_name(self) -> str:
@@ -129,10 +218,12 @@ class ServedIndex:
                 filter.
         """
         if not key:
-            newest = items_from_table(self._table.take(newest_rows(self._table, top, item_filter)))
+            newest = grouped_results(
+                self.index, partial(self._find_newest, item_filter=item_filter), top
+            )
             if not newest:
                 self.index.check_filter_names(item_filter)
-            return SearchResults(tuple(SearchResult(item, 0.0) for item in newest))
+            return SearchResults(tuple(newest))
         query = SearchQuery(
             texts=parse_query(key.text),
             images=() if image is None else ((1.0, image),),
@@ -147,6 +238,12 @@ class ServedIndex:
             encode_texts=encode_texts or self.encode_texts,
             max_irrelevant=1.0 if has_probabilities else None,
         )
+
+    def _find_newest(self, count: int, item_filter: ItemFilter) -> tuple[list[SearchResult], bool]:
+        """The newest items, and whether there may be more."""
+        rows = newest_rows(self._table, count, item_filter)
+        items = items_from_table(self._table.take(rows))
+        return [SearchResult(item, 0.0) for item in items], len(rows) == count
 
     def encode_texts(self, texts: Sequence[str]) -> list[Tensor]:
         """Encode texts at once. Texts of recent queries are taken from a cache.
@@ -231,6 +328,19 @@ class ServedIndex:
     def facets(self) -> FacetsResponse:
         """Values to filter by."""
         return count_facets(self._table)
+
+
+def _file_states(folder: Path) -> list[tuple[int, int, int] | None]:
+    """State of the files of an index that change with its version."""
+    states = list[tuple[int, int, int] | None]()
+    for name in (MANIFEST, CORRECTION_FILE):
+        try:
+            state = os.stat(folder / name)
+        except OSError:
+            states.append(None)
+        else:
+            states.append((state.st_ino, state.st_mtime_ns, state.st_size))
+    return states
 
 
 def count_facets(table: pa.Table) -> FacetsResponse:
@@ -474,13 +584,14 @@ class SearchService:
             self.indexes.reverse()
         self.votes, self.images = VoteStore(feedback, metrics), ImageCache(limits, metrics)
         self._recent = RecentQueries()
+        # Items of results, which pages show after an update of the index.
+        self._shown = LRUCache[IndexItem](SHOWN_ITEMS)
         # When the results of a query expire, how many were searched for, and the results.
         self._results = LRUCache[tuple[float, int, SearchResults]](CACHED_QUERIES)
         self._secret = secrets.token_bytes(16)
         self._model_thread = ThreadPoolExecutor(1, "model")
         self._num_waiting = 0
         self._waiting = deque[ModelWork]()
-        self._images_in_use = asyncio.Semaphore(IMAGE_REQUESTS)
         for index in self.indexes:
             metrics.items.labels(index.name).set(index.count)
 
@@ -526,20 +637,56 @@ class SearchService:
             )
         return self.indexes[number]
 
-    def item(self, number: int, key: str) -> IndexItem:
-        """Look up an item.
+    async def follow_updates(self, seconds: float = UPDATE_SECONDS) -> None:
+        """Open each new version of the indexes, until the task is cancelled.
+
+        Args:
+            seconds: Time between two checks.
+        """
+        while True:
+            await asyncio.sleep(seconds)
+            for number, served in enumerate(self.indexes):
+                try:
+                    newer = await asyncio.to_thread(served.newer)
+                except Exception as error:  # noqa: BLE001 - the old version is still served
+                    logging.getLogger(__name__).warning(
+                        "%s: the new version cannot be opened, the old one stays: %s",
+                        served.name,
+                        error,
+                    )
+                    continue
+                if newer is None:
+                    continue
+                # Between the searches, so that none uses the texts of one version and the items of
+                # the other.
+                await asyncio.wrap_future(
+                    self._model_thread.submit(self.indexes.__setitem__, number, newer)
+                )
+                self.metrics.items.labels(newer.name).set(newer.count)
+                # No search uses it any more, and no other code of this thread is running.
+                served.index.close()
+
+    def item(self, number: int, key: str, content_version: str = "") -> IndexItem:
+        """Look up an item, or one that a page still shows after an update of the index.
 
         Args:
             number: Number of the index.
             key: Key of the item.
+            content_version: Beginning of the hash of its file. Empty: any file of this key.
 
         Returns:
-            The item.
+            The item. If its file was moved, the item of the new place.
 
         Raises:
             HTTPException: If the key is unknown.
         """
-        item = self.index(number).index.store.get([key]).get(key)
+        served = self.index(number)
+        item = served.index.store.get([key]).get(key)
+        if item is not None and item.content.startswith(content_version):
+            return item
+        former = self._shown.get((number, key, content_version))
+        if former is not None:
+            item = served.find_content(former.content) or former
         if item is None:
             raise HTTPException(
                 404,
@@ -547,6 +694,20 @@ class SearchService:
                 "from search results.",
             )
         return item
+
+    def present(self, number: int, results: Sequence[SearchResult]) -> list[SearchResult]:
+        """Select the results whose files exist. Others were moved or removed after the last update
+        of the index.
+
+        Args:
+            number: Number of the index.
+            results: The results.
+
+        Returns:
+            Results with a file.
+        """
+        served = self.indexes[number]
+        return [result for result in results if not served.is_missing(result.item)]
 
     async def search(
         self, number: int, key: QueryKey, item_filter: ItemFilter, top: int
@@ -567,7 +728,7 @@ class SearchService:
                 cached.
             VisavisError: If the query is invalid.
         """
-        result_key = (number, key, repr(item_filter))
+        result_key = (number, self.indexes[number].version, key, repr(item_filter))
         expires, fetched, cached = self._results.get(result_key) or (0.0, 0, None)
         if cached is not None and fetched >= top and time.monotonic() < expires:
             return cached
@@ -607,10 +768,7 @@ class SearchService:
         Raises:
             HTTPException: If too much work is waiting.
         """
-        if self._num_waiting >= self.limits.max_waiting_searches:
-            raise HTTPException(
-                429, "Too many requests are waiting. Try again later.", {"Retry-After": "1"}
-            )
+        self._require_short_queue(self._num_waiting)
         future: Future[T] = Future()
         self._num_waiting += 1
         self._waiting.append(ModelWork(number, texts, run, key, future))
@@ -699,34 +857,48 @@ class SearchService:
         """
         model = self.indexes[number].index.model
         self._require_single_vectors(number)
-        return torch.cat(await self.map_images(number, images, model.encode_images))
+        return torch.cat(await self.map_images(number, images, [model.encode_images]))
 
     async def map_images(
-        self, number: int, images: Sequence[ImageInput], run: Callable[[list[PILImage]], T]
+        self,
+        number: int,
+        images: Sequence[ImageInput],
+        functions: Sequence[Callable[[list[PILImage]], T]],
     ) -> list[T]:
-        """Decode images, and call a function on the thread of the models with a few of them.
+        """Decode images, and call functions on the thread of the models with a few of them. Other
+        requests are served between the calls.
 
         Args:
             number: Number of the index.
-            images: The images.
-            run: The function.
+            images: Images of one request.
+            functions: The functions.
 
         Returns:
-            Its results.
+            Results of all functions for the first images, then for the next ones.
 
         Raises:
             HTTPException: If too much work is waiting.
-            DataError: If the content of an image is not one.
+            DataError: If the content of an image is not one, or the images are too large.
         """
         model, results = self.indexes[number].index.model, list[T]()
         # The processor may be loaded with the whole model.
         min_side = await self.run_model(number, lambda _: model.processor.min_side)
-        for chunk in chunk_slices(len(images), IMAGES_PER_TURN):
+        pixels = await self.images.pixels(images, min_side)
+        self._require_short_queue(self.images.turns.num_waiting)
+        for chunk in _turns(pixels, self.limits.max_decoded_pixels):
             # Decoded images take far more memory than their files.
-            async with self._images_in_use:
+            async with self.images.turns.turn(images[0].client, sum(pixels[chunk])):
                 decoded = [await self.images.decode(image, min_side) for image in images[chunk]]
-                results.append(await self.run_model(number, partial(_call, run, decoded)))
+                for run in functions:
+                    results.append(await self.run_model(number, partial(_call, run, decoded)))
+                del decoded
         return results
+
+    def _require_short_queue(self, num_waiting: int) -> None:
+        if num_waiting >= self.limits.max_waiting_searches:
+            raise HTTPException(
+                429, "Too many requests are waiting. Try again later.", {"Retry-After": "1"}
+            )
 
     async def score_pairs(
         self, number: int, query: str | ImageInput, items: Sequence[str | ImageInput]
@@ -751,19 +923,19 @@ class SearchService:
         images = [item for item in given if isinstance(item, ImageInput)]
         direction: Direction = "t2i" if isinstance(query, str) else "i2t"
 
-        def score(decoded: list[PILImage]) -> Tensor:
-            for text in texts:
+        def score(columns: slice, decoded: list[PILImage]) -> Tensor:
+            for text in texts[columns]:
                 model.unknown_words(text)
-            # No more candidates at once than the second stage scores. One side is the query.
-            limit = model.matcher.rerank_top_k or TEXTS_PER_TURN
             parts = [
                 model.score(decoded[rows], texts[columns], direction=direction).flatten()
                 for rows in chunk_slices(len(decoded), limit)
-                for columns in chunk_slices(len(texts), limit)
             ]
             return torch.cat(parts)
 
-        scores = await self.map_images(number, images, score)
+        # No more candidates at once than the second stage scores. One side is the query.
+        limit = await self.run_model(number, lambda _: model.matcher.rerank_top_k or TEXTS_PER_TURN)
+        functions = [partial(score, columns) for columns in chunk_slices(len(texts), limit)]
+        scores = await self.map_images(number, images, functions)
         num_tokens = await self.run_model(number, lambda _: sum(model.count_tokens(texts)))
         return torch.cat(scores), num_tokens
 
@@ -828,10 +1000,11 @@ class SearchService:
             count, lambda key, item: self.votes.vote(key, item) is not None
         )
 
-    def to_hit(self, key: QueryKey, result: SearchResult) -> HitResponse:
+    def to_hit(self, number: int, key: QueryKey, result: SearchResult) -> HitResponse:
         """Convert a result to the form of the API.
 
         Args:
+            number: Number of the index.
             key: The query.
             result: The result.
 
@@ -839,12 +1012,15 @@ class SearchService:
             The result with its vote.
         """
         item = result.item
+        version = item.content[:12]
+        self._shown.put((number, item.key, version), item)
+        self._shown.put((number, item.key, ""), item)
         return HitResponse(
             **result_values(key, result),
             name=item.path.rpartition("/")[2],
             path=item.path,
             vote=self.votes.vote(key, item.key),
-            content_version=item.content[:12],
+            content_version=version,
         )
 
     def close(self) -> None:
@@ -853,6 +1029,17 @@ class SearchService:
         for work in tuple(self._waiting):
             work.future.cancel()
         self.images.close()
+
+
+def _turns(pixels: Sequence[int], max_pixels: int) -> Iterator[slice]:
+    """Images of one request that are decoded at once."""
+    start, total = 0, 0
+    for position, count in enumerate(pixels):
+        if position > start and (position - start == IMAGES_PER_TURN or total + count > max_pixels):
+            yield slice(start, position)
+            start, total = position, 0
+        total += count
+    yield slice(start, len(pixels))
 
 
 def _call(run: Callable[[list[PILImage]], T], images: list[PILImage], _: EncodeTexts) -> T:

@@ -12,10 +12,11 @@ import logging
 import math
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -248,6 +249,27 @@ def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
+def client_name(scope: Scope) -> str:
+    """Name the client of a request, for limits.
+
+    Args:
+        scope: Scope of the request.
+
+    Returns:
+        Its address, of IPv6 its network of 64 bits, because one household controls all of it.
+
+    Example:
+        >>> client_name({"client": ("2001:db8::1:2", 80)}), client_name({})
+        ('2001:db8::/64', 'unknown')
+    """
+    client = scope["client"][0] if scope.get("client") else "unknown"
+    with suppress(ValueError):  # a name instead of an address
+        address = ipaddress.ip_address(client)
+        if address.version == 6:
+            client = str(ipaddress.ip_network((address, 64), strict=False))
+    return str(client)
+
+
 class RateLimiter:
     """Token bucket per client. The `limits` library has neither costs per route nor /64 networks as
     clients.
@@ -265,7 +287,7 @@ class RateLimiter:
         """Spend units of a client.
 
         Args:
-            client: Address of the client.
+            client: Name of the client, as of ``client_name``.
             cost: Number of units.
             now: Time in seconds. Default: the monotonic clock.
 
@@ -273,11 +295,6 @@ class RateLimiter:
             0 if the units were spent, else the seconds until they are available.
         """
         now = time.monotonic() if now is None else now
-        with suppress(ValueError):  # a name instead of an address
-            address = ipaddress.ip_address(client)
-            if address.version == 6:
-                # One household controls a /64 network of IPv6.
-                client = str(ipaddress.ip_network((address, 64), strict=False))
         units, last_seen = self._buckets.get(client) or (self.rates.burst, now)
         # The bucket fills while the client is silent, up to the burst.
         units = min(self.rates.burst, units + (now - last_seen) * self.rates.per_s)
@@ -349,10 +366,17 @@ class SecurityMiddleware:
             async with asyncio.timeout(self.limits.send_timeout_s):
                 await send(message)
 
+        received = asyncio.Event()
+        if scope["method"] in _SAFE_METHODS:
+            received.set()
         try:
             rejection = self._rejection(scope)
-            await (rejection[0] if rejection else self.app)(
-                scope, self._limited_receive(receive), send_checked
+            await _run_while_connected(
+                (rejection[0] if rejection else self.app)(
+                    scope, self._limited_receive(receive, received), send_checked
+                ),
+                receive,
+                received,
             )
             if rejection:
                 self.metrics.rejected.labels(rejection[1]).inc()
@@ -390,8 +414,8 @@ class SecurityMiddleware:
                 "Origin: expected this server, got another site. Use the web UI of this server.",
             ), "origin"
         if self.rate_limiter is not None:
-            client = scope["client"][0] if scope.get("client") else "unknown"
-            if wait_s := self.rate_limiter.spend(client, request_cost(method, path)):
+            cost = request_cost(method, path)
+            if wait_s := self.rate_limiter.spend(client_name(scope), cost):
                 error = self.rate_limiter.error(wait_s)
                 return respond(error.status_code, error.detail, error.headers), "rate"
         if (
@@ -420,13 +444,15 @@ class SecurityMiddleware:
             return respond(413, self._too_large()), "size"
         return None
 
-    def _limited_receive(self, receive: Receive) -> Receive:
-        """``receive`` with a limit on the size of the body and on the time until it is complete."""
-        deadline, num_bytes, is_complete = time.monotonic() + self.limits.body_timeout_s, 0, False
+    def _limited_receive(self, receive: Receive, received: asyncio.Event) -> Receive:
+        """``receive`` with a limit on the size of the body and on the time until it is complete.
+        The event is set then.
+        """
+        deadline, num_bytes = time.monotonic() + self.limits.body_timeout_s, 0
 
         async def receive_checked() -> Message:
-            nonlocal num_bytes, is_complete
-            if is_complete:
+            nonlocal num_bytes
+            if received.is_set():
                 return await receive()
             try:
                 async with asyncio.timeout(max(deadline - time.monotonic(), 0.001)):
@@ -439,12 +465,35 @@ class SecurityMiddleware:
                 ) from None
             # Counted, because a chunked request has no Content-Length.
             num_bytes += len(message.get("body", b""))
-            is_complete = not message.get("more_body", False)
             if num_bytes > self.limits.max_body_bytes:
                 raise HTTPException(413, self._too_large())
+            if not message.get("more_body", False):
+                received.set()
             return message
 
         return receive_checked
 
     def _too_large(self) -> str:
         return f"The request is larger than {self.limits.max_body_bytes / 2**20:.0f} MB. Send a smaller image."
+
+
+async def _run_while_connected(
+    work: Coroutine[Any, Any, None], receive: Receive, received: asyncio.Event
+) -> None:
+    """Answer a request, and stop when its client disconnects after the body was received."""
+
+    async def wait_for_disconnect() -> None:
+        await received.wait()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(wait_for_disconnect())
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)

@@ -102,7 +102,10 @@ def run_service(
         stores = [store] if isinstance(store, str | Path) else list(store)
         served = [
             ServedIndex(
-                Index.open(path, store=stores), name, has_probabilities=max_irrelevant is not None
+                Index.open(path, store=stores),
+                name,
+                has_probabilities=max_irrelevant is not None,
+                stores=stores,
             )
             for name, path in named.items()
         ]

@@ -44,6 +44,9 @@ export const searchByImage = (values, image, signal) =>
 
 export const imageUrl = (size, index, hit) => `api/${size}?${params({ key: hit.key, index, content_version: hit.content_version ?? "" })}`;
 
+// Whether the file of an image was moved or removed. The event of a failed image has no status.
+export const isGone = (url) => fetch(url, { credentials: "same-origin" }).then((answer) => answer.status === 410, () => false);
+
 // Scales an image down before it is sent, which also removes its metadata, such as the location.
 export async function scaleDown(file, side = 640) {
   try {

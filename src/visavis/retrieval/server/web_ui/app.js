@@ -12,6 +12,7 @@ const PAGE_SIZE = 40;
 // Largest page that the server returns.
 const MAX_PAGE_SIZE = 100;
 const WAIT_MS = 180;
+const UPDATE_MS = 4000;
 const byId = (id) => document.getElementById(id);
 const text = byId("text");
 let info = { indexes: [], blind: false, votes: false };
@@ -25,6 +26,10 @@ let loading = false;
 let hasMore = false;
 let moved = 0;
 let restoring = false;
+// Ranks that were requested. Fewer results are shown if files are missing.
+let fetched = 0;
+let numMissing = 0;
+let isOutdated = false;
 
 function setBusy(isBusy) {
   byId("results").setAttribute("aria-busy", String(isBusy));
@@ -49,22 +54,23 @@ const countShown = () => Math.max(0, ...(response?.sides ?? []).map((side) => en
 function remember() {
   clearTimeout(moved);
   const key = entries.find((entry) => entry.open === document.activeElement)?.hit.key;
-  if (response && !restoring) savePosition({ count: countShown(), top: scrollY, key });
+  if (response && !restoring) savePosition({ count: fetched, top: scrollY, key });
 }
 
 // Loads as many results as were shown before, and scrolls to the same position.
 async function restore({ count, top, key }) {
   const number = searchNumber;
   restoring = true;
-  while (countShown() < count && !byId("more").hidden && (await loadPage(Math.min(count - countShown(), MAX_PAGE_SIZE))));
+  while (fetched < count && !byId("more").hidden && (await loadPage(Math.min(count - fetched, MAX_PAGE_SIZE))));
   if (number !== searchNumber) return;
   restoring = false;
   scrollTo({ top, behavior: "instant" });
   entries.find((entry) => entry.hit.key === key)?.open.focus({ preventScroll: true });
 }
 
-async function search({ push = false, position = null } = {}) {
+async function search({ push = false, position = null, changed = "" } = {}) {
   if (push) remember();
+  byId("changed").textContent = changed;
   clearTimeout(waiting);
   clearTimeout(moved);
   restoring = false;
@@ -101,6 +107,7 @@ async function search({ push = false, position = null } = {}) {
 
 function clear() {
   [entries, focused, response] = [[], null, null];
+  [fetched, numMissing] = [0, 0];
   byId("sides").replaceChildren();
   byId("summary").textContent = "";
   byId("more").hidden = true;
@@ -139,14 +146,11 @@ function show(newest) {
     }),
   );
   add(newest);
+  showSummary();
   // The result that had the focus was removed.
   if (hadFocus) entries[0]?.open.focus({ preventScroll: true });
-  const total = Math.max(0, ...info.indexes.map((index) => index.count));
-  const unfinished = info.indexes.some((index) => index.unfinished);
-  const summary = [`${formatNumber(total)} items`, unfinished && "the index is unfinished", !empty && `${Math.round(newest.milliseconds)} ms`];
-  byId("summary").textContent = entries.length ? summary.filter(Boolean).join(", ") : "";
   if (!entries.length) {
-    showNotice(emptyMessage(total, unfinished));
+    showNotice(emptyMessage());
   } else if (newest.sides.every((side) => side.no_match)) {
     showNotice("Probably no match. These are the nearest results.");
   }
@@ -155,7 +159,19 @@ function show(newest) {
   for (const button of byId("preference").querySelectorAll("button")) button.disabled = false;
 }
 
-function emptyMessage(total, unfinished) {
+const countItems = () => Math.max(0, ...info.indexes.map((index) => index.count));
+const isUnfinished = () => info.indexes.some((index) => index.unfinished);
+
+function showSummary() {
+  const missing = numMissing && `${formatNumber(numMissing)} moved or removed files are left out until visavis index runs again`;
+  const time = !isEmpty() && `${Math.round(response.milliseconds)} ms`;
+  const summary = [`${formatNumber(countItems())} items`, isUnfinished() && "the index is unfinished", time, missing];
+  byId("summary").textContent = entries.length ? summary.filter(Boolean).join(", ") : "";
+}
+
+function emptyMessage() {
+  const [total, unfinished] = [countItems(), isUnfinished()];
+  if (numMissing) return "The files of these results were moved or removed. Run visavis index again.";
   if (total) return countFilters() ? "No items match these filters. Change or clear them." : "No results.";
   if (unfinished) return "This index is unfinished and has no items yet. Run visavis index again to complete it.";
   return "This index has no items. Add images to its source, and run visavis index again.";
@@ -177,6 +193,8 @@ function add(page) {
     for (const entry of added) entry.open.addEventListener("focus", () => setFocusable(entry));
     entries.push(...added);
   }
+  fetched += Math.max(0, ...page.sides.map((side) => side.hits.length + side.missing));
+  numMissing += Math.max(0, ...page.sides.map((side) => side.missing));
   if (!focused && entries.length) setFocusable(entries[0]);
   hasMore = page.sides.some((side) => side.has_more);
   showMore();
@@ -198,8 +216,11 @@ async function loadPage(limit) {
   const number = searchNumber;
   setBusy(true);
   try {
-    const page = await get("api/search", { ...queryValues(), ...filters(), offset: countShown(), limit }, running.signal);
-    if (number === searchNumber) add(page);
+    const page = await get("api/search", { ...queryValues(), ...filters(), offset: fetched, limit }, running.signal);
+    if (number === searchNumber) {
+      add(page);
+      showSummary();
+    }
     return number === searchNumber;
   } catch (error) {
     if (number === searchNumber && error.name !== "AbortError") showMessage(error.message);
@@ -405,6 +426,8 @@ function connect() {
     moved = setTimeout(remember, WAIT_MS);
   });
   document.addEventListener("keydown", onKey);
+  document.addEventListener("gone", (event) => leaveOut(event.detail));
+  setInterval(followUpdates, UPDATE_MS);
   feedback.connect(vote);
   detail.connect({
     entries: () => entries,
@@ -414,6 +437,40 @@ function connect() {
     onUndo: undo,
     onMore: more,
   });
+}
+
+// Leaves out a result whose file was moved or removed, as the server does in later searches.
+function leaveOut(entry) {
+  if (!entries.includes(entry)) return;
+  entries = entries.filter((other) => other !== entry);
+  entry.tile.remove();
+  numMissing += 1;
+  if (focused === entry) {
+    focused = null;
+    if (entries.length) setFocusable(entries[0]);
+  }
+  showSummary();
+  if (!entries.length) showNotice(emptyMessage());
+}
+
+// Searches again where the collection changed, at the same position of the list.
+async function followUpdates() {
+  if (document.hidden || !info.indexes.length) return;
+  try {
+    const newest = await get("api/info");
+    const versions = (each) => each.indexes.map((index) => index.version).join();
+    if (versions(newest) !== versions(info)) {
+      info = newest;
+      isOutdated = true;
+      fillFilters(await get("api/facets"));
+    }
+  } catch {
+    return; // the next search reports it
+  }
+  if (!isOutdated || document.querySelector("dialog[open]")) return;
+  isOutdated = false;
+  const key = entries.find((entry) => entry.open === document.activeElement)?.hit.key;
+  search({ position: { count: fetched, top: scrollY, key }, changed: `The collection changed and has ${formatNumber(countItems())} items now.` });
 }
 
 async function start() {

@@ -76,18 +76,19 @@ export function showChip(thumbnail) {
   byId("text").placeholder = shown ? "Add words" : "Describe an image";
 }
 
+// Chosen values stay chosen, also when the collection changes.
 export function fillFilters(facets) {
+  const chosen = new Map([...byId("tags").querySelectorAll("select")].map((select) => [select.name, select.value]));
   byId("folders").replaceChildren(...Object.keys(facets.folders).map((folder) => Object.assign(document.createElement("option"), { value: folder })));
   byId("tags").replaceChildren(
     ...Object.entries(facets.metadata).map(([name, values]) => {
       const label = document.createElement("label");
       const select = Object.assign(document.createElement("select"), { name });
       select.append(new Option("any", ""), ...Object.entries(values).map(([value, count]) => new Option(`${value} (${count})`, value)));
+      select.value = chosen.get(name) ?? "";
       label.append(`${name[0].toUpperCase()}${name.slice(1)} `, select);
       return label;
     }),
   );
-  for (const option of [...byId("kind").options]) {
-    if (option.value && !facets.kinds[option.value]) option.remove();
-  }
+  for (const option of byId("kind").options) option.hidden = option.value !== "" && !facets.kinds[option.value];
 }

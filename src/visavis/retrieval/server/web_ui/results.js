@@ -1,6 +1,6 @@
 // The grid of results, and navigation between them with the arrow keys.
 
-import { imageUrl } from "./api.js";
+import { imageUrl, isGone } from "./api.js";
 import { clock, matchOf } from "./format.js";
 
 const ICONS = {
@@ -48,7 +48,11 @@ export function tile(entry, { votes, onOpen, onLike, onVote }) {
   image.decoding = "async";
   image.alt = "";
   image.addEventListener("load", () => item.classList.add("shown"));
-  image.addEventListener("error", () => {
+  image.addEventListener("error", async () => {
+    if (await isGone(image.src)) {
+      document.dispatchEvent(new CustomEvent("gone", { detail: entry }));
+      return;
+    }
     item.classList.add("missing");
     image.remove();
     open.prepend(element("span", "missing-text", "not available"));
