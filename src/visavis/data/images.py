@@ -280,7 +280,7 @@ def decoded_pixels(
             ).size
         else:
             image = _open(content, name, allow_animated=True, max_pixels=max_pixels)
-            _reduce(image, min_side, max_pixels)
+            reduce_jpeg(image, min_side, max_pixels)
             size = image.size
         return size[0] * size[1]
 
