@@ -357,3 +357,16 @@ def test_bert_recipes_are_rows_with_their_relevance(name):
     for part in ("visual", "text", "model", "training"):
         assert getattr(recipe, part) == getattr(row, part)
     assert recipe.data.path == row.data.path
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [("frozen", "goal/3/r152-con-sig-ms"), ("fine-tuned", "goal/3/r152-ft-con-sig-ms")],
+)
+def test_goal_on_flickr30k_trains_as_its_rows(name, row):
+    """Only the data and the protocol differ, so a row on this base recipe is the row on Flickr30K."""
+    recipe = read_recipe(f"goal-flickr30k-{name}")
+    published = read_recipe(row)
+    for part in ("visual", "text", "model", "training", "phases"):
+        assert getattr(recipe, part) == getattr(published, part)
+    assert (recipe.data.path, recipe.evaluation.protocols) == ("flickr30k", ("flickr30k",))
