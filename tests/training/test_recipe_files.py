@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 
 import pytest
 from tests.docs import read_blocks
@@ -9,6 +10,7 @@ from tests.docs import read_blocks
 import visavis
 from visavis.core.errors import RecipeError, VisavisError
 from visavis.data.synthetic import write_synthetic_scenes
+from visavis.evaluation.graded.catalog import parse_estimator
 from visavis.models import CATALOG
 from visavis.training.recipes.files import (
     read_recipe,
@@ -16,6 +18,7 @@ from visavis.training.recipes.files import (
     shipped_files,
     shipped_recipe_names,
 )
+from visavis.training.recipes.published_tables import published_results
 from visavis.training.recipes.recipe import build_recipe
 
 BASE = """
@@ -333,3 +336,37 @@ def test_published_section_is_only_for_paper_tables(tmp_path):
     (tmp_path / "mine.toml").write_text(BASE + '[table]\nsource = "mine"\n')
     with pytest.raises(RecipeError, match="table is not a key of recipes"):
         read_recipe(tmp_path / "mine.toml")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in shipped_recipe_names() if name.startswith("cvse++-bert")],
+)
+def test_bert_recipes_are_rows_with_their_relevance(name):
+    """Each differs from the row whose figures it prints only in the relevance and the protocols."""
+    recipe = read_recipe(name)
+    row = read_recipe(recipe.published)
+    relevance = "CoarseToFine(fine=\"CrossEncoder(model='sts-bert', output='identity')\")"
+    assert recipe.evaluation.relevance == parse_estimator(relevance)
+    for phase, of_row in zip(recipe.phases, row.phases, strict=True):
+        assert phase.supervision.relevance == relevance
+        assert replace(phase.supervision, relevance="CoarseToFine()") == of_row.supervision
+        changed = {"supervision": of_row.supervision}
+        assert phase.model_copy(update=changed) == of_row
+    assert published_results()[recipe.published].protocol in recipe.evaluation.protocols
+    for part in ("visual", "text", "model", "training"):
+        assert getattr(recipe, part) == getattr(row, part)
+    assert recipe.data.path == row.data.path
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [("frozen", "goal/3/r152-con-sig-ms"), ("fine-tuned", "goal/3/r152-ft-con-sig-ms")],
+)
+def test_goal_on_flickr30k_trains_as_its_rows(name, row):
+    """Only the data and the protocol differ, so a row on this base recipe is the row on Flickr30K."""
+    recipe = read_recipe(f"goal-flickr30k-{name}")
+    published = read_recipe(row)
+    for part in ("visual", "text", "model", "training", "phases"):
+        assert getattr(recipe, part) == getattr(published, part)
+    assert (recipe.data.path, recipe.evaluation.protocols) == ("flickr30k", ("flickr30k",))
