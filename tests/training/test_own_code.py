@@ -168,6 +168,35 @@ def test_own_objective_reports_what_is_wrong(lab, text, message):
         visavis.parse(text)
 
 
+PLAIN = SOFT_HN.replace("@dataclass(frozen=True, kw_only=True)\n", "")
+INHERITED = (
+    "from visavis.objectives import TripletHN\nclass SoftHN(TripletHN):\n    scale: float = 2.0"
+)
+
+
+@pytest.mark.parametrize("code", [PLAIN, INHERITED], ids=["plain", "inherited"])
+@pytest.mark.parametrize("as_object", [False, True])
+@pytest.mark.parametrize("use", ["parse", "train", "compare", "anatomy"])
+def test_own_objective_that_is_no_dataclass_is_one_error(lab, code, as_object, use):
+    (lab / "soft_hn.py").write_text(code)
+    visavis.allow_code("soft_hn.py")
+    objective = "soft_hn.py:SoftHN()"
+    if as_object:
+        objective = own_code._load(str(lab / "soft_hn.py")).SoftHN()
+    calls = {
+        "parse": lambda: visavis.parse(objective),
+        "train": lambda: visavis.train("tiny.toml", overrides={"objective": objective}, data="x"),
+        "compare": lambda: visavis.compare("tiny.toml", objective=[objective], data="x"),
+        "anatomy": lambda: visavis.anatomy(objective),
+    }
+    with pytest.raises(
+        visavis.VisavisError,
+        match=r"SoftHN: expected a dataclass.* Add the line @dataclass\(frozen=True, kw_only=True\) "
+        r"above class SoftHN",
+    ):
+        calls[use]()
+
+
 def test_run_with_own_code_is_used_without_running_it(lab, scenes):
     trained = train(scenes, **{"evaluation.extra_metrics": ["mrr.py:MRR"]})
     assert trained.objective == "soft_hn.py:SoftHN(margin=0.1, reduction='sum')"

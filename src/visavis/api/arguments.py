@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from visavis.core.errors import DataError, RecipeError, RunError, SpecError, format_value
 from visavis.core.own_code import name_part
 from visavis.core.progress import Progress
+from visavis.core.spec import require_dataclass
 
 T = TypeVar("T", str, float)
 
@@ -37,7 +38,7 @@ def as_text(value: Any) -> Any:
     """
     if not is_dataclass(value):
         return value
-    name_part(type(value))
+    require_dataclass(name_part(type(value)))
     return repr(value)
 
 

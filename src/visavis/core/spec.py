@@ -15,7 +15,7 @@ import re
 import sys
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Gt, Interval
@@ -103,7 +103,7 @@ def parse(text: str, catalog: Iterable[type[T]], kind: type[T] | None = None, gr
     return build_object(entry, values)
 
 
-def parse_call(text: str) -> tuple[str, dict[str, Any]]:
+def parse_call(text: object) -> tuple[str, dict[str, Any]]:
     """Split a spec into its name and its fields.
 
     Args:
@@ -120,6 +120,8 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
         ('VSE++', {'embedding_dim': 512})
     """
     if not isinstance(text, str):
+        if type(text).__module__ != "builtins":
+            require_dataclass(type(text))
         raise SpecError(
             f"spec: expected a text of the form Name(field=value, ...), got {format_value(text)}."
         )
@@ -156,6 +158,7 @@ def build_object(kind: type[T], values: dict[str, Any]) -> T:
     Raises:
         SpecError: For an unknown field, with the nearest valid one, or a missing field.
     """
+    require_dataclass(kind)
     known = [field.name for field in fields(kind) if field.init]  # type: ignore[arg-type]
     for name in values:
         if name not in known:
@@ -172,6 +175,25 @@ def build_object(kind: type[T], values: dict[str, Any]) -> T:
                 f"{field.name}=VALUE."
             )
     return kind(**values)
+
+
+def require_dataclass(kind: type) -> None:
+    """Check that the values of an own class are fields, which texts set and runs record.
+
+    Args:
+        kind: The class.
+
+    Raises:
+        SpecError: If the class is not a dataclass, or has further annotated values.
+    """
+    annotations = vars(kind).get("__annotations__", {})
+    values = {name for name, annotation in annotations.items() if "Var" not in str(annotation)}
+    if not is_dataclass(kind) or not values <= {field.name for field in fields(kind)}:
+        raise SpecError(
+            f"{_title(kind)}: expected a dataclass, because a run records the fields, got a class "
+            "without fields of its own. Add the line @dataclass(frozen=True, kw_only=True) above "
+            f"class {kind.__name__}."
+        )
 
 
 def validate_fields(value: Any) -> None:

@@ -90,7 +90,7 @@ def build_settings(
     specs = [
         spec
         for text in objectives
-        for spec in OBJECTIVE_FAMILIES.get(text.replace(" ", ""), (text,))
+        for spec in OBJECTIVE_FAMILIES.get(str(text).replace(" ", ""), (text,))
     ]
     settings: list[Setting] = []
     # The code of these texts may run, but not that of texts in the recipe.

@@ -40,7 +40,7 @@ def _object_of(
 
     def parse(value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, kind):
-            own_code.name_part(type(value))
+            spec.require_dataclass(own_code.name_part(type(value)))
             return value
         if optional and value == "":
             return None
