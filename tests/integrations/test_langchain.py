@@ -4,7 +4,9 @@ compared with ``visavis.search``.
 
 from __future__ import annotations
 
+import copy
 import importlib
+import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -137,6 +139,26 @@ def test_retriever_runs_in_a_chain_of_threads(scene_index):
         alone = list(pool.map(lambda query: chain.invoke(query), queries))
     assert chain.batch(queries) == alone
     assert alone[:3] == alone[3:6]
+
+
+def test_retriever_can_be_pickled_and_copied(scene_index):
+    retriever = VisavisRetriever(scene_index, k=3, item_filter=ItemFilter(kind="image"))
+    expected = retriever.invoke(QUERY)
+    for copied in (
+        pickle.loads(pickle.dumps(retriever)),
+        copy.deepcopy(retriever),
+        copy.copy(retriever),
+        retriever.model_copy(deep=True),
+    ):
+        found = copied.invoke(QUERY)
+        assert [document.id for document in found] == [document.id for document in expected]
+
+
+def test_embeddings_can_be_pickled_and_copied(dual_encoders):
+    embeddings = VisavisEmbeddings(dual_encoders / "clip")
+    expected = embeddings.embed_query(QUERY)
+    for copied in (pickle.loads(pickle.dumps(embeddings)), copy.deepcopy(embeddings)):
+        assert copied.embed_query(QUERY) == pytest.approx(expected, abs=1e-6)
 
 
 def test_folder_without_index_is_an_error(scenes):

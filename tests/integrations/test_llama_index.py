@@ -5,7 +5,9 @@ classes, both ways of calling, serialization), and comparisons with ``visavis.se
 from __future__ import annotations
 
 import asyncio
+import copy
 import io
+import pickle
 from pathlib import Path
 
 import pytest
@@ -105,6 +107,13 @@ def test_retriever_answers_in_a_query_engine(scene_index):
     assert [node.id_ for node in response.source_nodes] == [
         node.id_ for node in retriever.retrieve(QUERY)
     ]
+
+
+def test_retriever_can_be_pickled_and_copied(scene_index):
+    retriever = VisavisIndexRetriever(scene_index)
+    expected = [node.id_ for node in retriever.retrieve("a red circle")]
+    for copied in (pickle.loads(pickle.dumps(retriever)), copy.deepcopy(retriever)):
+        assert [node.id_ for node in copied.retrieve("a red circle")] == expected
 
 
 def test_folder_without_index_is_an_error(scenes):

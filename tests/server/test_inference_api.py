@@ -617,6 +617,29 @@ def test_rerank_accepts_mixed_forms_of_vllm(client, model):
         )
 
 
+@pytest.mark.parametrize("query", ["a red star", {"image": data_url(STAR)}])
+def test_equal_documents_have_equal_scores_in_their_order(client, query):
+    documents = [TEXTS[0], {"image": data_url(RED)}, {"text": TEXTS[0]}, {"image": data_url(STAR)}]
+    results = rerank(client, query=query, documents=[*TEXTS, *documents] * 13)
+    equal = dict[float, list[int]]()
+    for result in results:
+        equal.setdefault(result["relevance_score"], []).append(result["index"])
+    assert len(equal) == 5
+    assert sorted(map(len, equal.values())) == [13, 13, 13, 13, 39]
+    assert all(places == sorted(places) for places in equal.values())
+
+
+def test_equal_inputs_have_equal_vectors_and_count_all_tokens(client):
+    inputs = [*TEXTS, data_url(RED)] * 30
+    response = client.post("/v1/embeddings", json={"input": inputs}).json()
+    found = {text: set() for text in inputs}
+    for text, entry in zip(inputs, response["data"], strict=True):
+        found[text].add(tuple(entry["embedding"]))
+    assert [len(vectors) for vectors in found.values()] == [1] * 4
+    once = client.post("/v1/embeddings", json={"input": inputs[:4]}).json()
+    assert response["usage"]["total_tokens"] == 30 * once["usage"]["total_tokens"]
+
+
 @pytest.mark.parametrize(
     ("body", "text"),
     [

@@ -28,6 +28,7 @@ from visavis import cli
 from visavis.core.errors import VisavisError
 from visavis.evaluation.feedback.records import Judgment, QueryKey, open_feedback, read_feedback
 from visavis.retrieval.items import index_names
+from visavis.retrieval.server import mcp_server
 from visavis.retrieval.server.mcp_server import (
     Details,
     OpenedIndexes,
@@ -358,7 +359,7 @@ def test_stdout_has_messages_only(index_folder):
     with start(index_folder, "--verbose") as process:
         initialized = {"jsonrpc": "2.0", "method": "notifications/initialized"}
         request = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": call}
-        send(process, INITIALIZE, initialized, "not JSON\n", "{}\n", request)
+        send(process, INITIALIZE, initialized, "\n", request)
         answers = [json.loads(process.stdout.readline()) for _ in range(2)]
         out, err = process.communicate(timeout=60)
     assert [answer["id"] for answer in answers] == [1, 2]
@@ -366,6 +367,48 @@ def test_stdout_has_messages_only(index_folder):
     assert out == ""
     assert "Traceback" not in err
     assert process.returncode == 0
+
+
+INVALID_LINES = [
+    (b"not JSON", -32700, None),
+    (b'{"jsonrpc": "2.0", "id": 7', -32700, None),
+    (b'{"jsonrpc": "2.0", "id": 7, "method": "\xff\xfe"}', -32700, None),
+    (b"\x80\x81", -32700, None),
+    (b"[" * 100_000, -32700, None),
+    (b'{"jsonrpc": "2.0", "id": 7, "method": "ping", "params": {"x": "\\ud800"}}', -32700, 7),
+    (b'{"jsonrpc": "2.0", "id": "\\udc00", "method": "ping"}', -32700, None),
+    (b'[{"jsonrpc": "2.0", "id": 7, "method": "ping"}]', -32600, None),
+    (b"{}", -32600, None),
+    (b"null", -32600, None),
+    (b'{"id": "a", "method": "ping"}', -32600, "a"),
+    (b'{"jsonrpc": "2.0", "id": [1], "method": 3}', -32600, None),
+]
+
+
+def test_invalid_lines_are_errors_of_json_rpc():
+    for line, code, number in INVALID_LINES:
+        error = mcp_server._line_error(line + b"\n")
+        assert (error.error.code, error.id) == (code, number), line
+        assert error.error.message.endswith(".")
+        assert json.loads(error.model_dump_json(exclude_unset=True))["id"] == number
+    assert mcp_server._line_error(json.dumps(INITIALIZE).encode()) is None
+
+
+@pytest.mark.slow
+def test_each_invalid_line_has_an_answer(index_folder):
+    with start(index_folder) as process:
+        send(process, INITIALIZE)
+        assert json.loads(process.stdout.readline())["id"] == 1
+        for line, code, number in INVALID_LINES:
+            process.stdin.buffer.write(line + b"\n")
+            process.stdin.flush()
+            answer = json.loads(process.stdout.readline())
+            assert (answer["id"], answer["error"]["code"]) == (number, code)
+        send(process, {"jsonrpc": "2.0", "id": 2, "method": "ping"})
+        assert json.loads(process.stdout.readline())["id"] == 2
+        out, err = process.communicate(timeout=60)
+    assert (out, process.returncode) == ("", 0)
+    assert "Traceback" not in err
 
 
 @pytest.mark.slow

@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, PrivateAttr
 
 from visavis.core.errors import requires_extra
 from visavis.models.retriever import Retriever
-from visavis.retrieval.index_folder import Index
+from visavis.retrieval.index_folder import SharedIndex
 from visavis.retrieval.items import NO_FILTER, ItemFilter
-from visavis.retrieval.search import SearchQuery, attach_images, parse_query, search_collection
+from visavis.retrieval.search import SearchQuery, parse_query
 
 with requires_extra("langchain", "visavis.integrations.langchain"):
     from langchain_core.documents import Document
@@ -57,15 +56,13 @@ class VisavisRetriever(BaseRetriever):
     index: Path
     k: int = Field(5, ge=1)
     item_filter: ItemFilter = NO_FILTER
-    _opened: Index = PrivateAttr()
-    # LangChain calls a retriever from several threads.
-    _lock: Any = PrivateAttr(default_factory=Lock)
+    _opened: SharedIndex = PrivateAttr()
 
     def __init__(
         self, index: str | Path, *, store: str | Path | None = None, **options: Any
     ) -> None:
         super().__init__(index=Path(index), **options)
-        self._opened = Index.open(index, store=store)
+        self._opened = SharedIndex(index, store)
 
     def _get_relevant_documents(
         self,
@@ -77,14 +74,11 @@ class VisavisRetriever(BaseRetriever):
     ) -> list[Document]:
         """Search the index. ``invoke`` passes ``k`` and ``item_filter`` for one call."""
         texts = SearchQuery(texts=parse_query(query) or ((1.0, query),))
-        with self._lock:
-            results = search_collection(
-                self._opened,
-                texts,
-                self.k if k is None else k,
-                self.item_filter if item_filter is None else item_filter,
-            )
-            results = attach_images(self._opened, results)
+        results = self._opened.search(
+            texts,
+            self.k if k is None else k,
+            self.item_filter if item_filter is None else item_filter,
+        )
         return [
             Document(result.item.text, id=result.key, metadata=result.to_json())
             for result in results

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from io import BytesIO
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from pydantic import PrivateAttr
@@ -17,15 +16,9 @@ from pydantic import PrivateAttr
 from visavis.core.errors import requires_extra
 from visavis.data.images import decode_image
 from visavis.models.retriever import Retriever
-from visavis.retrieval.index_folder import Index
+from visavis.retrieval.index_folder import SharedIndex
 from visavis.retrieval.items import NO_FILTER, ItemFilter
-from visavis.retrieval.search import (
-    SearchQuery,
-    SearchResult,
-    attach_images,
-    parse_query,
-    search_collection,
-)
+from visavis.retrieval.search import SearchQuery, SearchResult, parse_query
 
 with requires_extra("llama-index", "visavis.integrations.llama_index"):
     from llama_index.core.base.base_retriever import BaseRetriever
@@ -63,18 +56,13 @@ class VisavisIndexRetriever(BaseRetriever):
     ) -> None:
         super().__init__(**options)
         self.similarity_top_k, self.item_filter = similarity_top_k, item_filter
-        # LlamaIndex calls a retriever from several threads.
-        self._opened, self._lock = Index.open(index, store=store), Lock()
+        self._opened = SharedIndex(index, store)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         text, image = query_bundle.query_str, query_bundle.image_path
         texts = parse_query(text) or (() if image else ((1.0, text),))
         query = SearchQuery(texts, images=((1.0, image),) if image else ())
-        with self._lock:
-            results = search_collection(
-                self._opened, query, self.similarity_top_k, self.item_filter
-            )
-            results = attach_images(self._opened, results)
+        results = self._opened.search(query, self.similarity_top_k, self.item_filter)
         return [NodeWithScore(node=_to_node(result), score=result.score) for result in results]
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:

@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,8 +32,11 @@ from visavis.retrieval.search import (
     NullScores,
     SearchQuery,
     SearchResult,
+    SearchResults,
+    attach_images,
     known_texts,
     no_probabilities,
+    search_collection,
 )
 from visavis.retrieval.stores.arrow_tables import items_from_table, metadata_names
 from visavis.retrieval.stores.base import (
@@ -461,6 +465,41 @@ class Index:
         return {
             file.path: file for file in list_readable_files(self.root, self.manifest.exclude).files
         }
+
+
+class SharedIndex:
+    """An index for several threads, which search one after another. A copy, and an unpickled one in
+    another process, opens the index again.
+
+    Args:
+        folder: Folder of the index.
+        store: Confirmed location of a store outside the folder.
+
+    Raises:
+        RunError: If the folder is not an index, or its model or store cannot be opened.
+    """
+
+    def __init__(self, folder: str | Path, store: str | Path | None = None):
+        self._arguments = os.path.abspath(folder), store
+        self._index, self._lock = Index.open(folder, store=store), Lock()
+
+    def __reduce__(self) -> tuple[type[SharedIndex], tuple[str, str | Path | None]]:
+        return SharedIndex, self._arguments
+
+    def search(self, query: SearchQuery, top: int, item_filter: ItemFilter) -> SearchResults:
+        """Search the index.
+
+        Args:
+            query: The query.
+            top: Maximum number of results.
+            item_filter: Conditions on the items.
+
+        Returns:
+            Results with their images, best first.
+        """
+        with self._lock:
+            results = search_collection(self._index, query, top, item_filter)
+            return attach_images(self._index, results)
 
 
 def read_manifest(folder: Path) -> IndexManifest:

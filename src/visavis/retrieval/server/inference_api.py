@@ -565,9 +565,10 @@ async def encode_items(
         Unit vectors, shape ``[N, D]``, and the number of tokens that the model read.
     """
     texts = [item for item in items if isinstance(item, str)]
-    images = [item for item in items if isinstance(item, ImageInput)]
+    images, places = _distinct([item for item in items if isinstance(item, ImageInput)])
     text_rows, num_tokens = await service.encode_texts(number, texts) if texts else ((), 0)
-    image_rows = await service.encode_images(number, images) if images else ()
+    found = await service.encode_images(number, images) if images else torch.empty(0)
+    image_rows = found[places]
     rows = iter(text_rows), iter(image_rows)
     return torch.stack([next(rows[isinstance(item, ImageInput)]) for item in items]), num_tokens
 
@@ -586,6 +587,7 @@ async def score_items(
     Returns:
         Scores, shape ``[N]``, and the number of tokens that the model read.
     """
+    items, places = _distinct(items)
     is_other = torch.tensor([type(item) is not type(query) for item in items])
     if bool(is_other.any()) and await service.run_model(
         number, lambda _: service.indexes[number].score_is_cosine
@@ -603,7 +605,24 @@ async def score_items(
         found, more_tokens = await service.score_pairs(number, query, others)
         scores[is_other] = found.float()
         num_tokens += more_tokens
-    return scores, num_tokens
+    return scores[places], num_tokens
+
+
+def _distinct(items: Sequence[Item]) -> tuple[list[Item], list[int]]:
+    """The distinct items, and the place of each item among them.
+
+    Rounding depends on the place in a batch, so that equal items would have different vectors.
+    """
+    numbers = dict[str | bytes, int]()
+    distinct = list[Item]()
+    places = list[int]()
+    for item in items:
+        content = item if isinstance(item, str) else item.content
+        if content not in numbers:
+            numbers[content] = len(distinct)
+            distinct.append(item)
+        places.append(numbers[content])
+    return distinct, places
 
 
 def _named(field: str, contents: Sequence[Any], client: str) -> list[Item]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import inspect
+import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -40,10 +41,12 @@ from visavis.retrieval.server.schemas import (
     Key,
     RequestModel,
     describe_invalid,
+    is_unicode,
 )
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
+    from mcp_types import JSONRPCError
 
     from visavis.retrieval.server.search_service import ServedIndex
 
@@ -611,6 +614,7 @@ def run_server(
             # While serving, prints of other libraries go to stderr, so that stdout has messages only.
             lines: Any = _StdinLines()
             async with stdio_server(stdin=lines) as (messages, answers):
+                lines.answers.set_result(answers)
                 await server.run(messages, answers, server.create_initialization_options())
 
         progress.message(
@@ -623,28 +627,74 @@ def run_server(
 
 
 class _StdinLines:
-    """Lines of stdin for the running event loop.
+    """Lines of stdin for the running event loop. Invalid ones are answered here, because ``mcp``
+    ignores them, and their client would wait.
 
     A daemon thread reads them: the thread of ``mcp`` would keep the process alive after a signal,
     until the client closes stdin.
+
+    Attributes:
+        answers: Stream of the answers.
     """
 
     def __init__(self) -> None:
-        self._lines = asyncio.Queue[str | None]()
+        self.answers = asyncio.Future[Any]()
+        self._lines = asyncio.Queue[bytes | None]()
         Thread(target=self._read, args=(asyncio.get_running_loop(),), daemon=True).start()
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
         # A file of its own, because Python waits for the lock of sys.stdin when it ends.
         with suppress(RuntimeError), open(os.dup(0), "rb") as stdin:  # the loop was closed
             for line in stdin:
-                loop.call_soon_threadsafe(self._lines.put_nowait, line.decode(errors="replace"))
+                loop.call_soon_threadsafe(self._lines.put_nowait, line)
             loop.call_soon_threadsafe(self._lines.put_nowait, None)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> str:
-        line = await self._lines.get()
-        if line is None:
-            raise StopAsyncIteration
-        return line
+        from mcp.shared.message import SessionMessage
+
+        while (line := await self._lines.get()) is not None:
+            if not line.strip():
+                continue
+            if (error := _line_error(line)) is None:
+                return line.decode()
+            await (await self.answers).send(SessionMessage(error))
+        raise StopAsyncIteration
+
+
+def _line_error(line: bytes) -> JSONRPCError | None:
+    """The answer to a line that is not a message of JSON-RPC."""
+    from mcp_types import (
+        INVALID_REQUEST,
+        PARSE_ERROR,
+        ErrorData,
+        JSONRPCError,
+        jsonrpc_message_adapter,
+    )
+
+    try:
+        jsonrpc_message_adapter.validate_json(line, by_name=False)
+        line.decode()
+    except ValueError:
+        pass
+    else:
+        return None
+    code, sent = INVALID_REQUEST, None
+    try:
+        sent = json.loads(line)
+    except (ValueError, RecursionError):
+        code, problem = PARSE_ERROR, "expected JSON in UTF-8, got other data. Send JSON"
+    else:
+        if isinstance(sent, list):
+            problem = "expected one message, got a batch. Send each message on a line of its own"
+        elif not is_unicode(json.dumps(sent, ensure_ascii=False)):
+            code, problem = PARSE_ERROR, "expected Unicode, got half of a surrogate pair. Send text"
+        else:
+            problem = "expected a message of JSON-RPC 2.0, got other JSON. Send one"
+    number = sent.get("id") if isinstance(sent, dict) else None
+    known = number if isinstance(number, str | int) and is_unicode(str(number)) else None
+    return JSONRPCError(
+        jsonrpc="2.0", id=known, error=ErrorData(code=code, message=f"message: {problem}.")
+    )

@@ -827,18 +827,24 @@ class SearchService:
         model = self.indexes[number].index.model
         self._require_single_vectors(number)
         parts, num_tokens = list[Tensor](), 0
-        for chunk in chunk_slices(len(texts), TEXTS_PER_TURN):
-            part = texts[chunk]
+        # Rounding depends on the place in a batch, so that equal texts would have different vectors.
+        distinct = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+        repeats = Counter(texts)
+        for chunk in chunk_slices(len(distinct), TEXTS_PER_TURN):
+            part = list(distinct)[chunk]
 
             def encode(encode_texts: EncodeTexts, part: Sequence[str] = part) -> tuple[Tensor, int]:
                 for text in part:
                     model.unknown_words(text)
-                return torch.stack(list(encode_texts(part))), sum(model.count_tokens(part))
+                return torch.stack(list(encode_texts(part))), sum(
+                    count * repeats[text]
+                    for text, count in zip(part, model.count_tokens(part), strict=True)
+                )
 
             vectors, count = await self.run_model(number, encode, part)
             parts.append(vectors)
             num_tokens += count
-        return torch.cat(parts), num_tokens
+        return torch.cat(parts)[[distinct[text] for text in texts]], num_tokens
 
     async def encode_images(self, number: int, images: Sequence[ImageInput]) -> Tensor:
         """Encode images, as ``Retriever.encode_images`` does.
