@@ -358,6 +358,7 @@ The study is small:
 - **SmoothAP.** As in its paper, a batch holds all five captions of each image. With five times the epochs, the number of steps is the same.
 - **NCR.** One of three epochs is its warm-up. With ten epochs, two are, and the next four exclude pairs that are probably mislabeled.
 - **Other settings.** With word embeddings trained from scratch, a cross-attention model or synthetic scenes, two or three learning rates were tried again.
+- **GOAL.** On Flickr8k, all gradients have the rate that is best for (con, sig-ms). On synthetic scenes, they have the rate of `TripletHN`.
 
 The papers trained attention models and fine-tuned CNNs on Flickr30K and MS-COCO, for ten times as long. If a claim does not hold here, this does
 not refute it for the setting of the paper. It only shows that the claim does not generalize to this study.
