@@ -34,7 +34,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class CurvePoint:
+class FigurePoint:
     """Point of a curve: measurements of the validation split at one step, the mean over runs.
 
     Attributes:
@@ -83,7 +83,7 @@ class ReproducedFigure(NotebookTable):
     outcomes: Mapping[str, Sequence[RunOutcome]]
 
     @cached_property
-    def points(self) -> list[CurvePoint]:
+    def points(self) -> list[FigurePoint]:
         """All points, curve by curve."""
         points = []
         for curve, runs in self.outcomes.items():
@@ -133,7 +133,7 @@ class ReproducedFigure(NotebookTable):
             lines += [[name, *self._cells(points[position])] for position in sorted(positions)]
         return lines
 
-    def _cells(self, point: CurvePoint) -> list[str]:
+    def _cells(self, point: FigurePoint) -> list[str]:
         epoch = f"{point.epoch:g}"
         if self.plot == "convergence":
             return [epoch, f"{point.loss:.3f}", f"{point.rsum:.1f}"]
@@ -184,7 +184,7 @@ class ReproducedFigure(NotebookTable):
         }
 
 
-def _curve_points(curve: str, logs: Sequence[Sequence[Mapping[str, Any]]]) -> list[CurvePoint]:
+def _curve_points(curve: str, logs: Sequence[Sequence[Mapping[str, Any]]]) -> list[FigurePoint]:
     """The mean of the runs of a curve at the steps that all of them have."""
     by_step = [{record["step"]: record for record in log} for log in logs]
     points = []
@@ -199,7 +199,7 @@ def _curve_points(curve: str, logs: Sequence[Sequence[Mapping[str, Any]]]) -> li
         ]
         similarities = [record.get("similarity") or {} for record in records]
         points.append(
-            CurvePoint(
+            FigurePoint(
                 curve,
                 records[0]["epoch"],
                 step,
@@ -242,7 +242,7 @@ def plot_figure(figure: ReproducedFigure, theme: PlotTheme = LIGHT_THEME) -> byt
 
 
 def _plot_convergence(
-    figure: ReproducedFigure, by_curve: Mapping[str, Sequence[CurvePoint]], theme: PlotTheme
+    figure: ReproducedFigure, by_curve: Mapping[str, Sequence[FigurePoint]], theme: PlotTheme
 ) -> bytes:
     drawn = new_figure(7.2, 2.9, theme)
     for panel, (key, title) in enumerate(COLUMNS["convergence"].items()):
@@ -261,7 +261,7 @@ def _plot_convergence(
 
 
 def _plot_similarities(
-    figure: ReproducedFigure, by_curve: Mapping[str, Sequence[CurvePoint]], theme: PlotTheme
+    figure: ReproducedFigure, by_curve: Mapping[str, Sequence[FigurePoint]], theme: PlotTheme
 ) -> bytes:
     drawn = new_figure(2.9 * len(by_curve), 2.9, theme)
     panels = drawn.subplots(1, len(by_curve), sharey=True, squeeze=False)[0]
