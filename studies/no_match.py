@@ -15,7 +15,8 @@ searched, too, such as "a red star". Printed are means and extremes over the run
 - broad: kept, for queries with more than ten relevant images
 - no match: share of queries without results once their relevant images are removed
 
-"threshold" is the best single threshold on the score, chosen with the labels of the validation
+"with captions" is the calibration with validation captions that an index records. "threshold" is
+the best single threshold on the score, chosen with the labels of the validation
 split to reach the level there. "best cut" is the longest list within the level, chosen for each
 query with its own labels: no method can keep more of the same ranking. Then queries of other kinds
 are searched: nonsense, other languages, and things that the images do not show. "unknown" counts
@@ -43,8 +44,15 @@ from visavis.data.dataset_reader import resolve_path
 from visavis.data.synthetic import SceneGraphs
 from visavis.evaluation.graded.human_agreement import read_flickr8k_judgments
 from visavis.models.retriever import Retriever
+from visavis.retrieval.index_builder import validation_scores
 from visavis.retrieval.no_match import bank_texts, fit_null_scores
-from visavis.retrieval.search import FALSE_ALARM_RATE, NO_MATCH, NullScores, count_within
+from visavis.retrieval.search import (
+    NO_MATCH,
+    Calibration,
+    NullScores,
+    count_within,
+    fit_calibration,
+)
 from visavis.training.runs.open_run import open_run, read_run_recipe
 
 LEVELS = (0.05, 0.1, 0.2, 0.3, 0.5)
@@ -122,6 +130,16 @@ def list_lengths(
     standardized = null.standardize(queries, scores[:, :LISTED])
     probabilities = null.match_probabilities(standardized, scores.shape[1])
     return np.array([count_within(row, level) for row in probabilities.tolist()])
+
+
+def calibrated_lengths(calibration: Calibration, scores: np.ndarray, level: float) -> np.ndarray:
+    """The same with the calibration of an index by captions."""
+    return np.array(
+        [
+            count_within([calibration.match_probability(score) for score in row], level)
+            for row in scores[:, :LISTED]
+        ]
+    )
 
 
 def short_texts(data: Dataset) -> dict[str, np.ndarray]:
@@ -206,6 +224,7 @@ def main() -> None:
         evaluation, model = read_run_recipe(run).evaluation, Retriever.load(run)
         data, captions, visual, relevant = encode_split(run, evaluation.validation)
         known = sort_rows(captions @ visual.T, relevant)
+        calibration = fit_calibration(*validation_scores(run, evaluation.validation))
         if not options.validation:
             data, captions, visual, relevant = encode_split(run, evaluation.test)
         visual, relevant = visual[: options.items], relevant[:, : options.items]
@@ -226,10 +245,10 @@ def main() -> None:
             without = -np.sort(-np.where(is_relevant, -1.0, unsorted), axis=1)
             scores, is_relevant = sort_rows(unsorted, is_relevant)
             lengths = list_lengths(null, vectors, scores, NO_MATCH)
-            least = np.quantile(known[0][:, 0], FALSE_ALARM_RATE)
             print(
                 f"{kind}: {100 * np.mean(lengths == 0):.0f} % of {len(scores)} probably no match, "
-                f"{100 * np.mean(scores[:, 0] < least):.0f} % if calibrated with captions"
+                f"{100 * np.mean(scores[:, 0] < calibration.min_score):.0f} % if calibrated with "
+                "captions"
             )
             if read_run_recipe(run).data.path.endswith("flickr8k") and not options.validation:
                 print_judgments(data, unsorted, list_lengths(null, vectors, scores, 0.1))
@@ -239,6 +258,13 @@ def main() -> None:
                     measure(
                         list_lengths(null, vectors, scores, level),
                         list_lengths(null, vectors, without, level),
+                        is_relevant,
+                    )
+                )
+                rows[kind, level, "with captions"].append(
+                    measure(
+                        calibrated_lengths(calibration, scores, level),
+                        calibrated_lengths(calibration, without, level),
                         is_relevant,
                     )
                 )

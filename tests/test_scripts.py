@@ -21,6 +21,7 @@ with pytest.MonkeyPatch.context() as patch:
 
 COMMANDS = [
     "benchmarks/coherence.py --images 100 --ks 10 50",
+    "benchmarks/compiled_loss.py --pairs 32 --backend eager",
     "benchmarks/engine.py --rows large --objectives VLC --size 256 --repeats 1",
     "benchmarks/index.py --images 60",
     "benchmarks/scan.py --images 20 --captions 40 --looped 10",

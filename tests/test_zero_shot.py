@@ -454,6 +454,19 @@ def test_class_names_follow_folders_or_a_file(classes, dual_encoders, tmp_path):
         visavis.evaluate(clip, class_names=tmp_path / "names.txt")
 
 
+def test_classes_with_equal_prompts_are_named(classes, dual_encoders, tmp_path, recwarn):
+    folder = shutil.copytree(classes, tmp_path / "classes")
+    for name in ("train", "test"):
+        shutil.copytree(folder / "star", folder / name)
+    # The tokenizer lacks both words.
+    visavis.evaluate(dual_encoders / "clip", classes=folder)
+    (warned,) = (str(each.message) for each in recwarn)
+    assert warned.startswith(
+        "classes: the model cannot distinguish 2 of 5, because their prompts have equal scores: "
+        "'test' = 'train'. Give them other names"
+    )
+
+
 def test_class_without_images_is_rejected(classes, dual_encoders, tmp_path):
     folder = shutil.copytree(classes, tmp_path / "classes")
     (folder / "empty").mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +136,34 @@ def test_retriever_rejects_single_text_and_unknown_direction(model, images):
     # The texts would be the queries whose candidates are ordered.
     with pytest.raises(SpecError, match=r"^direction: expected 'i2t' or 't2i', got 'I2T'."):
         model.score(images[:1], ["red"], direction="I2T")
+
+
+@pytest.mark.parametrize("method", ["encode_texts", "encode", "count_tokens", "score"])
+@pytest.mark.parametrize("kind", ["words", "attention", "clip", "siglip"])
+def test_texts_that_cannot_be_read_are_named(kind, method, model, attention, images, request):
+    if kind in ("clip", "siglip"):
+        model = visavis.load(request.getfixturevalue("dual_encoders") / kind)
+    model = attention if kind == "attention" else model
+    read = partial(model.score, images) if method == "score" else getattr(model, method)
+    for text, got in (
+        ("a \ud800", r"half of a surrogate pair in 'a \\ud800'"),
+        ("\udfff\ud800", r"half of a surrogate pair"),
+        ("", "got ''"),
+        (" \n\u3000", r"got ' \\n\\u3000'"),
+    ):
+        with pytest.raises(DataError, match=rf"^texts\[1\]: expected .*{got}"):
+            read(["a dog", text])
+
+
+def test_encoding_names_texts_of_unknown_words(model, recwarn):
+    model.encode_texts(["a dog", "a zzz dog"])
+    assert not recwarn
+    with pytest.warns(UserWarning, match="the model knows no word of") as warned:
+        model.encode_texts(["a dog", "zzzz", "...", "two cats"])
+    assert [str(each.message) for each in warned] == [
+        "texts: the model knows no word of 2 of 4 texts ('zzzz', '...'). Use words of its captions."
+    ]
+    assert model.unknown_words("a zzz dog") == ["zzz"]
 
 
 def test_score_all_pairs_stays_within_memory(attention, images):

@@ -220,6 +220,32 @@ def test_given_vectors_of_other_source_are_refused(scenes, tmp_path):
         visavis.index(file, scenes, out=tmp_path / "given", full_decoding=True)
 
 
+def test_given_vectors_of_any_length_become_unit_vectors(original, scenes, tmp_path):
+    source = Index.open(original)
+    names, vectors = source.store.table()["key"].to_pylist(), np.array(source.store.all_vectors())
+    scales = 10.0 ** np.linspace(-40, 38, len(names))[:, None]
+    np.save(tmp_path / "v.npy", vectors.astype(np.float64) * scales)
+    (tmp_path / "v.ids.txt").write_text("\n".join(names))
+    visavis.index(tmp_path / "v.npy", scenes, out=tmp_path / "given")
+    found = Index.open(tmp_path / "given").store.all_vectors()
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+    # Values of 1e-40 have few digits.
+    np.testing.assert_allclose(found, vectors, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("value", "got"), [(0.0, "zero"), (np.nan, "a value that"), (-np.inf, "a value"), (1e60, "a v")]
+)
+def test_given_vectors_without_direction_are_refused(value, got, original, scenes, tmp_path):
+    names = Index.open(original).store.table()["key"].to_pylist()
+    vectors = np.ones((len(names), 4))
+    vectors[3] = value
+    np.save(tmp_path / "v.npy", vectors)
+    (tmp_path / "v.ids.txt").write_text("\n".join(names))
+    with pytest.raises(DataError, match=rf"v\.npy: expected .* got {got}.* for {names[3]}\."):
+        visavis.index(tmp_path / "v.npy", scenes, out=tmp_path / "given")
+
+
 def test_stand_in_knows_no_model():
     stand_in = query_model.GivenVectors("v.npy", "0")
     for action in (stand_in.encode_texts, stand_in.encode_images):

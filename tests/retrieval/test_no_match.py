@@ -2,6 +2,7 @@
 relevance, and searches of an index.
 """
 
+import shutil
 from contextlib import closing
 from dataclasses import replace
 
@@ -27,9 +28,9 @@ from visavis.retrieval.no_match import (
     fit_null_scores,
     recall_null_scores,
 )
-from visavis.retrieval.search import NullScores, count_within, irrelevant_shares
+from visavis.retrieval.search import Calibration, NullScores, count_within, irrelevant_shares
 from visavis.retrieval.server.application import create_app
-from visavis.retrieval.server.search_service import ServedIndex
+from visavis.retrieval.server.search_service import QueryKey, ServedIndex
 from visavis.retrieval.stores.base import StoreDigest
 
 # The share of irrelevant items above z is e^-z. Scores of unit vectors have a standard deviation of 0.1.
@@ -224,6 +225,28 @@ def test_search_command_prints_weaker_results(index_folder):
     assert "5 weaker results. Show them with --all." in invoke()
     assert "Weaker results:\n 1  " in invoke("--all")
     assert '"weaker"' in invoke("--json")
+
+
+@pytest.mark.usefixtures("hand_scores")
+def test_search_can_ignore_captions(index_folder, run, tmp_path):
+    text, folder = "a red circle", tmp_path / "index"
+    shutil.copytree(index_folder, folder)
+    # By the captions, nothing is a match.
+    captions = Calibration((0.0, 1.0), (0.0, 0.0), 70, 20, 2.0, 0.0)
+    write_manifest(folder, replace(read_manifest(folder), calibration=captions))
+    assert visavis.search(folder, text).no_match
+    assert not visavis.search(folder, text, max_irrelevant=0.9).hits
+    for level in (0.3, 0.6, None):
+        expected = visavis.search(index_folder, text, max_irrelevant=level or 1.0)
+        found = visavis.search(folder, text, max_irrelevant=level, ignore_captions=True)
+        assert found.to_json() == expected.to_json()
+    assert found.hits
+    with pytest.raises(VisavisError, match="--ignore-captions, got a run"):
+        visavis.search(run, text, ignore_captions=True)
+    with closing(Index.open(folder, ignore_captions=True)) as index:
+        served = ServedIndex(index, has_probabilities=True)
+        hits = served.search(QueryKey(text), None, 5, ItemFilter()).hits
+    assert [hit.match_probability for hit in hits] == [hit.match_probability for hit in found]
 
 
 def test_max_irrelevant_names_what_is_missing(index_folder, run, scenes):

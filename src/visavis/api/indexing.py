@@ -217,6 +217,7 @@ def search(
     store: str | Path | None = None,
     top: int = 5,
     max_irrelevant: float | None = None,
+    ignore_captions: bool = False,
     memory: MemoryLimit = None,
     progress: Progress | None = None,
 ) -> SearchResults:
@@ -246,9 +247,11 @@ def search(
             Default: the recorded or default model.
         store: Confirms the store of an index outside its folder. Default: only a store inside.
         top: Number of results.
-        max_irrelevant: Expected share of irrelevant results at which the list ends, such as 0.1.
+        max_irrelevant: Expected share of irrelevant results at which the list ends, such as 0.3.
             --all prints the weaker results, too. Without validation captions, the first search takes
             longer. Default: the list does not end.
+        ignore_captions: Take match probabilities from the collection, also if validation captions
+            calibrate the index. Recommended for texts that are shorter than the captions.
         memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of
             the free memory.
         progress: Receives the progress.
@@ -265,7 +268,7 @@ def search(
         ```sh
         visavis search "two dogs on a beach" --collection photos/
         visavis search index "two dogs on a beach" --top 10
-        visavis search index "two dogs on a beach" --top 50 --max-irrelevant 0.1
+        visavis search index "two dogs on a beach" --top 50 --max-irrelevant 0.3
         visavis search index --image photo.jpg --after 2024-05-31
         visavis search openai/clip-vit-base-patch32 "a red car" --collection photos/
         ```
@@ -314,11 +317,16 @@ def search(
                 "search: expected one index without --collection, as an index has its own images. "
                 "Pass one index only."
             )
-        searched = Index.open(runs[0], model=model, store=store, memory=memory)
-    elif image or like or without or item_filter or rerank or store:
+        searched = Index.open(
+            runs[0], model=model, store=store, memory=memory, ignore_captions=ignore_captions
+        )
+        if ignore_captions and max_irrelevant is None:
+            # Probabilities from the collection are shown on request only.
+            max_irrelevant = 1.0
+    elif image or like or without or item_filter or rerank or store or ignore_captions:
         raise VisavisError(
-            f"{runs[0]}: expected an index for image queries, filters, --rerank and --store, got a "
-            "run or model. "
+            f"{runs[0]}: expected an index for image queries, filters, --rerank, --store and "
+            "--ignore-captions, got a run or model. "
             f"Create one with visavis index {runs[0]} FOLDER --out INDEX."
         )
     else:
@@ -470,6 +478,7 @@ def serve(
     feedback: str | Path | None = None,
     store: str | Path | Sequence[str | Path] = (),
     max_irrelevant: float | None = None,
+    ignore_captions: bool = False,
     open_browser: bool = False,
     progress: Progress | None = None,
 ) -> None:
@@ -494,6 +503,8 @@ def serve(
         store: Confirms the store of an index outside its folder. Default: only stores inside.
         max_irrelevant: Expected share of irrelevant results at which the web UI draws a line, also
             without captions. Default: 0.5, only with captions.
+        ignore_captions: Take match probabilities from the collection, also if validation captions
+            calibrate the index.
         open_browser: Open the web UI in a browser.
         progress: Receives the address.
 
@@ -521,6 +532,7 @@ def serve(
         feedback=feedback,
         store=store,
         max_irrelevant=max_irrelevant,
+        ignore_captions=ignore_captions,
         open_browser=open_browser,
         model=model,
         progress=progress or NoProgress(),

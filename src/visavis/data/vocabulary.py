@@ -109,6 +109,17 @@ class Vocabulary:
         """
         return [word for word in tokenize(caption) if word not in self._id_of]
 
+    def knows(self, caption: str) -> bool:
+        """Check whether a caption has a known word.
+
+        Args:
+            caption: The caption.
+
+        Returns:
+            Whether it has one.
+        """
+        return any(word in self._id_of for word in tokenize(caption))
+
     def token_ids(self, caption: str) -> list[int]:
         """Convert a caption to token ids between start and end.
 

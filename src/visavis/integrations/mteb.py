@@ -135,7 +135,11 @@ class MtebEncoder:
     def _encode_items(self, items: dict[str, list[Any]]) -> Tensor:
         vectors = []
         if "text" in items:
-            vectors.append(self.model.encode_texts(items["text"]))
+            # Benchmarks have empty documents. Their zero vectors match nothing.
+            is_empty = torch.tensor([not text.strip() for text in items["text"]])
+            known = self.model.processor.known_text
+            texts = [text if text.strip() else known for text in items["text"]]
+            vectors.append(self.model.encode_texts(texts).masked_fill(is_empty[:, None], 0.0))
         if "image" in items:
             vectors.append(self.model.encode_images(items["image"]))
         if "video" in items and self.frames_per_second:

@@ -367,13 +367,18 @@ class Processor:
         """
         if self.vocabulary is None:
             return []
-        unknown = self.vocabulary.unknown_words(text)
-        if len(unknown) == len(tokenize(text)):
+        if not self.vocabulary.knows(text):
             raise VisavisError(
                 f"{text!r}: expected at least one of the {len(self.vocabulary):,} words of the "
                 "vocabulary, got unknown words only. Use other words."
             )
-        return unknown
+        return self.vocabulary.unknown_words(text)
+
+    @property
+    def known_text(self) -> str:
+        """A short text that the model knows."""
+        # The first words of a vocabulary are markers.
+        return "a" if self.vocabulary is None else self.vocabulary.words[-1]
 
     def split_words(self, text: str) -> list[str | None]:
         """Split a text into the words or word pieces that a matcher reads.

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from visavis.core import storage
 from visavis.core.encoded import Direction, Encoded, unit_rows
-from visavis.core.errors import DataError, RunError, ShapeError, SpecError, format_value
+from visavis.core.errors import DataError, RunError, ShapeError, SpecError, format_value, warn
 from visavis.core.memory_budget import MemoryLimit, parse_memory
 from visavis.data.images import convert_image, decode_image
 from visavis.data.parallel import map_in_order
@@ -371,7 +371,7 @@ class Retriever:
         return self.to_unit_rows(self.encode_visual(videos, on_progress))
 
     def encode_texts(self, texts: Sequence[str], on_progress: OnBatch | None = None) -> Tensor:
-        """Encode texts.
+        """Encode texts. Warns of texts whose words the vocabulary of the model lacks.
 
         Args:
             texts: The texts.
@@ -381,6 +381,7 @@ class Retriever:
             Unit vectors, shape ``[N, D]``, on the CPU.
 
         Raises:
+            DataError: Naming a text that is empty or not Unicode.
             ShapeError: If the model has several vectors per item.
         """
         return self.to_unit_rows(self.encode_text(texts, on_progress))
@@ -391,6 +392,7 @@ class Retriever:
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Count the tokens that the model reads of each text, see ``Processor.count_tokens``."""
+        check_texts(texts)
         return self.processor.count_tokens(texts)
 
     def score(
@@ -523,10 +525,19 @@ class Retriever:
             Encoded texts.
 
         Raises:
+            DataError: Naming a text that is empty or not Unicode.
             ShapeError: If ``texts`` is empty.
             SpecError: If ``texts`` is a single text.
         """
-        count = count_items(texts, "texts")
+        count = check_texts(texts)
+        vocabulary = self.processor.vocabulary
+        if vocabulary is not None:
+            unknown = [text for text in texts if not vocabulary.knows(text)]
+            if unknown:
+                warn(
+                    f"texts: the model knows no word of {len(unknown):,} of {count:,} texts "
+                    f"({', '.join(map(format_value, unknown[:3]))}). Use words of its captions."
+                )
         # Batches of texts of similar length have little padding.
         by_length = np.argsort([len(text) for text in texts], kind="stable")
         batches = [by_length[batch] for batch in consecutive_batches(count, self.batch_size)]
@@ -579,6 +590,41 @@ class Retriever:
                 "another model and re-rank its results with this one (--rerank)."
             )
         return rows if self.embedding_dim is None else unit_rows(rows[:, : self.embedding_dim])
+
+
+def check_texts(texts: Sequence[str]) -> int:
+    """Check the texts to encode.
+
+    Args:
+        texts: The texts.
+
+    Returns:
+        Their number.
+
+    Raises:
+        DataError: Naming a text that is empty, or has half of a surrogate pair.
+        ShapeError: If there are none.
+        SpecError: If ``texts`` is a single text, or holds other objects.
+    """
+    count = count_items(texts, "texts")
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise SpecError(
+                f"texts[{number}]: expected a text, got {format_value(text)}. Pass a str."
+            )
+        if not text.strip():
+            raise DataError(
+                f"texts[{number}]: expected a text, got {format_value(text)}. Remove it, or write "
+                "some words."
+            )
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise DataError(
+                f"texts[{number}]: expected Unicode, got half of a surrogate pair in "
+                f"{format_value(text)}. Decode the text from its file as UTF-8 or UTF-16."
+            ) from None
+    return count
 
 
 def count_items(items: Sequence[Any], name: str) -> int:

@@ -34,10 +34,22 @@ class VectorFile(GivenVectors):
 
         Returns:
             Unit vectors, shape ``[D]`` each.
+
+        Raises:
+            DataError: Naming a file whose vector is zero, or has a value that float32 cannot hold.
         """
         rows = self.vectors.rows(file.path for file in files)
         vectors = self.vectors.read(rows).vectors
         assert isinstance(vectors, Tensor)
+        # A search finds by directions. Zero has none.
+        has_direction = vectors.isfinite().all(1) & vectors.any(1)
+        if not has_direction.all():
+            row = int((~has_direction).nonzero()[0, 0])
+            got = "zero" if bool(vectors[row].isfinite().all()) else "a value that is not"
+            raise DataError(
+                f"{self.file}: expected vectors of finite float32 values other than zero, got "
+                f"{got} for {files[row].path}. Write its vector again, or leave it out."
+            )
         return list(unit_rows(vectors))
 
     def keep_files(self, source: FileCollection) -> FileCollection:

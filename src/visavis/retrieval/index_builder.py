@@ -519,10 +519,7 @@ def vector_length(model: Retriever) -> int:
     """
     if isinstance(model, VectorFile):
         return model.vectors.embedding_dim
-    vocabulary = model.processor.vocabulary
-    # The first words of a vocabulary are markers. A word that it lacks cannot be encoded.
-    known_word = vocabulary.words[-1] if vocabulary is not None else "a"
-    [vector] = model.item_vectors(model.encode_text([known_word]))
+    [vector] = model.item_vectors(model.encode_text([model.processor.known_text]))
     return vector.shape[-1]
 
 

@@ -159,6 +159,8 @@ class Index:
         manifest: Content of its manifest.
         model: Model that encodes queries.
         store: Store of the vectors.
+        ignore_captions: Whether match probabilities come from the collection, also if captions
+            calibrate the index.
 
     Example:
         >>> index = Index.open("indexes/holidays")  # doctest: +SKIP
@@ -166,8 +168,17 @@ class Index:
         'spain/img_0031.jpg'
     """
 
-    def __init__(self, folder: Path, manifest: IndexManifest, model: Retriever, store: VectorStore):
+    def __init__(
+        self,
+        folder: Path,
+        manifest: IndexManifest,
+        model: Retriever,
+        store: VectorStore,
+        *,
+        ignore_captions: bool = False,
+    ):
         self.folder, self.manifest, self.model, self.store = folder, manifest, model, store
+        self.ignore_captions = ignore_captions
 
     @classmethod
     def open(
@@ -178,6 +189,7 @@ class Index:
         store: str | Path | Sequence[str | Path] | None = None,
         device: str | torch.device | None = None,
         memory: MemoryLimit = None,
+        ignore_captions: bool = False,
     ) -> Index:
         """Open the index in a folder for searching. This never creates or changes a store.
 
@@ -188,6 +200,8 @@ class Index:
                 indexes.
             device: Device of the model. Default: CUDA or an Apple GPU if available, else the CPU.
             memory: Memory limit of a search.
+            ignore_captions: Whether match probabilities come from the collection, also if captions
+                calibrate the index.
 
         Returns:
             The index.
@@ -207,7 +221,7 @@ class Index:
                 raise
             manifest = read_manifest(folder)
             vectors = open_index_store(folder, manifest, memory, confirmed=store)
-        index = cls(folder, manifest, query_model, vectors)
+        index = cls(folder, manifest, query_model, vectors, ignore_captions=ignore_captions)
         if index.is_unfinished:
             logging.getLogger(__name__).warning(
                 "%s: the index is unfinished, so items are missing. Its update was interrupted or "
@@ -404,9 +418,11 @@ class Index:
     @cached_property
     def calibration(self) -> Calibration | None:
         """Calibration of scores by labels. None if there is none for this model, it does not hold
-        for this number of items, or scores are corrected.
+        for this number of items, scores are corrected, or captions are ignored.
         """
-        calibration = None if self.correction else self.manifest.query_model.calibration
+        if self.correction or self.ignore_captions:
+            return None
+        calibration = self.manifest.query_model.calibration
         is_valid = calibration is not None and calibration.is_valid_for(self.store.count())
         return calibration if is_valid else None
 

@@ -31,7 +31,7 @@ from visavis.models.encoders.pretrained_files import (
     model_folder,
 )
 from visavis.models.inference import OnBatch
-from visavis.models.retriever import DEFAULT_BATCH_SIZE, Retriever, count_items
+from visavis.models.retriever import DEFAULT_BATCH_SIZE, Retriever, check_texts
 
 WEIGHTS_FILE = "model.safetensors"
 TEXT_DEFAULTS = {
@@ -218,7 +218,7 @@ class TextQueryModel(Retriever):
 
     def encode_texts(self, texts: Sequence[str], on_progress: OnBatch | None = None) -> Tensor:
         """Encode texts, see ``Retriever.encode_texts``."""
-        count, vectors = count_items(texts, "texts"), list[Tensor]()
+        count, vectors = check_texts(texts), list[Tensor]()
         for batch in chunk_slices(count, DEFAULT_BATCH_SIZE):
             vectors.append(unit_rows(self._texts.encode(texts[batch])[:, : self._length]))
             if on_progress is not None:
@@ -235,6 +235,7 @@ class TextQueryModel(Retriever):
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Count tokens, see ``Processor.count_tokens``."""
+        check_texts(texts)
         return [
             sum(encoding.attention_mask)
             for encoding in self._texts.tokenizer.encode_batch(list(texts))

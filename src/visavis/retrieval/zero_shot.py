@@ -12,7 +12,7 @@ from torch import Tensor
 
 from visavis.core import storage
 from visavis.core.encoded import Encoded
-from visavis.core.errors import DataError, format_value
+from visavis.core.errors import DataError, format_value, warn
 from visavis.core.progress import Progress
 from visavis.data.formats.image_files import NO_EXCLUSION
 from visavis.evaluation.classification import ZeroShotResult, class_vectors, zero_shot_accuracy
@@ -21,6 +21,8 @@ from visavis.models.retriever import Retriever
 from visavis.retrieval.source_files import list_source_files
 
 DEFAULT_TEMPLATE = "a photo of a {}."
+# Equal texts in batches of different length differ by less.
+_MAX_ROUNDING = 1e-6
 
 
 def class_scores(
@@ -42,10 +44,35 @@ def class_scores(
         [template.replace("{}", name) for name in classes for template in templates]
     )
     if model.matcher.score_is_cosine:
-        vectors = model.to_unit_rows(texts).view(len(classes), len(templates), -1)
-        return model.to_unit_rows(images) @ class_vectors(vectors).T
+        vectors = class_vectors(model.to_unit_rows(texts).view(len(classes), len(templates), -1))
+        _warn_about_equal_classes(vectors, classes)
+        return model.to_unit_rows(images) @ vectors.T
     scores = score_all_pairs(model.matcher, images, texts, model.memory, "i2t")
-    return scores.view(len(scores), len(classes), len(templates)).mean(2)
+    scores = scores.view(len(scores), len(classes), len(templates)).mean(2)
+    # One image can have equal scores with different classes.
+    if len(scores) > 1:
+        _warn_about_equal_classes(scores.T, classes)
+    return scores
+
+
+def _warn_about_equal_classes(rows: Tensor, classes: Sequence[str]) -> None:
+    """Warn of classes whose rows of vectors or scores are equal except for rounding."""
+    # Equal rows are neighbors in the order of a projection.
+    order = (rows @ torch.linspace(1, 2, rows.shape[1])).argsort()
+    differences = (rows[order[1:]] - rows[order[:-1]]).abs().amax(1)
+    is_first = torch.cat([torch.tensor([True]), differences > _MAX_ROUNDING])
+    groups = [
+        sorted(classes[i] for i in group.tolist())
+        for group in order.tensor_split(is_first.nonzero()[1:, 0].tolist())
+        if len(group) > 1
+    ]
+    if groups:
+        named = ", ".join(" = ".join(map(repr, group)) for group in sorted(groups))
+        warn(
+            f"classes: the model cannot distinguish {sum(map(len, groups))} of {len(classes)}, "
+            f"because their prompts have equal scores: {named}. Give them other names, for example "
+            "with --class-names."
+        )
 
 
 def evaluate_zero_shot(

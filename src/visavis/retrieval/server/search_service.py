@@ -136,7 +136,9 @@ class ServedIndex:
         is_same = manifest == self.index.manifest and files[1] == self._files[1]
         if is_same or manifest.digest is None:
             return None
-        index = Index.open(self.index.folder, store=self.stores)
+        index = Index.open(
+            self.index.folder, store=self.stores, ignore_captions=self.index.ignore_captions
+        )
         if index.is_unfinished:  # another update began
             index.close()
             return None

@@ -34,6 +34,7 @@ def run_service(
     store: str | Path | Sequence[str | Path] = (),
     open_browser: bool,
     max_irrelevant: float | None = None,
+    ignore_captions: bool = False,
     model: str | Path | None = None,
     progress: Progress,
 ) -> None:
@@ -51,6 +52,8 @@ def run_service(
         open_browser: Whether to open the web UI in a browser.
         max_irrelevant: Expected share of irrelevant results at which the web UI draws a line, also
             without captions. None: 0.5, only with captions.
+        ignore_captions: Whether match probabilities come from the collection, also if captions
+            calibrate the index.
         model: Model for folders of images. None: the default model.
         progress: Receives the address.
 
@@ -102,9 +105,9 @@ def run_service(
         stores = [store] if isinstance(store, str | Path) else list(store)
         served = [
             ServedIndex(
-                Index.open(path, store=stores),
+                Index.open(path, store=stores, ignore_captions=ignore_captions),
                 name,
-                has_probabilities=max_irrelevant is not None,
+                has_probabilities=max_irrelevant is not None or ignore_captions,
                 stores=stores,
             )
             for name, path in named.items()

@@ -117,7 +117,7 @@ def export_model(
             "another image encoder."
         )
     out = storage.prepare_empty_folder(out, will_be_replaced=True)
-    embedding_dim = model.encode_texts(["a"]).shape[1]
+    embedding_dim = model.encode_texts([model.processor.known_text]).shape[1]
     with storage.atomic_folder(out) as part:
         if isinstance(model.matcher, CLIP) and format in ("hub", "sentence-transformers"):
             write_transformers_files(model.matcher, part, model.processor.visual_spec.image_size)
