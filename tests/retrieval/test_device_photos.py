@@ -6,7 +6,6 @@ import io
 import json
 import os
 import sys
-from datetime import datetime
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from PIL import Image
 
 import visavis
 from visavis.cli.search_tables import print_index_report
+from visavis.data.capture_time import modified_time, parse_time
 from visavis.data.images import decode_image
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.items import ItemFilter
@@ -32,10 +32,6 @@ pytest.importorskip("rawpy", reason="photos need: pip install 'visavis[photos]'"
 
 def number_of_files(folder):
     return sum(len(files) for _, _, files in os.walk(folder))
-
-
-def time_ns(text):
-    return int(datetime.fromisoformat(text).timestamp() * 1e9)
 
 
 def items_of(index):
@@ -69,14 +65,14 @@ def test_index_of_sixty_device_photos(run, tmp_path):
             continue
         item = items[file.name]
         assert item.metadata["taken"] == file.time
-        assert item.time_ns == time_ns(file.time)
+        assert item.time == parse_time(file.time)
         # What the page shows is upright, too, with the right colors.
         shown = Image.open(io.BytesIO(render_jpeg(opened.locate(item), item, "thumbnail")))
         expected = file.expected.resize(shown.size)
         shown, expected = (np.asarray(image.resize((20, 15)), float) for image in (shown, expected))
         assert np.abs(shown - expected).mean() < 0.02 * 255, file.name
     # The mean of all is in the middle of the filters.
-    half = sorted(item.time_ns for item in items.values())[30]
+    half = sorted(item.time.replace(tzinfo=None) for item in items.values())[30]
     assert opened.store.count(ItemFilter(after=half)) == len(items) - 30
     assert opened.store.count(ItemFilter(before=half)) == 30
     again = visavis.index(run, folder, out=index)
@@ -193,14 +189,11 @@ def test_index_accounts_for_each_file(run, tmp_path, monkeypatch, capsys):
     # The time of a table counts more than none.
     times = {"photo.heic": "2020-02-03T04:05:06+00:00", "plain.png": "2021-05-31"}
     for path, text in times.items():
-        assert (
-            items[path].time_ns
-            == int(datetime.fromisoformat(text).astimezone().timestamp()) * 10**9
-        )
-    assert items["raw.jpg"].time_ns == items["raw.jpg"].modified_ns
+        assert items[path].time == parse_time(text)
+    assert items["raw.jpg"].time == modified_time(items["raw.jpg"].modified_ns)
     store = Index.open(index).store
     chosen = ItemFilter(
-        after=time_ns("2020-01-01T00:00+00:00"), before=time_ns("2022-01-01T00:00+00:00")
+        after=parse_time("2020-01-01T00:00+00:00"), before=parse_time("2022-01-01T00:00+00:00")
     )
     assert store.count(chosen) == 2
 
@@ -211,12 +204,12 @@ def test_capture_time_stays_with_moved_and_touched_photos(run, tmp_path):
         taken = make.exif(1, f"2020:02:0{number + 1} 04:05:06", "+00:00")
         make.write(folder / f"{kind}.x.jpg", make.encode(make.scene(number), kind, exif=taken))
     visavis.index(run, folder, out=index)
-    before = {path: item.time_ns for path, item in items_of(index).items()}
+    before = {path: item.time for path, item in items_of(index).items()}
     os.utime(folder / "JPEG.x.jpg", (0, 0))
     (folder / "HEIF.x.jpg").rename(folder / "moved.jpg")
     report = visavis.index(run, folder, out=index)
     assert (report.num_encoded, report.num_moved) == (0, 2)
-    after = {path: item.time_ns for path, item in items_of(index).items()}
+    after = {path: item.time for path, item in items_of(index).items()}
     assert after == {"JPEG.x.jpg": before["JPEG.x.jpg"], "moved.jpg": before["HEIF.x.jpg"]}
     # A table replaces the time of a file, and gives it back.
     (folder / "attributes.csv").write_text("filename,taken\nmoved.jpg,1999-01-01\n")
@@ -224,7 +217,7 @@ def test_capture_time_stays_with_moved_and_touched_photos(run, tmp_path):
     assert items_of(index)["moved.jpg"].metadata["taken"] == "1999-01-01"
     (folder / "attributes.csv").unlink()
     visavis.index(run, folder, out=index)
-    assert items_of(index)["moved.jpg"].time_ns == before["HEIF.x.jpg"]
+    assert items_of(index)["moved.jpg"].time == before["HEIF.x.jpg"]
 
 
 def test_companion_that_was_an_item_is_removed(run, tmp_path):

@@ -68,6 +68,12 @@ def print_index_report(report: IndexReport | QueryModels) -> None:
     print_line(f"{sum(report.files.values()):,} files in the source: {counted}.")
     if report.other_files is not None:
         print_line(f"{report.other_files}.")
+    if report.undated:
+        path, text = next(iter(report.undated.items()))
+        print_line(
+            f"{len(report.undated):,} files with an unreadable capture time, such as {text!r} of "
+            f"{path}. Their modification time counts."
+        )
     if report.compression is not None:
         print_compression(report.compression)
     if report.correction is not None:

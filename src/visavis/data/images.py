@@ -104,7 +104,7 @@ def decode_image(
 
     Returns:
         An upright RGB image (EXIF orientation applied). Its ``info`` has the capture time as
-        ``taken``, if EXIF contains it.
+        ``taken``, see ``exif_times``.
 
     Raises:
         ImageError: If the content is truncated, not an image, animated, or has too many pixels:
@@ -285,7 +285,7 @@ def decoded_pixels(
         return size[0] * size[1]
 
 
-def capture_time(content: bytes, name: str) -> str:
+def read_times(content: bytes, name: str) -> dict[str, str]:
     """Read the capture time of an image without decoding it.
 
     Args:
@@ -293,23 +293,23 @@ def capture_time(content: bytes, name: str) -> str:
         name: Name of the image, for errors.
 
     Returns:
-        The time, as ``exif_time``. Empty if there is none.
+        The time, as ``exif_times``. Empty if there is none.
 
     Raises:
         ImageError: If the header is damaged, or the image is too large.
     """
-    from visavis.data.capture_time import exif_time
+    from visavis.data.capture_time import exif_times
     from visavis.data.photo_decoder import photo_format, read_header
 
     with _translate_errors(name):
         if (kind := photo_format(content, name)) is None:
-            return _taken(_open(content, name, allow_animated=True))
+            return _times(_open(content, name, allow_animated=True))
         header, exif = (
             _read_photo(kind, name, lambda: read_header(content, kind, name, MAX_PIXELS)),
             Image.Exif(),
         )
         exif.load(header.exif)
-        return exif_time(exif)
+        return exif_times(exif)
 
 
 def image_size(content: bytes, name: str) -> tuple[int, int]:
@@ -524,14 +524,14 @@ def _is_progressive(content: bytes) -> bool:
     )
 
 
-def _taken(image: Image.Image) -> str:
-    """Capture time of an opened image, as ``exif_time``. Empty for unreadable metadata."""
-    from visavis.data.capture_time import exif_time
+def _times(image: Image.Image) -> dict[str, str]:
+    """Capture time of an opened image, as ``exif_times``. Empty for unreadable metadata."""
+    from visavis.data.capture_time import exif_times
 
     try:
-        return exif_time(image.getexif())
+        return exif_times(image.getexif())
     except Exception:  # noqa: BLE001 - damaged metadata raises errors of every kind
-        return ""
+        return {}
 
 
 def _upright_size(image: Image.Image) -> tuple[int, int]:
@@ -549,11 +549,8 @@ def _upright_size(image: Image.Image) -> tuple[int, int]:
 
 def _to_upright_rgb(image: Image.Image) -> Image.Image:
     """Convert to upright sRGB, with the capture time in ``info``."""
-    from visavis.data.capture_time import TAKEN
-
-    rgb, taken = to_upright_rgb(image), _taken(image)
-    if taken:
-        rgb.info[TAKEN] = taken
+    rgb = to_upright_rgb(image)
+    rgb.info.update(_times(image))
     return rgb
 
 

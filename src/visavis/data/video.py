@@ -178,21 +178,24 @@ def recording_time(source: VideoSource, name: str) -> str:
         name: Name of the video, for errors.
 
     Returns:
-        ISO time, as ``normalize_time``. Empty if the container has none.
+        The time, as ``format_time``. Empty if the container has none.
 
     Raises:
         VideoError: If the source is not a video.
         MissingExtra: If PyAV is not installed.
     """
-    from visavis.data.capture_time import normalize_time
+    from visavis.data.capture_time import format_time, parse_time, utc_time
 
     with _open_stream(source, name) as (container, _):
         # Phones of Apple also write the offset to UTC.
-        for key in ("com.apple.quicktime.creationdate", "creation_time"):
-            time = normalize_time(container.metadata.get(key, ""))
+        for key, write in (
+            ("com.apple.quicktime.creationdate", format_time),
+            ("creation_time", utc_time),
+        ):
+            time = parse_time(container.metadata.get(key, ""))
             # Without a clock, a camera writes the start of 1904 or 1970.
-            if time > "1971":
-                return time
+            if time is not None and time.year not in (1903, 1904, 1969, 1970):
+                return write(time)
     return ""
 
 

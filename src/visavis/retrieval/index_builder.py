@@ -30,7 +30,7 @@ from visavis.core.memory_budget import MemoryLimit
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import BarsOnly, NoProgress, Progress
 from visavis.core.stopping import kept_if_stopped
-from visavis.data.capture_time import read_time
+from visavis.data.capture_time import TAKEN, file_times
 from visavis.data.features.item_vectors import holds_item_vectors
 from visavis.data.formats.image_files import path_and_parents
 from visavis.data.parallel import Engine
@@ -44,8 +44,8 @@ from visavis.retrieval.encoding import (
     EncodedShard,
     UnreadableFile,
     encode_in_shards,
-    read_capture_time,
-    with_capture_time,
+    read_file_times,
+    with_file_times,
 )
 from visavis.retrieval.given_vectors import VectorFile
 from visavis.retrieval.index_compression import check_item_bytes, compress_index
@@ -83,6 +83,7 @@ from visavis.retrieval.stores.arrow_tables import (
     row_indices,
     text_array,
     text_lists,
+    undated_files,
     without_read_times,
 )
 from visavis.retrieval.stores.base import VectorStore
@@ -131,6 +132,7 @@ class IndexReport(NotebookTable):
         files: Number of the files of the source: ``indexed``, ``companions`` (a part of another
             item), ``skipped`` and ``other`` (neither images nor videos).
         companions: Photo that each companion belongs to.
+        undated: Text of each file that is in place of a capture time and is not a time.
     """
 
     folder: str
@@ -150,6 +152,7 @@ class IndexReport(NotebookTable):
     other_files: str | None = None
     files: Mapping[str, int] = field(default_factory=dict)
     companions: Mapping[str, str] = field(default_factory=dict)
+    undated: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values.
@@ -345,6 +348,7 @@ def build_index(
                     "other": collection.num_other,
                 },
                 companions=collection.companions,
+                undated=undated_files(vectors.table()),
             )
         compress_index(folder, item_bytes, memory, progress)
         if correction is not None or os.path.exists(folder / CORRECTION_FILE):
@@ -583,7 +587,7 @@ def _compare_files(
             new_files.append(file)
             continue
         # Equal content has an equal time, unless a table contained another one.
-        taken = read_time(items[0].metadata) or read_capture_time(file)
+        times = file_times(items[0].metadata) or read_file_times(file)
         for item in items:
             moved = replace(
                 item,
@@ -591,7 +595,7 @@ def _compare_files(
                 key=file.path + item.key[len(item.path) :],
                 path=file.path,
                 modified_ns=file.modified_ns,
-                metadata=with_capture_time(file.metadata, taken),
+                metadata=with_file_times(file.metadata, times),
             )
             reused.append((moved, item.key))
         # The content was not at this path before, so that it came from another one.
@@ -629,8 +633,11 @@ def _unchanged_files(table: pa.Table, files: Sequence[SourceFile]) -> tuple[np.n
     )
     tags = text_lists([metadata_tags(file.metadata) if file.metadata else () for file in files])
     rows = np.flatnonzero(is_equal)
+    is_dated = np.array([*(TAKEN in file.metadata for file in files), False])
     is_equal[rows] = equal_lists(
-        without_read_times(table["metadata"].combine_chunks().take(row_indices(rows))),
+        without_read_times(
+            table["metadata"].combine_chunks().take(row_indices(rows)), is_dated[file_of[rows]]
+        ),
         tags.take(row_indices(file_of[rows])),
     )
     is_unchanged = np.bincount(file_of[file_of >= 0], minlength=len(files)) > 0
