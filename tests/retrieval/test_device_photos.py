@@ -15,6 +15,7 @@ import visavis
 from visavis.cli.search_tables import print_index_report
 from visavis.data.capture_time import modified_time, parse_time
 from visavis.data.images import decode_image
+from visavis.data.video import recording_time
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.items import ItemFilter
 from visavis.retrieval.server.image_cache import render_jpeg
@@ -28,6 +29,16 @@ from .device_photos import device_photos
 pytest.importorskip("pillow_heif", reason="photos need: pip install 'visavis[photos]'")
 pytest.importorskip("pillow_jxl", reason="photos need: pip install 'visavis[photos]'")
 pytest.importorskip("rawpy", reason="photos need: pip install 'visavis[photos]'")
+
+
+TIME = "2024:05:31 18:30:15"
+EXIF = make.exif(1, TIME, "+00:00")
+
+
+def live_clip(path, image=None):
+    """A short clip that was recorded when the photos with ``EXIF`` were taken."""
+    frames = [np.asarray(image or make.scene(1))] * 2
+    return write_video(path, frames, metadata={"creation_time": "2024-05-31T18:30:14Z"})
 
 
 def number_of_files(folder):
@@ -107,20 +118,22 @@ def test_index_with_200_damaged_photos_is_complete(kind, run, tmp_path):
 
 
 def test_companions_belong_to_a_photo_of_their_folder(tmp_path):
-    clip = write_video(tmp_path / "clip.mov", [np.asarray(make.scene(1))] * 2).read_bytes()
+    clip = live_clip(tmp_path / "clip.mov").read_bytes()
     for name in ("a/live.JPG", "a/alone.jpg", "b/live.jpg", "a/raw.jpg", "a/both.heic"):
-        make.write(tmp_path / "photos" / name, encoded("JPEG"))
+        make.write(tmp_path / "photos" / name, make.encode(make.scene(1), "JPEG", exif=EXIF))
     for name in ("a/LIVE.mov", "b/other.mov", "a/both.MOV", "a/raw-only.mov"):
         make.write(tmp_path / "photos" / name, clip)
     make.write(tmp_path / "photos" / "a/alone.mp4", clip)
     for name in ("a/raw.DNG", "a/both.dng", "a/raw-only.dng", "b/raw.dng"):
-        make.write(tmp_path / "photos" / name, encoded("camera raw"))
+        content = make.encode_dng(make.scene(1), time=TIME, offset="+00:00")
+        make.write(tmp_path / "photos" / name, content)
     # A clip of this size is a video, whatever the photo of its name shows.
     make.write(tmp_path / "photos" / "b/live.MOV", clip)
     os.truncate(tmp_path / "photos" / "b/live.MOV", 2**25 + 1)
     collection = list_source_files(tmp_path / "photos")
     assert collection.companions == {
         "a/LIVE.mov": "a/live.JPG",
+        "a/alone.mp4": "a/alone.jpg",
         "a/both.MOV": "a/both.heic",
         "a/both.dng": "a/both.heic",
         "a/raw-only.mov": "a/raw-only.dng",
@@ -146,8 +159,8 @@ def test_listed_files_are_never_companions(tmp_path):
 
 
 def test_live_photo_without_decoder_keeps_its_clip(tmp_path, monkeypatch):
-    write_video(tmp_path / "a.mov", [np.asarray(make.scene(1))] * 2)
-    make.write(tmp_path / "a.heic", encoded("HEIF"))
+    live_clip(tmp_path / "a.mov")
+    make.write(tmp_path / "a.heic", make.encode(make.scene(1), "HEIF", exif=EXIF))
     assert list_source_files(tmp_path).companions == {"a.mov": "a.heic"}
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     collection = list_source_files(tmp_path)
@@ -223,13 +236,14 @@ def test_capture_time_stays_with_moved_and_touched_photos(run, tmp_path):
 def test_companion_that_was_an_item_is_removed(run, tmp_path):
     folder, index = tmp_path / "photos", tmp_path / "index"
     for number in range(3):
-        write_video(tmp_path / "clip.mov", [np.asarray(make.scene(number, (64, 48)))] * 2)
-        make.write(folder / f"{number}.mov", (tmp_path / "clip.mov").read_bytes())
+        clip = live_clip(tmp_path / "clip.mov", make.scene(number, (64, 48)))
+        make.write(folder / f"{number}.mov", clip.read_bytes())
     visavis.index(run, folder, out=index)
     assert len(items_of(index)) == 3
     # The photos were copied later than the clips.
     for number in range(3):
-        make.write(folder / f"{number}.heic", encoded("HEIF", seed=number))
+        content = make.encode(make.scene(number), "HEIF", exif=EXIF)
+        make.write(folder / f"{number}.heic", content)
     report = visavis.index(run, folder, out=index)
     assert report.warnings == () and items_of(index).keys() == {"0.heic", "1.heic", "2.heic"}
     for number in range(3):
@@ -239,25 +253,15 @@ def test_companion_that_was_an_item_is_removed(run, tmp_path):
 
 
 def test_clip_has_its_recording_time(tmp_path):
-    import av
-
-    from visavis.data.video import recording_time
-
     path = write_video(tmp_path / "plain.mp4", [np.asarray(make.scene(1))] * 2)
     assert recording_time(path, "plain.mp4") == ""
     for value, expected in (
-        ("2024-05-31T16:30:15.000000Z", "2024-05-31T16:30:15.000+00:00"),
+        ("2024-05-31T16:30:15.000000Z", "2024-05-31T16:30:15Z"),
         ("1904-01-01T00:00:00.000000Z", ""),
     ):
-        copy = tmp_path / "copy.mov"
-        with av.open(str(path)) as source, av.open(str(copy), "w") as target:
-            target.metadata["creation_time"] = value
-            stream = target.add_stream_from_template(source.streams.video[0])
-            for packet in source.demux(source.streams.video[0]):
-                if packet.dts is not None:
-                    packet.stream = stream
-                    target.mux(packet)
-        assert recording_time(copy, "copy.mov") == expected
+        frames = [np.asarray(make.scene(1))] * 2
+        copy = write_video(tmp_path / "copy.mov", frames, metadata={"creation_time": value})
+        assert parse_time(recording_time(copy, "copy.mov")) == parse_time(expected)
 
 
 @pytest.mark.parametrize("kind", ["HEIF", "JPEG XL", "camera raw"])

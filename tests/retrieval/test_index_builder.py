@@ -208,7 +208,7 @@ def test_index_update_equals_new_index(run, photos, tmp_path):
     assert (built.num_encoded, built.num_moved, built.num_removed, built.num_unchanged) == (
         2,
         5,
-        2,
+        1,
         34,
     )
     build(run, photos, tmp_path / "new")

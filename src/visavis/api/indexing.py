@@ -233,7 +233,7 @@ def search(
         like: Key of an item of the index to find similar items of.
         without: Text that results should not match.
         collection: Data set or folder of images to search with a run. Default: the run's own data.
-        path: Pattern of paths to search, such as '*beach*'. Default: all.
+        path: Pattern of paths to search, such as '*beach*', in upper or lower case. Default: all.
         kind: Kind of items to search. Default: all.
         after: Earliest capture time, or modification time if it is not known, such as 2024-05-31
             or 2024. Default: any.

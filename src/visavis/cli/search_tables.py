@@ -31,10 +31,12 @@ def print_index_report(report: IndexReport | QueryModels) -> None:
     if isinstance(report, QueryModels):
         _print_query_models(report)
         return
+    num_moved = min(report.num_moved, len(report.moved_from))
     counts = {
         "encoded": report.num_encoded,
         "unchanged": report.num_unchanged,
-        "with known content": report.num_moved,
+        "moved": num_moved,
+        "with known content": report.num_moved - num_moved,
         "removed": report.num_removed,
         "kept without their file": report.num_kept,
     }

@@ -6,6 +6,7 @@ on the photo. Microseconds in int64 hold each year of the calendar, which nanose
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -151,6 +152,26 @@ def _gps_time(exif: Image.Exif) -> str:
         return "" if date is None else utc_time(date.replace(tzinfo=UTC) + elapsed)
     except Exception:  # noqa: BLE001 - damaged metadata raises errors of every kind
         return ""
+
+
+def takeout_times(content: bytes) -> dict[str, str]:
+    """Read the capture time in a JSON file that Google Takeout writes for a photo.
+
+    Args:
+        content: Content of the file.
+
+    Returns:
+        The time, as ``exif_times``. Empty if there is none.
+
+    Example:
+        >>> sorted(takeout_times(b'{"photoTakenTime": {"timestamp": "1717173015"}}'))
+        ['taken']
+    """
+    try:
+        seconds = int(json.loads(content)["photoTakenTime"]["timestamp"])
+        return {TAKEN: utc_time(_EPOCH + timedelta(seconds=seconds))}
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
+        return {}
 
 
 def format_time(time: datetime) -> str:

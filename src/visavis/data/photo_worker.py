@@ -55,6 +55,8 @@ _TIME_TAGS = (
     ExifTags.Base.SubsecTimeOriginal,
     ExifTags.Base.SubsecTimeDigitized,
 )
+# The note of an Apple phone has the identifier of a Live Photo.
+_APPLE_NOTE = b"Apple iOS\0"
 _GPS_TIME_TAGS = (ExifTags.GPS.GPSTimeStamp, ExifTags.GPS.GPSDateStamp)
 
 
@@ -266,7 +268,9 @@ def _load_exif(content: bytes) -> Image.Exif:
 
 
 def _times_of(exif: Image.Exif) -> bytes:
-    """EXIF with the capture time only: no orientation, because the image is turned."""
+    """EXIF with the capture time and the note of an Apple phone: no orientation, because the image
+    is turned.
+    """
     kept = Image.Exif()
     with suppress(Exception):
         kept.update(_select(exif, _BASE_TIME_TAGS))
@@ -276,6 +280,12 @@ def _times_of(exif: Image.Exif) -> bytes:
         ):
             if found := _select(exif.get_ifd(directory), tags):
                 kept[directory] = found
+        note = exif.get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.MakerNote, b"")
+        if isinstance(note, bytes) and note.startswith(_APPLE_NOTE):
+            kept[ExifTags.IFD.Exif] = {
+                **kept.get(ExifTags.IFD.Exif, {}),
+                ExifTags.Base.MakerNote: note,
+            }
         return kept.tobytes() if len(kept) else b""
     return b""
 

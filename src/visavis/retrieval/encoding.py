@@ -19,7 +19,7 @@ from torch import Tensor
 from visavis.core.encoded import unit_rows
 from visavis.core.errors import DataError, MissingExtra
 from visavis.core.progress import ItemCounter, Progress
-from visavis.data.capture_time import TAKEN, file_times
+from visavis.data.capture_time import TAKEN, file_times, takeout_times
 from visavis.data.images import ImageError, decode_image, dhash, read_times
 from visavis.data.parallel import Engine, map_in_order, map_on_ray
 from visavis.data.video import MAX_FRAMES_PER_VIDEO, VideoError, open_frames, recording_time
@@ -162,7 +162,7 @@ class _FileReader:
             image = decode_image(content, file.path, min_side=self.min_side, allow_animated=True)
         except (DataError, MissingExtra) as error:
             return _unreadable(error)
-        times = file_times(image.info)
+        times = _known_times(file_times(image.info), file)
         values = hashlib.sha256(content).hexdigest()[:32], dhash(image), times
         if self.converter is None:
             return _DecodedFile(*values, image)
@@ -422,7 +422,7 @@ def read_file_times(file: SourceFile) -> Mapping[str, str]:
     """
     with suppress(DataError, MissingExtra):
         if not file.is_video:
-            return read_times(file.location.read(), file.path)
+            return _known_times(read_times(file.location.read(), file.path), file)
         with file.location.open() as source:
             return _clip_times(source, file)
     return {}
@@ -431,7 +431,20 @@ def read_file_times(file: SourceFile) -> Mapping[str, str]:
 def _clip_times(source: BinaryIO, file: SourceFile) -> Mapping[str, str]:
     """The capture time of an opened clip, as ``exif_times``."""
     taken = recording_time(source, file.path)
-    return {TAKEN: taken} if taken else {}
+    return _known_times({TAKEN: taken} if taken else {}, file)
+
+
+def _known_times(times: Mapping[str, str], file: SourceFile) -> Mapping[str, str]:
+    """The capture time of a file, or of another file that has it."""
+    if TAKEN not in times and TAKEN not in file.metadata:
+        for place in file.time_sources:
+            with suppress(DataError, MissingExtra):
+                content = place.read()
+                is_json = place.path.suffix.lower() == ".json"
+                found = takeout_times(content) if is_json else read_times(content, str(place.path))
+                if TAKEN in found:
+                    return found
+    return times
 
 
 def encode_in_shards(

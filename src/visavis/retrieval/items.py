@@ -6,10 +6,12 @@ This module imports neither torch nor a store, so a server can use it before it 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -105,6 +107,7 @@ class ItemFilter:
 
     Attributes:
         path: Pattern of the whole path. ``*`` matches any text (slashes too), ``?`` one character.
+            Upper and lower case are equal, as cameras and file systems write suffixes in any case.
         kind: Kind of the items.
         after: Earliest time (``IndexItem.time``), inclusive. Without a time zone, the clock at the
             place of the item is compared, otherwise the instant.
@@ -135,12 +138,18 @@ class ItemFilter:
             Whether a search may return the item.
         """
         return (
-            (not self.path or fnmatchcase(item.path, self.path.replace("[", "[[]")))
+            (not self.path or _path_pattern(self.path).fullmatch(item.path) is not None)
             and self.kind in (None, item.kind)
             and (self.after is None or not _is_earlier(item, self.after))
             and (self.before is None or _is_earlier(item, self.before))
             and all(item.metadata.get(name) == value for name, value in self.metadata.items())
         )
+
+
+@lru_cache(maxsize=64)
+def _path_pattern(path: str) -> re.Pattern[str]:
+    """The pattern of a filter, in which ``[`` is a character as others."""
+    return re.compile(translate(path.replace("[", "[[]")), re.IGNORECASE)
 
 
 def _is_earlier(item: IndexItem, bound: datetime) -> bool:

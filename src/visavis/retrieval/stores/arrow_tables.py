@@ -153,7 +153,8 @@ def matching_rows(
     if item_filter.path:
         # SQL patterns: % and _ are wildcards, so that those of the path are escaped first.
         escaped = re.sub(r"([\\%_])", r"\\\1", item_filter.path)
-        mask &= pc.match_like(table["path"], escaped.replace("*", "%").replace("?", "_")).to_numpy()
+        pattern = escaped.replace("*", "%").replace("?", "_")
+        mask &= pc.match_like(table["path"], pattern, ignore_case=True).to_numpy()
     if item_filter.kind is not None:
         mask &= pc.equal(table["kind"], item_filter.kind).to_numpy()
     for bound, holds in ((item_filter.after, np.greater_equal), (item_filter.before, np.less)):
