@@ -152,9 +152,9 @@ class FileCollection:
             if photo := next((photo for photo in photos if photo not in unreadable), None):
                 companions[path] = photo
         parts = defaultdict[str, list[str]](list)
-        for path, photo in companions.items():
+        for path in sorted(companions):
             # A clip of a raw image with a developed one belongs to the developed one.
-            companions[path] = companions.get(photo, photo)
+            companions[path] = companions.get(companions[path], companions[path])
             parts[companions[path]].append(path)
         by_path = {file.path: file for file in self.listed if file.path in companions}
         files = tuple(
