@@ -195,3 +195,25 @@ def test_main_enables_huge_pages_unless_set(call, monkeypatch, value, expected):
         monkeypatch.setenv(cli.HUGE_PAGES_VARIABLE, value)
     call("catalog", "models")
     assert os.environ[cli.HUGE_PAGES_VARIABLE] == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "value", "policy", "expected"),
+    [
+        ("index", None, None, "1000"),
+        ("index", "7", None, "7"),
+        ("index", None, "ACTIVE", None),
+        ("catalog", None, None, None),
+    ],
+)
+def test_threads_of_encoding_commands_sleep_early(
+    call, monkeypatch, command, value, policy, expected
+):
+    values = {cli.SPIN_VARIABLE: value, "OMP_WAIT_POLICY": policy}
+    for name, text in values.items():
+        # Set first, so that the value of the command is removed after the test.
+        monkeypatch.setenv(name, text or "")
+        if text is None:
+            monkeypatch.delenv(name)
+    call(command, "--help")
+    assert os.environ.get(cli.SPIN_VARIABLE) == expected

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from pathlib import Path
 
@@ -19,16 +19,18 @@ def write_video(
     rotation: int = 0,
     cover: int | None = None,
     skip: int = 0,
+    metadata: Mapping[str, str] | None = None,
 ) -> Path:
     """Write images ``[H, W, 3]`` of even sides as a video.
 
     rotation: degrees counterclockwise at which it is displayed. cover: write a gray image of 64 x
     64 pixels as the first stream, with these flags. skip: number of frames before the start at
-    which it is played.
+    which it is played. metadata: values such as ``creation_time``.
     """
     import av
 
     with av.open(str(path), "w", options=options or {}) as container:
+        container.metadata.update(metadata or {})
         stream = None
         if cover is not None:
             still = container.add_stream("mjpeg", rate=rate)

@@ -22,14 +22,14 @@ from PIL import Image
 
 from visavis.core.errors import DataError, MissingExtra
 from visavis.data import photo_decoder, photo_worker
-from visavis.data.capture_time import exif_time, normalize_time, time_to_ns
+from visavis.data.capture_time import exif_times, parse_time, time_us
 from visavis.data.images import (
     ImageError,
-    capture_time,
     convert_image,
     decode_image,
     image_size,
     make_thumbnail,
+    read_times,
     upright_size,
 )
 
@@ -83,7 +83,7 @@ def test_device_photo_header_agrees_with_decoding(devices):
     for file in devices:
         if file.expected is not None and file.name.startswith(("raw", "turned/5", "depths")):
             assert upright_size(file.content, file.name) == file.expected.size
-            assert capture_time(file.content, file.name) == file.time
+            assert read_times(file.content, file.name).get("taken", "") == file.time
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -146,32 +146,55 @@ def test_thumbnail_of_a_photo_has_srgb_colors_and_no_metadata():
     [
         ({36867: "2024:05:31 18:30:15", 36881: "+02:00"}, "2024-05-31T18:30:15.000+02:00"),
         ({36867: "2024:05:31 18:30:15", 36881: "Z", 37521: "5"}, "2024-05-31T18:30:15.500+00:00"),
-        # A digitized slide, and a damaged first tag.
+        # A digitized slide, and a first tag without a date.
         ({36867: "0000:00:00 00:00:00", 36868: "1999:01:02 03:04:05", 36882: "-05:30"}, "1999-01-02T03:04:05.000-05:30"),
+        ({36867: "9999:12:31 23:59:59", 36881: "-12:00"}, "9999-12-31T23:59:59.000-12:00"),
+        ({36867: "2019-05-31T18:30:15+02:00"}, "2019-05-31T18:30:15.000+02:00"),
+        ({36867: "2019:05:31 18:30:15Z"}, "2019-05-31T18:30:15.000+00:00"),
+        ({36867: "2019:05:31 18:30:15", 36881: "+0200"}, "2019-05-31T18:30:15.000+02:00"),
+        ({36867: "2019:05:31 18:30:15", 36881: "-3"}, "2019-05-31T18:30:15.000-03:00"),
+        ({36867: "2019:05:31 18:30:15", 36881: "   :  "}, "2019-05-31T18:30:15.000"),
+        ({36867: "2019:05:31 18:30:15", 36881: "+99:00"}, "2019-05-31T18:30:15.000"),
+        ({36867: "2019:05:31 06:30:15 PM"}, "2019-05-31T18:30:15.000"),
+        ({36867: "2019:05:31 12:30:15 am"}, "2019-05-31T00:30:15.000"),
+        ({36867: "2019/05/31 18:30:15.25"}, "2019-05-31T18:30:15.250"),
+        ({36867: "2019.05.31 9:05:07"}, "2019-05-31T09:05:07.000"),
+        ({36867: b"2019:05:31 18:30:15\0"}, "2019-05-31T18:30:15.000"),
+        ({36867: "2019:05:31"}, "2019-05-31T00:00:00.000"),
+        ({36867: "2024:05:31 18:30:15"}, "2024-05-31T18:30:15.000"),
         ({36867: "    :  :     :  :  "}, ""),
-        ({36867: "2024:13:31 18:30:15"}, ""),
+        ({36867: "0000:00:00 00:00:00"}, ""),
         ({}, ""),
     ],
 )  # fmt: skip
 def test_capture_time_of_exif(tags, expected):
     exif = Image.Exif()
     exif.get_ifd(34665).update(tags)
-    assert exif_time(exif) == expected
+    assert exif_times(exif) == ({"taken": expected} if expected else {})
 
 
-def test_capture_time_without_offset_is_local():
+@pytest.mark.parametrize(
+    "text",
+    ["2024:13:31 18:30:15", "31/05/2019 18:30", "2019:05:31 13:30:15 PM", "2019:05:31 25:00:00", "x7"],
+)  # fmt: skip
+def test_unreadable_capture_time_is_kept_as_text(text):
     exif = Image.Exif()
-    exif.get_ifd(34665)[36867] = "2024:05:31 18:30:15"
-    time = exif_time(exif)
-    assert time.startswith("2024-05-31T18:30:15.000")
-    assert time == normalize_time("2024-05-31T18:30:15")
+    exif.get_ifd(34665)[36867] = text
+    assert exif_times(exif) == {"unreadable_time": text}
+    # Another tag counts instead.
+    exif.get_ifd(34665)[36868] = "2019:05:31 18:30:15"
+    assert exif_times(exif) == {"taken": "2019-05-31T18:30:15.000"}
 
 
-def test_capture_time_in_nanoseconds():
-    assert time_to_ns("1970-01-02T00:00:00.001+00:00") == 86_400_001_000_000
-    assert time_to_ns("1969-12-31T23:59:59.000+00:00") == -(10**9)
-    assert time_to_ns("2024-05-31T02:00:00.000+02:00") == time_to_ns("2024-05-31T00:00:00Z")
-    assert time_to_ns("last summer") is None and time_to_ns("") is None
+def test_capture_time_in_microseconds():
+    def instant(text):
+        return time_us(parse_time(text), clock=False)
+
+    assert instant("1970-01-02T00:00:00.001+00:00") == 86_400_001_000
+    assert instant("1969-12-31T23:59:59.000+00:00") == -(10**6)
+    assert instant("2024-05-31T02:00:00.000+02:00") == instant("2024-05-31T00:00:00Z")
+    assert time_us(parse_time("1970-01-01T02:00+02:00"), clock=True) == 7200 * 10**6
+    assert parse_time("last summer") is None and parse_time("") is None
 
 
 def test_jpeg_xl_header_of_all_ratios():

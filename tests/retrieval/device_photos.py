@@ -198,6 +198,7 @@ def _raw(camera: Camera) -> Iterator[DevicePhoto]:
 
 def _pairs(camera: Camera, folder: Path) -> Iterator[DevicePhoto]:
     """Two Live Photos, and two photos with their raw image."""
+    starts = []
     for name, kind in (
         ("IMG_1.HEIC", "HEIF"),
         ("IMG_2.JPG", "JPEG"),
@@ -207,9 +208,11 @@ def _pairs(camera: Camera, folder: Path) -> Iterator[DevicePhoto]:
         shown = camera.scene()
         content = make.encode(shown, kind, exif=camera.exif(), quality=95)
         yield camera.photo(f"pairs/{name}", content, shown)
-    clip = write_video(folder / "clip.mov", [np.asarray(make.scene(99))] * 5)
-    for name in ("IMG_1.MOV", "IMG_2.mov"):
+        starts.append(f"2024-05-31T16:{camera.number:02}:14Z")
+    for name, start in zip(("IMG_1.MOV", "IMG_2.mov"), starts, strict=False):
+        frames = [np.asarray(make.scene(99))] * 5
+        clip = write_video(folder / "clip.mov", frames, metadata={"creation_time": start})
         yield DevicePhoto(f"pairs/{name}", clip.read_bytes(), None)
-    clip.unlink()
+        clip.unlink()
     for name in ("IMG_3.DNG", "IMG_4.dng"):
         yield DevicePhoto(f"pairs/{name}", make.encode_dng(make.scene(98)), None)

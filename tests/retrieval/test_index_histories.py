@@ -375,7 +375,7 @@ def check_history(seed: int, folder: Path, vector_of) -> int:
                 assert np.abs(vector - vector_of(now[path])).max() < 1e-4
             assert report.num_items == len(now)
             assert report.num_kept == len(kept)
-            assert set(report.removed) == before.keys() - now.keys()
+            assert {*report.removed, *report.moved_from} == before.keys() - now.keys()
             for place in set(kept.values()):
                 shown = {"": "files are missing", ".": str(world.root)}.get(place, place)
                 assert any(shown in warning for warning in report.warnings), (

@@ -274,7 +274,7 @@ def test_details_have_a_thumbnail_without_metadata(session, index_folder):
             "limit: expected an integer >= 1, got 0",
         ),
         ("search", {"query": "a", "limt": 3}, "limt: .* did you mean limit"),
-        ("search", {"query": "a", "after": "soon"}, "time: expected a date .* got 'soon'"),
+        ("search", {"query": "a", "after": "soon"}, "time: expected a year or date .* got 'soon'"),
         ("search", {"query": "a", "kind": "photo"}, "kind: expected 'image', 'video' or 'moment'"),
         ("search", {"query": "a", "metadata": {"x": "y"}}, "metadata: .* no metadata"),
         ("search", {"query": "a", "index": "two"}, "index: this name is unknown"),

@@ -234,11 +234,12 @@ def search(
         like: Key of an item of the index to find similar items of.
         without: Text that results should not match.
         collection: Data set or folder of images to search with a run. Default: the run's own data.
-        path: Pattern of paths to search, such as '*beach*'. Default: all.
+        path: Pattern of paths to search, such as '*beach*', in upper or lower case. Default: all.
         kind: Kind of items to search. Default: all.
-        after: Earliest capture time, or modification time if it is not known, such as 2024-05-31.
+        after: Earliest capture time, or modification time if it is not known, such as 2024-05-31
+            or 2024. Default: any.
+        before: Time before which the items must lie. A year or month counts from its start.
             Default: any.
-        before: Time before which the items must lie. Default: any.
         metadata: Metadata value of items to search, such as split=test. Default: any.
         group_duplicates: Group near-duplicates and moments of one video into one result.
         rerank: Run that re-ranks the first 50 results, or --top if larger, such as SCAN. Default:
@@ -276,7 +277,7 @@ def search(
     from visavis.core.spec import validate_int
     from visavis.models.retriever import Retriever
     from visavis.retrieval.index_folder import Index, is_index
-    from visavis.retrieval.items import ItemFilter, ItemKind, parse_time
+    from visavis.retrieval.items import ItemFilter, ItemKind, parse_filter_time
     from visavis.retrieval.search import (
         Collection,
         attach_images,
@@ -307,7 +308,7 @@ def search(
     if kind is not None:
         check_choice("kind", kind, get_args(ItemKind))
     item_filter = ItemFilter(
-        path, kind, parse_time(after), parse_time(before), dict(metadata or {})
+        path, kind, parse_filter_time(after), parse_filter_time(before), dict(metadata or {})
     )
     parts = build_query(query, image, like, without)
     searched: Collection

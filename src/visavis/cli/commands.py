@@ -558,11 +558,20 @@ def _convert_values(
                 _check_text(name, text, is_path=types[name].is_path)
         if name == "overrides":
             continue
+        if types[name].is_path:
+            value = [*map(_expand, value)] if isinstance(value, list) else _expand(value)
+            values[name] = value
         if types[name].container is Mapping:
             values[name] = dict(_split_pair(name, text) for text in value)
         elif types[name].container is not None and types[name].is_single and len(value) == 1:
             values[name] = value[0]
     return values
+
+
+def _expand(path: Any) -> Any:
+    """A path with the home folder in place of ``~``, which a shell keeps in ``--out=~/index``."""
+    is_in_home = isinstance(path, str) and (path == "~" or path.startswith(("~/", f"~{os.sep}")))
+    return os.path.expanduser(path) if is_in_home else path
 
 
 def _check_text(name: str, text: str, *, is_path: bool) -> None:

@@ -31,10 +31,12 @@ def print_index_report(report: IndexReport | QueryModels) -> None:
     if isinstance(report, QueryModels):
         _print_query_models(report)
         return
+    num_moved = min(report.num_moved, len(report.moved_from))
     counts = {
         "encoded": report.num_encoded,
         "unchanged": report.num_unchanged,
-        "with known content": report.num_moved,
+        "moved": num_moved,
+        "with known content": report.num_moved - num_moved,
         "removed": report.num_removed,
         "kept without their file": report.num_kept,
     }
@@ -68,6 +70,12 @@ def print_index_report(report: IndexReport | QueryModels) -> None:
     print_line(f"{sum(report.files.values()):,} files in the source: {counted}.")
     if report.other_files is not None:
         print_line(f"{report.other_files}.")
+    if report.undated:
+        path, text = next(iter(report.undated.items()))
+        print_line(
+            f"{len(report.undated):,} files with an unreadable capture time, such as {text!r} of "
+            f"{path}. Their modification time counts."
+        )
     if report.compression is not None:
         print_compression(report.compression)
     if report.correction is not None:

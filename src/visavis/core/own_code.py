@@ -80,7 +80,10 @@ def allow_code(*sources: str | Path) -> None:
     """
     for source in map(str, sources):
         allowed = _allowed_source(source)
-        path = os.path.abspath(source) if source.endswith(".py") else source
+        # A shell does not expand ~ inside of quotes.
+        path = source
+        if source.endswith(".py"):
+            path = os.path.abspath(os.path.expanduser(source))
         # A stored text has the name of a file without its folder.
         is_stored_name = source == os.path.basename(source) and not os.path.exists(path)
         if allowed is not None and (allowed == path or is_stored_name):

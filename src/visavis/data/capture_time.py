@@ -1,16 +1,24 @@
-"""Times at which photos and clips were taken, from their metadata."""
+"""Times at which photos and clips were taken, from their metadata.
+
+A time is compared by the clock at the place where the photo was taken, because people mean the day
+on the photo. Microseconds in int64 hold each year of the calendar, which nanoseconds do not.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 from PIL import ExifTags, Image
 
 TAKEN = "taken"
 """Name of the capture time in the metadata of an item."""
+UNREADABLE_TIME = "unreadable_time"
+"""Name of the text in place of a capture time in the metadata of an item."""
 # Tags of a time, its fraction of a second, and its offset to UTC. The last one is the time of the
 # last change, which cameras write, too.
 _TAGS = (
@@ -26,100 +34,230 @@ _TAGS = (
     ),
     (ExifTags.Base.DateTime, ExifTags.Base.SubsecTime, ExifTags.Base.OffsetTime),
 )
-_TIME = re.compile(r"(\d{4})[:-](\d\d)[:-](\d\d)[ T](\d\d):(\d\d):(\d\d)")
-READ_TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}\.[0-9]{3}[+-][0-9]{2}:[0-9]{2}"
+_OFFSET = r"Z|[+-]\d\d?(?::?\d\d)?"
+# What cameras and programs write, beyond ISO 8601.
+_TIME = re.compile(
+    r"(?P<year>\d{4})[-:/.](?P<month>\d\d?)[-:/.](?P<day>\d\d?)"
+    r"(?:[T ]\s*(?P<hour>\d\d?):(?P<minute>\d\d?)(?::(?P<second>\d\d?)(?:[.,](?P<fraction>\d+))?)?"
+    rf"\s*(?P<half>[AP]\.?M\.?)?\s*(?P<offset>{_OFFSET})?)?",
+    re.IGNORECASE,
+)
+READ_TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}\.[0-9]{3}(?:[+-][0-9]{2}:[0-9]{2})?"
 """Pattern of the times that are read from files. Times of a table have another form."""
 _OWN_FORM = re.compile(READ_TIME)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MAX_OFFSET = timedelta(hours=14)
+"""Largest offset to UTC of any place."""
 
 
-def exif_time(exif: Image.Exif) -> str:
+def parse_time(text: str) -> datetime | None:
+    """Parse a date, or a date and time, of a photo, a table or a user.
+
+    Args:
+        text: ISO 8601, or a form that cameras write. ``2024`` and ``2024-05`` are the start of the
+            year and the month.
+
+    Returns:
+        The time, with a time zone if the text has an offset to UTC. None if the text is not a time.
+
+    Example:
+        >>> parse_time("2024:05:31 06:30:15 PM"), parse_time("2024-05")
+        (datetime.datetime(2024, 5, 31, 18, 30, 15), datetime.datetime(2024, 5, 1, 0, 0))
+    """
+    text = text.strip("\0 ")
+    if re.fullmatch(r"\d{4}(-\d\d)?", text):
+        text += "-01" if "-" in text else "-01-01"
+    with suppress(ValueError):
+        return datetime.fromisoformat(text)
+    match = _TIME.fullmatch(text)
+    if match is None:
+        return None
+    names = ("year", "month", "day", "hour", "minute", "second")
+    year, month, day, hour, minute, second = (int(match[name] or 0) for name in names)
+    if match["half"]:
+        # 12 AM is midnight, 12 PM is noon.
+        hour = hour % 12 + 12 * match["half"].upper().startswith("P") if 1 <= hour <= 12 else 24
+    microsecond = int(f"{match['fraction'] or '':0<6}"[:6])
+    with suppress(ValueError):
+        zone = _parse_offset(match["offset"] or "")
+        return datetime(year, month, day, hour, minute, second, microsecond, zone)
+    return None
+
+
+def _parse_offset(text: str) -> timezone | None:
+    """Parse an offset to UTC, such as ``+02:00``, ``+0200`` or ``Z``. None: there is none."""
+    match = re.fullmatch(_OFFSET, text.strip("\0 "), re.IGNORECASE)
+    if match is None:
+        return None
+    digits = match[0][1:].replace(":", "")
+    hours = int(digits[:-2] if len(digits) > 2 else digits or 0)
+    offset = timedelta(hours=hours, minutes=int(digits[-2:]) if len(digits) > 2 else 0)
+    return None if offset > MAX_OFFSET else timezone(-offset if match[0][0] == "-" else offset)
+
+
+def exif_times(exif: Image.Exif) -> dict[str, str]:
     """Read the capture time of a photo.
 
     Args:
         exif: Its EXIF.
 
     Returns:
-        ISO time in milliseconds with its offset to UTC. The time of a camera that does not record
-        the offset is taken as local time. Empty if there is none, or it is damaged.
+        The time as ``taken``, see ``format_time``, or as ``unreadable_time`` the text that is not a
+        time. Empty if there is neither, also for zeros and spaces of a camera without a set clock.
+        The time of a GPS receiver, which is in UTC, counts if there is no other.
 
     Example:
         >>> exif = Image.Exif()
-        >>> exif.get_ifd(ExifTags.IFD.Exif).update({36867: "2024:05:31 18:30:15", 36881: "+02:00"})
-        >>> exif_time(exif)
-        '2024-05-31T18:30:15.000+02:00'
+        >>> exif.get_ifd(ExifTags.IFD.Exif).update({36867: "2024:05:31 18:30:15", 36881: "+0200"})
+        >>> exif_times(exif)
+        {'taken': '2024-05-31T18:30:15.000+02:00'}
     """
     try:
         tags: dict[int, Any] = {**exif, **exif.get_ifd(ExifTags.IFD.Exif)}
     except Exception:  # noqa: BLE001 - damaged metadata raises errors of every kind
-        return ""
-    for time, fraction, offset in _TAGS:
-        if (match := _TIME.match(str(tags.get(time, "")).strip("\0 "))) is None:
+        return {}
+    unreadable = ""
+    for tag, fraction, offset in _TAGS:
+        text = _text(tags.get(tag))
+        # Without a date, or with one of zeros.
+        if not re.search("[1-9]", text):
             continue
-        digits = re.match(r"\d*", str(tags.get(fraction, "")).strip("\0 "))
-        milliseconds = f"{digits[0] if digits else '':0<3}"[:3]
-        zone = re.match(r"[+-]\d\d:\d\d|Z", str(tags.get(offset, "")).strip("\0 "))
-        year, month, day, *clock = match.groups()
-        text = f"{year}-{month}-{day}T{':'.join(clock)}.{milliseconds}{zone[0] if zone else ''}"
-        if normalized := normalize_time(text):
-            return normalized
-    return ""
-
-
-def normalize_time(text: str) -> str:
-    """Convert an ISO time to the form of ``exif_time``.
-
-    Args:
-        text: A date or time. Without an offset to UTC, it is local.
-
-    Returns:
-        The time. Empty if the text is not a time.
-    """
-    try:
-        time = datetime.fromisoformat(text)
+        time = parse_time(text)
+        if time is None:
+            unreadable = unreadable or text
+            continue
+        if not time.microsecond and (digits := re.match(r"\d+", _text(tags.get(fraction)))):
+            time = time.replace(microsecond=int(f"{digits[0]:0<6}"[:6]))
         if time.tzinfo is None:
-            time = time.astimezone()
-        # Offsets of old dates have seconds.
-        offset = time.utcoffset()
-        assert offset is not None
-        if offset.total_seconds() % 60:
-            time = time.astimezone(UTC)
-        return time.isoformat(timespec="milliseconds")
-    except (ValueError, OverflowError, OSError):
+            time = time.replace(tzinfo=_parse_offset(_text(tags.get(offset))))
+        return {TAKEN: format_time(time)}
+    if taken := _gps_time(exif):
+        return {TAKEN: taken}
+    return {UNREADABLE_TIME: unreadable} if unreadable else {}
+
+
+def _text(value: Any) -> str:
+    """Text of a tag, which may be stored as bytes."""
+    text = value.decode("latin-1") if isinstance(value, bytes) else str(value or "")
+    return text.split("\0")[0].strip()
+
+
+def _gps_time(exif: Image.Exif) -> str:
+    """Time of the GPS receiver, which is in UTC. Empty if there is none."""
+    try:
+        tags = exif.get_ifd(ExifTags.IFD.GPSInfo)
+        date = parse_time(_text(tags[ExifTags.GPS.GPSDateStamp]))
+        hours, minutes, seconds = map(float, tags[ExifTags.GPS.GPSTimeStamp])
+        elapsed = timedelta(hours=hours, minutes=minutes, seconds=seconds)
+        return "" if date is None else utc_time(date.replace(tzinfo=UTC) + elapsed)
+    except Exception:  # noqa: BLE001 - damaged metadata raises errors of every kind
         return ""
 
 
-def time_to_ns(text: str) -> int | None:
-    """Convert the capture time of an item.
+def takeout_times(content: bytes) -> dict[str, str]:
+    """Read the capture time in a JSON file that Google Takeout writes for a photo.
 
     Args:
-        text: A time as ``exif_time`` returns it, or any ISO time of a user.
+        content: Content of the file.
 
     Returns:
-        Time in ns since the epoch. None if the text is not a time.
+        The time, as ``exif_times``. Empty if there is none.
 
     Example:
-        >>> time_to_ns("1970-01-01T01:00:01.500+01:00")
-        1500000000
+        >>> sorted(takeout_times(b'{"photoTakenTime": {"timestamp": "1717173015"}}'))
+        ['taken']
     """
-    if not (normalized := text if _OWN_FORM.fullmatch(text) else normalize_time(text)):
-        return None
     try:
-        elapsed = datetime.fromisoformat(normalized) - _EPOCH
-    except (ValueError, OverflowError):
-        return None
-    return ((elapsed.days * 86_400 + elapsed.seconds) * 10**6 + elapsed.microseconds) * 1000
+        seconds = int(json.loads(content)["photoTakenTime"]["timestamp"])
+        return {TAKEN: utc_time(_EPOCH + timedelta(seconds=seconds))}
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
+        return {}
 
 
-def read_time(metadata: Mapping[str, str]) -> str:
-    """Return the capture time in the metadata of an item, if it came from its file and not from a
-    table of the user.
+def format_time(time: datetime) -> str:
+    """Format the capture time of a file.
 
     Args:
-        metadata: Metadata of an item.
+        time: The time.
 
     Returns:
-        The time. Empty if there is none.
+        ISO time in milliseconds, with its offset to UTC if that is known.
     """
-    time = metadata.get(TAKEN, "")
-    return time if _OWN_FORM.fullmatch(time) else ""
+    # Offsets of the time before time zones have seconds. The clock is kept.
+    offset = time.utcoffset()
+    if offset is not None and offset % timedelta(minutes=1):
+        time = time.replace(tzinfo=None)
+    return time.isoformat(timespec="milliseconds")
+
+
+def utc_time(time: datetime) -> str:
+    """Format the capture time of a file that contains it in UTC only.
+
+    Args:
+        time: The time, with its time zone.
+
+    Returns:
+        The time as ``format_time``, by the clock of this machine, because that at the place is not
+        known.
+    """
+    return format_time(_to_local(time))
+
+
+def _to_local(time: datetime) -> datetime:
+    """Time by the clock of this machine. A time without a zone is local."""
+    try:
+        return time.astimezone()
+    except (ValueError, OverflowError, OSError):
+        # The first and last day of the calendar, and times that the system cannot convert.
+        return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+
+
+def modified_time(modified_ns: int) -> datetime:
+    """Convert a modification time.
+
+    Args:
+        modified_ns: ns since the epoch, an int64.
+
+    Returns:
+        The time by the clock of this machine.
+    """
+    instant = _EPOCH + timedelta(microseconds=modified_ns // 1000)
+    return _to_local(instant)
+
+
+def time_us(time: datetime, *, clock: bool) -> int:
+    """Convert a time to a number that can be compared.
+
+    Args:
+        time: The time. Without a time zone, it is local where instants are compared.
+        clock: Whether to compare what the clock showed, and not the instant.
+
+    Returns:
+        Microseconds since the start of 1970 by this clock, or in UTC.
+
+    Example:
+        >>> time = parse_time("1970-01-01T01:00:01.5+01:00")
+        >>> time_us(time, clock=True), time_us(time, clock=False)
+        (3601500000, 1500000)
+    """
+    if clock:
+        time = time.replace(tzinfo=UTC)
+    elif time.tzinfo is None:
+        time = _to_local(time)
+    return (time - _EPOCH) // timedelta(microseconds=1)
+
+
+def file_times(metadata: Mapping[Any, Any]) -> dict[str, str]:
+    """Select the capture time in the metadata of an item or image, if it came from the file and not
+    from a table of the user.
+
+    Args:
+        metadata: Metadata of an item, or ``info`` of a decoded image.
+
+    Returns:
+        The time, as ``exif_times``.
+    """
+    times = {name: metadata[name] for name in (TAKEN, UNREADABLE_TIME) if name in metadata}
+    if TAKEN in times and not _OWN_FORM.fullmatch(times[TAKEN]):
+        del times[TAKEN]
+    return times

@@ -104,7 +104,7 @@ def decode_image(
 
     Returns:
         An upright RGB image (EXIF orientation applied). Its ``info`` has the capture time as
-        ``taken``, if EXIF contains it.
+        ``taken``, see ``exif_times``.
 
     Raises:
         ImageError: If the content is truncated, not an image, animated, or has too many pixels:
@@ -285,7 +285,7 @@ def decoded_pixels(
         return size[0] * size[1]
 
 
-def capture_time(content: bytes, name: str) -> str:
+def read_times(content: bytes, name: str) -> dict[str, str]:
     """Read the capture time of an image without decoding it.
 
     Args:
@@ -293,23 +293,55 @@ def capture_time(content: bytes, name: str) -> str:
         name: Name of the image, for errors.
 
     Returns:
-        The time, as ``exif_time``. Empty if there is none.
+        The time, as ``exif_times``. Empty if there is none.
 
     Raises:
         ImageError: If the header is damaged, or the image is too large.
     """
-    from visavis.data.capture_time import exif_time
+    from visavis.data.capture_time import exif_times
+
+    return exif_times(read_exif(content, name))
+
+
+def read_exif(content: bytes, name: str) -> Image.Exif:
+    """Read the EXIF of an image without decoding it. Of a photo of a phone or camera, it has the
+    capture time and the note of an Apple phone only.
+
+    Args:
+        content: Content of the file.
+        name: Name of the image, for errors.
+
+    Returns:
+        The EXIF. Empty if there is none, or it is damaged.
+
+    Raises:
+        ImageError: If the header is damaged, or the image is too large.
+    """
     from visavis.data.photo_decoder import photo_format, read_header
 
     with _translate_errors(name):
         if (kind := photo_format(content, name)) is None:
-            return _taken(_open(content, name, allow_animated=True))
-        header, exif = (
-            _read_photo(kind, name, lambda: read_header(content, kind, name, MAX_PIXELS)),
-            Image.Exif(),
-        )
+            return _exif(_open(content, name, allow_animated=True))
+        header = _read_photo(kind, name, lambda: read_header(content, kind, name, MAX_PIXELS))
+        exif = Image.Exif()
         exif.load(header.exif)
-        return exif_time(exif)
+        return exif
+
+
+def maker_note(exif: Image.Exif) -> bytes:
+    """Return the note that a phone or camera wrote into EXIF.
+
+    Args:
+        exif: The EXIF.
+
+    Returns:
+        The note in the form of its maker. Empty if there is none, or it is damaged.
+    """
+    try:
+        note = exif.get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.MakerNote, b"")
+    except Exception:  # noqa: BLE001 - damaged metadata raises errors of every kind
+        return b""
+    return note if isinstance(note, bytes) else b""
 
 
 def image_size(content: bytes, name: str) -> tuple[int, int]:
@@ -524,14 +556,12 @@ def _is_progressive(content: bytes) -> bool:
     )
 
 
-def _taken(image: Image.Image) -> str:
-    """Capture time of an opened image, as ``exif_time``. Empty for unreadable metadata."""
-    from visavis.data.capture_time import exif_time
-
+def _exif(image: Image.Image) -> Image.Exif:
+    """EXIF of an opened image. Empty for unreadable metadata."""
     try:
-        return exif_time(image.getexif())
+        return image.getexif()
     except Exception:  # noqa: BLE001 - damaged metadata raises errors of every kind
-        return ""
+        return Image.Exif()
 
 
 def _upright_size(image: Image.Image) -> tuple[int, int]:
@@ -549,11 +579,10 @@ def _upright_size(image: Image.Image) -> tuple[int, int]:
 
 def _to_upright_rgb(image: Image.Image) -> Image.Image:
     """Convert to upright sRGB, with the capture time in ``info``."""
-    from visavis.data.capture_time import TAKEN
+    from visavis.data.capture_time import exif_times
 
-    rgb, taken = to_upright_rgb(image), _taken(image)
-    if taken:
-        rgb.info[TAKEN] = taken
+    rgb = to_upright_rgb(image)
+    rgb.info.update(exif_times(_exif(image)))
     return rgb
 
 

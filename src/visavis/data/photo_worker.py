@@ -15,7 +15,7 @@ import json
 import os
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -43,12 +43,21 @@ TRANSPOSE_OF_ORIENTATION = {
     7: Transpose.TRANSVERSE,
     8: Transpose.ROTATE_90,
 }
+# The last change, original and digitized time, with offset and fraction of a second.
+_BASE_TIME_TAGS = (ExifTags.Base.DateTime,)
 _TIME_TAGS = (
     ExifTags.Base.DateTimeOriginal,
-    ExifTags.Base.OffsetTimeOriginal,
-    ExifTags.Base.SubsecTimeOriginal,
     ExifTags.Base.DateTimeDigitized,
+    ExifTags.Base.OffsetTime,
+    ExifTags.Base.OffsetTimeOriginal,
+    ExifTags.Base.OffsetTimeDigitized,
+    ExifTags.Base.SubsecTime,
+    ExifTags.Base.SubsecTimeOriginal,
+    ExifTags.Base.SubsecTimeDigitized,
 )
+# The note of an Apple phone has the identifier of a Live Photo.
+_APPLE_NOTE = b"Apple iOS\0"
+_GPS_TIME_TAGS = (ExifTags.GPS.GPSTimeStamp, ExifTags.GPS.GPSDateStamp)
 
 
 class TooLargeError(Exception):
@@ -259,16 +268,31 @@ def _load_exif(content: bytes) -> Image.Exif:
 
 
 def _times_of(exif: Image.Exif) -> bytes:
-    """EXIF with the capture time only: no orientation, because the image is turned."""
+    """EXIF with the capture time and the note of an Apple phone: no orientation, because the image
+    is turned.
+    """
     kept = Image.Exif()
     with suppress(Exception):
-        tags = exif.get_ifd(ExifTags.IFD.Exif)
-        times = {int(tag): str(tags[tag]) for tag in _TIME_TAGS if tag in tags}
-        if ExifTags.Base.DateTime in exif:
-            kept[ExifTags.Base.DateTime] = str(exif[ExifTags.Base.DateTime])
-        kept.get_ifd(ExifTags.IFD.Exif).update(times)
-        return kept.tobytes() if times or len(kept) > 1 else b""
+        kept.update(_select(exif, _BASE_TIME_TAGS))
+        for directory, tags in (
+            (ExifTags.IFD.Exif, _TIME_TAGS),
+            (ExifTags.IFD.GPSInfo, _GPS_TIME_TAGS),
+        ):
+            if found := _select(exif.get_ifd(directory), tags):
+                kept[directory] = found
+        note = exif.get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.MakerNote, b"")
+        if isinstance(note, bytes) and note.startswith(_APPLE_NOTE):
+            kept[ExifTags.IFD.Exif] = {
+                **kept.get(ExifTags.IFD.Exif, {}),
+                ExifTags.Base.MakerNote: note,
+            }
+        return kept.tobytes() if len(kept) else b""
     return b""
+
+
+def _select(values: Any, tags: Sequence[int]) -> dict[int, Any]:
+    """Values of some tags."""
+    return {int(tag): values[tag] for tag in tags if tag in values}
 
 
 def exif_orientation(image: Image.Image) -> int:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -178,22 +179,72 @@ def recording_time(source: VideoSource, name: str) -> str:
         name: Name of the video, for errors.
 
     Returns:
-        ISO time, as ``normalize_time``. Empty if the container has none.
+        The time, as ``format_time``. Empty if the container has none.
 
     Raises:
         VideoError: If the source is not a video.
         MissingExtra: If PyAV is not installed.
     """
-    from visavis.data.capture_time import normalize_time
+    from visavis.data.capture_time import format_time, utc_time
 
     with _open_stream(source, name) as (container, _):
-        # Phones of Apple also write the offset to UTC.
-        for key in ("com.apple.quicktime.creationdate", "creation_time"):
-            time = normalize_time(container.metadata.get(key, ""))
-            # Without a clock, a camera writes the start of 1904 or 1970.
-            if time > "1971":
-                return time
-    return ""
+        time, has_clock = _read_time(container)
+    if time is None:
+        return ""
+    return format_time(time) if has_clock else utc_time(time)
+
+
+def _read_time(container: Any) -> tuple[datetime | None, bool]:
+    """Time in the metadata of a clip, and whether it is by the clock at the place. Without it, it
+    is in UTC.
+    """
+    from visavis.data.capture_time import parse_time
+
+    # Phones of Apple also write the offset to UTC.
+    for key, has_clock in (("com.apple.quicktime.creationdate", True), ("creation_time", False)):
+        time = parse_time(container.metadata.get(key, ""))
+        # Without a clock, a camera writes the start of 1904 or 1970.
+        if time is not None and time.year not in (1903, 1904, 1969, 1970):
+            return (time, True) if has_clock else (time.replace(tzinfo=time.tzinfo or UTC), False)
+    return None, False
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Metadata of a clip.
+
+    Attributes:
+        seconds: Declared duration, infinite if there is none.
+        time: Time at which it was recorded. None: not known.
+        has_clock: Whether the time is by the clock at the place. Otherwise it is in UTC.
+        identifier: Apple's identifier of the Live Photo that it belongs to. Empty: none.
+    """
+
+    seconds: float
+    time: datetime | None
+    has_clock: bool
+    identifier: str
+
+
+def read_recording(source: VideoSource, name: str) -> Recording:
+    """Read the metadata of a clip.
+
+    Args:
+        source: A path, or an open file.
+        name: Name of the video, for errors.
+
+    Returns:
+        The metadata.
+
+    Raises:
+        VideoError: If the source is not a video.
+        MissingExtra: If PyAV is not installed.
+    """
+    with _open_stream(source, name) as (container, _):
+        # FFmpeg counts the duration of a container in microseconds.
+        seconds = math.inf if container.duration is None else container.duration / 10**6
+        identifier = container.metadata.get("com.apple.quicktime.content.identifier", "")
+        return Recording(seconds, *_read_time(container), identifier)
 
 
 def frame_size(source: VideoSource, name: str) -> tuple[int, int]:

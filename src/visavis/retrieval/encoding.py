@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import torch
@@ -19,8 +19,8 @@ from torch import Tensor
 from visavis.core.encoded import unit_rows
 from visavis.core.errors import DataError, MissingExtra
 from visavis.core.progress import ItemCounter, Progress
-from visavis.data.capture_time import TAKEN
-from visavis.data.images import ImageError, capture_time, decode_image, dhash
+from visavis.data.capture_time import TAKEN, file_times, takeout_times
+from visavis.data.images import ImageError, decode_image, dhash, read_times
 from visavis.data.parallel import Engine, map_in_order, map_on_ray
 from visavis.data.video import MAX_FRAMES_PER_VIDEO, VideoError, open_frames, recording_time
 from visavis.data.workers import choose_readers, read_in_workers
@@ -81,7 +81,7 @@ class _DecodedFile:
 
     content_hash: str
     image_hash: str
-    taken: str
+    times: Mapping[str, str]
     image: PILImage | None = None
     pixels: Tensor | None = None
 
@@ -162,7 +162,8 @@ class _FileReader:
             image = decode_image(content, file.path, min_side=self.min_side, allow_animated=True)
         except (DataError, MissingExtra) as error:
             return _unreadable(error)
-        values = hashlib.sha256(content).hexdigest()[:32], dhash(image), image.info.get(TAKEN, "")
+        times = _known_times(file_times(image.info), file)
+        values = hashlib.sha256(content).hexdigest()[:32], dhash(image), times
         if self.converter is None:
             return _DecodedFile(*values, image)
         return _DecodedFile(*values, pixels=self.converter([image]))
@@ -219,7 +220,7 @@ def encode_shard(
             vectors = _image_vectors(model, images, partial(_add, on_files, start))
             rows += [
                 (
-                    _item(file, decoded.content_hash, "image", decoded.image_hash, decoded.taken),
+                    _item(file, decoded.content_hash, "image", decoded.image_hash, decoded.times),
                     vector,
                 )
                 for (file, decoded), vector in zip(images, vectors, strict=True)
@@ -268,14 +269,14 @@ def _encode_clip(
     if isinstance(model, VectorFile):
         [vector] = model.vectors_of([file])
         return [
-            (_item(file, file.location.content_hash, "video", "", read_capture_time(file)), vector)
+            (_item(file, file.location.content_hash, "video", "", read_file_times(file)), vector)
         ]
     rate = model.processor.frames_per_second or FRAMES_PER_SECOND
     # At least one frame, also for moments shorter than the time between two frames.
     per_moment = max(1, round(moment_seconds * rate))
     content_hash, hashes = file.location.content_hash, dict[int, str]()
     with file.location.open() as source:
-        taken = recording_time(source, file.path)
+        times = _clip_times(source, file)
     # Vector and number of frames of each part of a span.
     parts = defaultdict[range, list[tuple[Tensor, int]]](list)
     with file.location.open() as source, open_frames(source, file.path, rate) as (count, frames):
@@ -302,9 +303,9 @@ def _encode_clip(
                 parts[span].append((vector, len(piece)))
     rows = list[tuple[IndexItem, Tensor]]()
     for span in (whole, *moments):
-        times = () if span == whole else (span.start / rate, float(math.ceil(span.stop / rate)))
-        kind: ItemKind = "moment" if times else "video"
-        item = _item(file, content_hash, kind, hashes[_middle(span)], taken, *times)
+        bounds = () if span == whole else (span.start / rate, float(math.ceil(span.stop / rate)))
+        kind: ItemKind = "moment" if bounds else "video"
+        item = _item(file, content_hash, kind, hashes[_middle(span)], times, *bounds)
         rows.append((item, _join(model, parts[span])))
     return rows
 
@@ -379,7 +380,7 @@ def _item(
     content_hash: str,
     kind: ItemKind,
     frame_hash: str,
-    taken: str,
+    times: Mapping[str, str],
     start: float | None = None,
     end: float | None = None,
 ) -> IndexItem:
@@ -393,38 +394,57 @@ def _item(
         start=start,
         end=end,
         dhash=frame_hash,
-        metadata=with_capture_time(file.metadata, taken),
+        metadata=with_file_times(file.metadata, times),
     )
 
 
-def with_capture_time(metadata: Mapping[str, str], taken: str) -> Mapping[str, str]:
+def with_file_times(metadata: Mapping[str, str], times: Mapping[str, str]) -> Mapping[str, str]:
     """Add the capture time of a file to the metadata of its item, unless a table contains one.
 
     Args:
         metadata: Metadata of the file.
-        taken: Its capture time, or empty.
+        times: Its capture time, as ``exif_times``.
 
     Returns:
         Metadata of the item.
     """
-    return {TAKEN: taken, **metadata} if taken else metadata
+    return metadata if TAKEN in metadata else {**times, **metadata}
 
 
-def read_capture_time(file: SourceFile) -> str:
+def read_file_times(file: SourceFile) -> Mapping[str, str]:
     """Read the capture time of a file that is encoded already.
 
     Args:
         file: The file.
 
     Returns:
-        The time, or empty if the file has none or cannot be read.
+        The time, as ``exif_times``. Empty if the file has none or cannot be read.
     """
     with suppress(DataError, MissingExtra):
         if not file.is_video:
-            return capture_time(file.location.read(), file.path)
+            return _known_times(read_times(file.location.read(), file.path), file)
         with file.location.open() as source:
-            return recording_time(source, file.path)
-    return ""
+            return _clip_times(source, file)
+    return {}
+
+
+def _clip_times(source: BinaryIO, file: SourceFile) -> Mapping[str, str]:
+    """The capture time of an opened clip, as ``exif_times``."""
+    taken = recording_time(source, file.path)
+    return _known_times({TAKEN: taken} if taken else {}, file)
+
+
+def _known_times(times: Mapping[str, str], file: SourceFile) -> Mapping[str, str]:
+    """The capture time of a file, or of another file that has it."""
+    if TAKEN not in times and TAKEN not in file.metadata:
+        for place in file.time_sources:
+            with suppress(DataError, MissingExtra):
+                content = place.read()
+                is_json = place.path.suffix.lower() == ".json"
+                found = takeout_times(content) if is_json else read_times(content, str(place.path))
+                if TAKEN in found:
+                    return found
+    return times
 
 
 def encode_in_shards(

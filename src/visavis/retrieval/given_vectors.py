@@ -74,6 +74,11 @@ class VectorFile(GivenVectors):
         return replace(
             source,
             files=tuple(file for file in source.files if file.path in self.vectors),
+            listed=tuple(
+                file
+                for file in source.listed
+                if file.path in self.vectors or file.path in source.companions
+            ),
             skipped=(*source.skipped, *(f"{path}: no vector in {self.file}." for path in missing)),
             num_skipped=source.num_skipped + len(missing),
         )

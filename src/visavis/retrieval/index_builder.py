@@ -15,9 +15,10 @@ import os
 import secrets
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from visavis.core.memory_budget import MemoryLimit
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import BarsOnly, NoProgress, Progress
 from visavis.core.stopping import kept_if_stopped
-from visavis.data.capture_time import read_time
+from visavis.data.capture_time import TAKEN, file_times
 from visavis.data.features.item_vectors import holds_item_vectors
 from visavis.data.formats.image_files import path_and_parents
 from visavis.data.parallel import Engine
@@ -44,8 +45,8 @@ from visavis.retrieval.encoding import (
     EncodedShard,
     UnreadableFile,
     encode_in_shards,
-    read_capture_time,
-    with_capture_time,
+    read_file_times,
+    with_file_times,
 )
 from visavis.retrieval.given_vectors import VectorFile
 from visavis.retrieval.index_compression import check_item_bytes, compress_index
@@ -69,6 +70,7 @@ from visavis.retrieval.items import IndexItem, metadata_tags
 from visavis.retrieval.query_model import record_text_queries
 from visavis.retrieval.search import Calibration, fit_calibration
 from visavis.retrieval.source_files import (
+    NO_PAIRS,
     FileCollection,
     SourceFile,
     list_readable_files,
@@ -83,6 +85,7 @@ from visavis.retrieval.stores.arrow_tables import (
     row_indices,
     text_array,
     text_lists,
+    undated_files,
     without_read_times,
 )
 from visavis.retrieval.stores.base import VectorStore
@@ -115,10 +118,11 @@ class IndexReport(NotebookTable):
         num_unchanged: Number of files that did not change.
         num_moved: Number of files with known content, such as moved, copied or touched files, which
             kept their vectors.
-        num_removed: Number of paths that were removed, including the old paths of moved files.
+        num_removed: Number of paths that were removed, without the old paths of moved files.
         num_kept: Number of files that cannot be read or are missing, and whose items are kept
             because they may still exist.
         removed: The removed paths.
+        moved_from: The old paths of moved files.
         warnings: One sentence for each reason to keep items.
         skipped: One sentence for each file that is skipped.
         excluded: Excluded folders and files.
@@ -131,6 +135,7 @@ class IndexReport(NotebookTable):
         files: Number of the files of the source: ``indexed``, ``companions`` (a part of another
             item), ``skipped`` and ``other`` (neither images nor videos).
         companions: Photo that each companion belongs to.
+        undated: Text of each file that is in place of a capture time and is not a time.
     """
 
     folder: str
@@ -143,6 +148,7 @@ class IndexReport(NotebookTable):
     seconds: float
     num_kept: int = 0
     removed: tuple[str, ...] = ()
+    moved_from: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     compression: CompressionReport | None = None
@@ -150,6 +156,7 @@ class IndexReport(NotebookTable):
     other_files: str | None = None
     files: Mapping[str, int] = field(default_factory=dict)
     companions: Mapping[str, str] = field(default_factory=dict)
+    undated: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values.
@@ -239,7 +246,9 @@ def build_index(
     exclude = tuple(filter(None, exclude)) if exclude or previous is None else previous.exclude
     is_known = previous is not None and previous.source == str(source_root(source))
     with progress.activity("listing files"):
-        collection = (list_readable_files if is_known else list_source_files)(source, exclude)
+        collection = (list_readable_files if is_known else list_source_files)(
+            source, exclude, previous.live_pairs if previous is not None else NO_PAIRS
+        )
         collection = _with_vectors(collection, retriever)
     # Without waiting: a second update of the same files would only repeat the first.
     with storage.folder_lock(folder / "index", wait=False, subject=folder):
@@ -257,7 +266,12 @@ def build_index(
                 progress.message(
                     f"{folder}: the items of the store are lost. All files are encoded again."
                 )
-            changes = _compare_files(vectors, collection, manifest, remove_missing, progress)
+            skipped = _known_problems(manifest, collection.listed)
+
+            def pair(unreadable: Container[str]) -> FileCollection:
+                return _with_vectors(collection.pair(unreadable), retriever)
+
+            changes = _compare_files(vectors, pair(skipped), skipped, remove_missing, progress)
             if moved and _MISSING in changes.kept.values():
                 raise RunError(
                     f"{collection.root}: expected the files of {manifest.source}, got "
@@ -272,22 +286,15 @@ def build_index(
             if changes.new_files or changes.reused or changes.missing_paths:
                 # Without a digest, the index is marked as unfinished.
                 write_manifest(folder, replace(manifest, digest=None))
-            shards = encode_in_shards(
-                engine,
-                workers,
-                str(model),
-                encoder,
-                changes.new_files,
-                manifest.moment_seconds,
-                progress,
-            )
-            unreadable = _apply_changes(vectors, changes, shards, progress)
-            damaged = {
-                file.path: (file.size, file.modified_ns, unreadable[file.path].problem)
-                for file in changes.new_files
-                if file.path in unreadable and unreadable[file.path].is_damaged
-            }
-            skipped, digest = changes.skipped | damaged, vectors.digest()
+
+            def encode(files: Sequence[SourceFile]) -> Iterator[_Shard]:
+                seconds = manifest.moment_seconds
+                return encode_in_shards(
+                    engine, workers, str(model), encoder, files, seconds, progress
+                )
+
+            update = _apply_changes(vectors, changes, encode, pair, progress)
+            digest = vectors.digest()
             with kept_if_stopped(lambda: "All files are in the index."):
                 # Fitted once: it depends on the model and its validation data, not on the items.
                 calibration = manifest.calibration or calibrate_index(
@@ -295,56 +302,22 @@ def build_index(
                 )
             manifest = replace(
                 manifest,
-                skipped=skipped,
+                skipped=changes.skipped | update.damaged,
                 decoders=decoder_versions(),
+                live_pairs=collection.live_pairs,
                 digest=digest,
                 calibration=calibration,
             )
             write_manifest(folder, manifest)
-            kept_files = [
-                path for path in unreadable if path not in damaged and path in changes.old_keys
-            ]
-            num_unindexed = len(changes.skipped) + len(unreadable) - len(kept_files)
-            kept_places = {
-                collection.problem_of(place)
-                for place in changes.kept.values()
-                if place in collection.unreadable
-            }
-            removed = (
-                *changes.missing_paths,
-                *(path for path in damaged if path in changes.old_keys),
-            )
             report = IndexReport(
                 folder=str(folder),
                 num_items=digest.num_items,
-                num_encoded=len(changes.new_files) - len(unreadable),
-                num_unchanged=changes.num_unchanged,
-                num_moved=len({item.path for item, _ in changes.reused}),
-                num_removed=len(removed),
-                num_kept=len(changes.kept) + len(kept_files),
-                removed=removed,
-                warnings=(
-                    *_warnings(changes, collection),
-                    *(f"{unreadable[path].problem} {_KEPT_FILE}" for path in kept_files),
-                ),
-                skipped=(
-                    *(problem for problem in collection.skipped if problem not in kept_places),
-                    *(problem for _, _, problem in changes.skipped.values()),
-                    *(each.problem for path, each in unreadable.items() if path not in kept_files),
-                ),
-                excluded=collection.excluded,
                 seconds=time.perf_counter() - started,
                 compression=measure_compression(Index(folder, manifest, queries, vectors), memory)
                 if compression
                 else None,
-                other_files=collection.other_files,
-                files={
-                    "indexed": len(collection.files) - num_unindexed,
-                    "companions": len(collection.companions),
-                    "skipped": collection.num_skipped + num_unindexed,
-                    "other": collection.num_other,
-                },
-                companions=collection.companions,
+                undated=undated_files(vectors.table()),
+                **update.summarize(),
             )
         compress_index(folder, item_bytes, memory, progress)
         if correction is not None or os.path.exists(folder / CORRECTION_FILE):
@@ -529,13 +502,15 @@ class _IndexChanges:
 
     ``reused``: items of new or touched files whose content is in the index, with the keys of the
     vectors of that path. ``kept``: the place because of which items of an absent file are kept, by
-    the path of the file. ``old_keys``: keys of the stored items of each path that is changed or
-    absent. ``num_stored``: number of stored paths.
+    the path of the file. ``moved_paths``: absent paths whose content is at another path.
+    ``old_keys``: keys of the stored items of each path that is changed or absent. ``num_stored``:
+    number of stored paths.
     """
 
     new_files: tuple[SourceFile, ...]
     reused: tuple[tuple[IndexItem, str], ...]
     missing_paths: tuple[str, ...]
+    moved_paths: set[str]
     kept: dict[str, str]
     num_unchanged: int
     skipped: dict[str, SkippedFile]
@@ -543,10 +518,36 @@ class _IndexChanges:
     num_stored: int
 
 
+_Shard = tuple[Sequence[SourceFile], EncodedShard]
+
+
+def _known_problems(manifest: IndexManifest, files: Sequence[SourceFile]) -> dict[str, SkippedFile]:
+    """The files that these decoders could not decode before, and that have not changed since."""
+    if manifest.decoders != decoder_versions():
+        return {}
+    problems = ((file, manifest.skipped.get(file.path)) for file in files)
+    return {
+        file.path: (file.size, file.modified_ns, problem[2])
+        for file, problem in problems
+        if problem is not None and tuple(problem[:2]) == (file.size, file.modified_ns)
+    }
+
+
+def _in_place_of(source: FileCollection, unindexed: Container[str]) -> dict[str, str]:
+    """A sentence for each photo that cannot be read and whose companions are items in its place."""
+    items = defaultdict[str, list[str]](list)
+    for path, photos in sorted(source.photos_of.items()):
+        if path not in source.companions and path not in unindexed:
+            for photo in photos:
+                if photo in unindexed:
+                    items[photo].append(path)
+    return {photo: f" Indexed in its place: {', '.join(paths)}." for photo, paths in items.items()}
+
+
 def _compare_files(
     store: VectorStore,
     source: FileCollection,
-    manifest: IndexManifest,
+    known_problems: Mapping[str, SkippedFile],
     remove_missing: bool,
     progress: Progress,
 ) -> _IndexChanges:
@@ -556,14 +557,10 @@ def _compare_files(
     table, files = store.table(), source.files
     is_unchanged, file_of = _unchanged_files(table, files)
     changed = [files[number] for number in np.flatnonzero(~is_unchanged)]
-    skipped, candidates = dict[str, SkippedFile](), list[SourceFile]()
-    known_problems = manifest.skipped if manifest.decoders == decoder_versions() else {}
-    for file in changed:
-        problem = known_problems.get(file.path)
-        if problem is not None and tuple(problem[:2]) == (file.size, file.modified_ns):
-            skipped[file.path] = tuple(problem)  # type: ignore[assignment]
-        else:
-            candidates.append(file)
+    skipped = {
+        file.path: known_problems[file.path] for file in changed if file.path in known_problems
+    }
+    candidates = [file for file in changed if file.path not in skipped]
     # Stored items of files that are changed, skipped or absent.
     is_old = file_of < 0
     is_old[~is_old] = ~is_unchanged[file_of[~is_old]]
@@ -580,7 +577,7 @@ def _compare_files(
             new_files.append(file)
             continue
         # Equal content has an equal time, unless a table contained another one.
-        taken = read_time(items[0].metadata) or read_capture_time(file)
+        times = file_times(items[0].metadata) or read_file_times(file)
         for item in items:
             moved = replace(
                 item,
@@ -588,7 +585,7 @@ def _compare_files(
                 key=file.path + item.key[len(item.path) :],
                 path=file.path,
                 modified_ns=file.modified_ns,
-                metadata=with_capture_time(file.metadata, taken),
+                metadata=with_file_times(file.metadata, times),
             )
             reused.append((moved, item.key))
         # The content was not at this path before, so that it came from another one.
@@ -604,6 +601,7 @@ def _compare_files(
         tuple(new_files),
         tuple(reused),
         missing_paths,
+        moved_paths.intersection(missing_paths),
         kept,
         int(is_unchanged.sum()),
         skipped,
@@ -626,8 +624,11 @@ def _unchanged_files(table: pa.Table, files: Sequence[SourceFile]) -> tuple[np.n
     )
     tags = text_lists([metadata_tags(file.metadata) if file.metadata else () for file in files])
     rows = np.flatnonzero(is_equal)
+    is_dated = np.array([*(TAKEN in file.metadata for file in files), False])
     is_equal[rows] = equal_lists(
-        without_read_times(table["metadata"].combine_chunks().take(row_indices(rows))),
+        without_read_times(
+            table["metadata"].combine_chunks().take(row_indices(rows)), is_dated[file_of[rows]]
+        ),
         tags.take(row_indices(file_of[rows])),
     )
     is_unchanged = np.bincount(file_of[file_of >= 0], minlength=len(files)) > 0
@@ -688,13 +689,87 @@ def _kept_paths(
     return kept
 
 
+@dataclass(frozen=True)
+class _Update:
+    """Result of applying changes.
+
+    ``files``: all files that were decoded. ``unreadable``: those that cannot be read.
+    ``collection``: the files and companions. ``missing_paths``: paths whose items were deleted.
+    """
+
+    changes: _IndexChanges
+    files: list[SourceFile]
+    unreadable: dict[str, UnreadableFile]
+    collection: FileCollection
+    missing_paths: list[str]
+
+    @cached_property
+    def damaged(self) -> dict[str, SkippedFile]:
+        """The files that are not decoded again until they change."""
+        return {
+            file.path: (file.size, file.modified_ns, self.unreadable[file.path].problem)
+            for file in self.files
+            if file.path in self.unreadable and self.unreadable[file.path].is_damaged
+        }
+
+    def summarize(self) -> dict[str, Any]:
+        """Counts and sentences of the report."""
+        changes = self.changes
+        source = self.collection
+        old_keys = changes.old_keys
+        kept_files = [
+            path for path in self.unreadable if path not in self.damaged and path in old_keys
+        ]
+        problems = {path: problem for path, (_, _, problem) in changes.skipped.items()}
+        problems |= {
+            path: each.problem for path, each in self.unreadable.items() if path not in kept_files
+        }
+        in_place = _in_place_of(source, problems.keys())
+        kept_places = {
+            source.problem_of(place)
+            for place in changes.kept.values()
+            if place in source.unreadable
+        }
+        removed = (
+            *(path for path in self.missing_paths if path not in changes.moved_paths),
+            *(path for path in self.damaged if path in old_keys),
+        )
+        return {
+            "num_encoded": len(self.files) - len(self.unreadable),
+            "num_unchanged": changes.num_unchanged,
+            "num_moved": len({item.path for item, _ in changes.reused}),
+            "num_removed": len(removed),
+            "num_kept": len(changes.kept) + len(kept_files),
+            "removed": removed,
+            "moved_from": tuple(sorted(changes.moved_paths)),
+            "warnings": (
+                *_warnings(changes, source),
+                *(f"{self.unreadable[path].problem} {_KEPT_FILE}" for path in kept_files),
+            ),
+            "skipped": (
+                *(problem for problem in source.skipped if problem not in kept_places),
+                *(f"{problem}{in_place.get(path, '')}" for path, problem in problems.items()),
+            ),
+            "excluded": source.excluded,
+            "other_files": source.other_files,
+            "files": {
+                "indexed": len(source.files) - len(problems),
+                "companions": len(source.companions),
+                "skipped": source.num_skipped + len(problems),
+                "other": source.num_other,
+            },
+            "companions": source.companions,
+        }
+
+
 def _apply_changes(
     store: VectorStore,
     changes: _IndexChanges,
-    shards: Iterable[tuple[Sequence[SourceFile], EncodedShard]],
+    encode: Callable[[Sequence[SourceFile]], Iterator[_Shard]],
+    pair: Callable[[Container[str]], FileCollection],
     progress: Progress,
-) -> dict[str, UnreadableFile]:
-    """Update the store, and return the new files that cannot be read.
+) -> _Update:
+    """Update the store. The companions of photos that cannot be decoded become items.
 
     New items are written before old ones are deleted, so that a killed process loses none.
     """
@@ -704,22 +779,40 @@ def _apply_changes(
         store.add(items, store.vectors([key for _, key in changes.reused]))
         _delete_old_items(store, changes, {item.path for item in items}, items)
     unreadable = dict[str, UnreadableFile]()
-    num_done, total, started = 0, len(changes.new_files), time.perf_counter()
-    with kept_if_stopped(lambda: f"The index keeps {num_done:,} of {total:,} new files."):
-        for files, shard in shards:
-            if shard.items:
-                store.add(shard.items, shard.vectors)
-            # A file that cannot be read now, but may be intact, keeps its items.
-            kept = {path for path, problem in shard.unreadable.items() if not problem.is_damaged}
-            paths = [file.path for file in files if file.path not in kept]
-            _delete_old_items(store, changes, paths, shard.items)
-            unreadable |= shard.unreadable
-            num_done += len(files)
-            per_second = num_done / (time.perf_counter() - started)
-            progress.update("files", num_done, total, per_second)
+    num_done = 0
+    started = time.perf_counter()
+    collection = pair(changes.skipped)
+    tried = list[SourceFile]()
+    new_files: Sequence[SourceFile] = changes.new_files
+    with kept_if_stopped(lambda: f"The index keeps {num_done:,} of {len(tried):,} new files."):
+        while new_files:
+            tried += new_files
+            for files, shard in encode(new_files):
+                if shard.items:
+                    store.add(shard.items, shard.vectors)
+                # A file that cannot be read now, but may be intact, keeps its items.
+                kept = {
+                    path for path, problem in shard.unreadable.items() if not problem.is_damaged
+                }
+                paths = [file.path for file in files if file.path not in kept]
+                _delete_old_items(store, changes, paths, shard.items)
+                unreadable |= shard.unreadable
+                num_done += len(files)
+                per_second = num_done / (time.perf_counter() - started)
+                progress.update("files", num_done, len(tried), per_second)
+            without_items = {
+                path
+                for path, problem in unreadable.items()
+                if problem.is_damaged or path not in changes.old_keys
+            }
+            before = {file.path for file in collection.files}
+            collection = pair({*changes.skipped, *without_items})
+            new_files = [file for file in collection.files if file.path not in before]
     # Last: the vectors of a moved file are read from its old path above.
-    _delete_old_items(store, changes, changes.missing_paths, ())
-    return unreadable
+    decoded = {file.path for file in tried}
+    missing_paths = [path for path in changes.missing_paths if path not in decoded]
+    _delete_old_items(store, changes, missing_paths, ())
+    return _Update(changes, tried, unreadable, collection, missing_paths)
 
 
 def _delete_old_items(

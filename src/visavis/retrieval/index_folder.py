@@ -102,6 +102,7 @@ class IndexManifest:
         skipped: Files that cannot be decoded, by path.
         decoders: Versions of the decoders that could not decode them. Files are decoded again with
             other versions.
+        live_pairs: Whether a clip belongs to a photo, by a hash of both files.
         digest: Content of the store. None while the index is built.
         calibration: Calibration of scores by labels. None if there is none for this model.
         late_interaction: Which means of MaxSim the score contains. None for a model with one vector
@@ -128,6 +129,7 @@ class IndexManifest:
     exclude: tuple[str, ...] = ()
     skipped: Mapping[str, SkippedFile] = field(default_factory=dict)
     decoders: str = ""
+    live_pairs: Mapping[str, bool] = field(default_factory=dict)
     digest: StoreDigest | None = None
     calibration: Calibration | None = None
     late_interaction: MaxSimDirection | None = None
@@ -479,7 +481,10 @@ class Index:
         from visavis.retrieval.source_files import list_readable_files
 
         return {
-            file.path: file for file in list_readable_files(self.root, self.manifest.exclude).files
+            file.path: file
+            for file in list_readable_files(
+                self.root, self.manifest.exclude, self.manifest.live_pairs
+            ).listed
         }
 
 

@@ -6,10 +6,12 @@ This module imports neither torch nor a store, so a server can use it before it 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,12 +70,12 @@ class IndexItem:
         return self.metadata.get("caption") or self.path.rpartition("/")[2]
 
     @property
-    def time_ns(self) -> int:
-        """Capture time in ns since the epoch, or the modification time if it is not known."""
-        from visavis.data.capture_time import TAKEN, time_to_ns
+    def time(self) -> datetime:
+        """Capture time, or the modification time if it is not known."""
+        from visavis.data.capture_time import TAKEN, modified_time, parse_time
 
-        taken = time_to_ns(self.metadata.get(TAKEN, ""))
-        return self.modified_ns if taken is None else taken
+        taken = parse_time(self.metadata.get(TAKEN, ""))
+        return modified_time(self.modified_ns) if taken is None else taken
 
     def to_row(self) -> dict[str, Any]:
         """Convert to a row of a store, which keeps and filters the metadata as tags.
@@ -105,16 +107,18 @@ class ItemFilter:
 
     Attributes:
         path: Pattern of the whole path. ``*`` matches any text (slashes too), ``?`` one character.
+            Upper and lower case are equal, as cameras and file systems write suffixes in any case.
         kind: Kind of the items.
-        after: Earliest time (``IndexItem.time_ns``), inclusive.
+        after: Earliest time (``IndexItem.time``), inclusive. Without a time zone, the clock at the
+            place of the item is compared, otherwise the instant.
         before: Latest time, exclusive.
         metadata: Values that an item must have.
     """
 
     path: str = ""
     kind: ItemKind | None = None
-    after: int | None = None
-    before: int | None = None
+    after: datetime | None = None
+    before: datetime | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -134,38 +138,54 @@ class ItemFilter:
             Whether a search may return the item.
         """
         return (
-            (not self.path or fnmatchcase(item.path, self.path.replace("[", "[[]")))
+            (not self.path or _path_pattern(self.path).fullmatch(item.path) is not None)
             and self.kind in (None, item.kind)
-            and (self.after is None or item.time_ns >= self.after)
-            and (self.before is None or item.time_ns < self.before)
+            and (self.after is None or not _is_earlier(item, self.after))
+            and (self.before is None or _is_earlier(item, self.before))
             and all(item.metadata.get(name) == value for name, value in self.metadata.items())
         )
+
+
+@lru_cache(maxsize=64)
+def _path_pattern(path: str) -> re.Pattern[str]:
+    """The pattern of a filter, in which ``[`` is a character as others."""
+    return re.compile(translate(path.replace("[", "[[]")), re.IGNORECASE)
+
+
+def _is_earlier(item: IndexItem, bound: datetime) -> bool:
+    """Whether the time of an item lies before a time of a filter."""
+    from visavis.data.capture_time import time_us
+
+    clock = bound.tzinfo is None
+    return time_us(item.time, clock=clock) < time_us(bound, clock=clock)
 
 
 NO_FILTER = ItemFilter()
 
 
-def parse_time(text: str | None) -> int | None:
+def parse_filter_time(text: str | None) -> datetime | None:
     """Parse a time for a filter.
 
     Args:
-        text: Date, or date and time, in ISO format. Without a zone, it is local time.
+        text: Year, month, date, or date and time, in ISO format. A period counts from its start.
 
     Returns:
-        Nanoseconds since the epoch. None for None.
+        The time. None for None.
 
     Raises:
         DataError: If the text cannot be parsed.
     """
+    from visavis.data.capture_time import parse_time
+
     if text is None:
         return None
-    try:
-        return int(datetime.fromisoformat(text).astimezone().timestamp() * 1e9)
-    except (ValueError, OverflowError, OSError):
+    time = parse_time(text)
+    if time is None:
         raise DataError(
-            f"time: expected a date such as 2024-05-31 or 2024-05-31T18:30, got {text!r}. Correct "
-            "it."
-        ) from None
+            "time: expected a year or date such as 2024, 2024-05-31 or 2024-05-31T18:30, got "
+            f"{text!r}. Pass a date of the calendar."
+        )
+    return time
 
 
 def metadata_tag(name: str, value: str) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from visavis.core import storage
-from visavis.core.errors import DataError, NoDataset
+from visavis.core.errors import DataError, MissingExtra, NoDataset
 from visavis.data import Dataset, open_dataset
 from visavis.data.dataset import ByteRange
 from visavis.data.dataset_reader import path_exists, resolve_path
@@ -32,14 +35,21 @@ from visavis.data.formats.image_files import (
 )
 from visavis.data.formats.listing import clean_name, is_valid_unicode
 from visavis.data.formats.table_columns import find_file_column
+from visavis.data.live_photos import (
+    LIVE_SUFFIXES,
+    MAX_LIVE_PHOTO_BYTES,
+    is_live_pair,
+    photo_names,
+    stem_of,
+)
+from visavis.data.parallel import map_in_order
 from visavis.data.photo_decoder import format_of_suffix, is_installed
 from visavis.data.video import is_video
 
 # Stores hold times as int64 ns: up to the year 2262. File systems may report later times.
 MAX_TIME_NS = 2**63 - 1
 NO_METADATA: Mapping[str, str] = {}
-# The clip of a Live Photo lasts about 3 s. A larger file is a video.
-LIVE_SUFFIXES, MAX_LIVE_PHOTO_BYTES = (".mov",), 2**25
+NO_PAIRS: Mapping[str, bool] = {}
 COMPANIONS = "companions"
 """Name of the files that belong to a photo in its metadata."""
 ATTRIBUTES_FILE = "attributes.csv"
@@ -59,6 +69,8 @@ class SourceFile:
         modified_ns: Modification time in ns since the epoch, of the file or of the archive that
             contains it.
         metadata: Values for filters, such as the split and the first caption.
+        time_sources: Files that have the capture time if this one has none, best first: a raw
+            companion, and JSON of Google Takeout.
     """
 
     path: str
@@ -67,6 +79,7 @@ class SourceFile:
     size: int
     modified_ns: int
     metadata: Mapping[str, str] = field(default_factory=dict)
+    time_sources: tuple[ByteRange, ...] = ()
 
     @property
     def location(self) -> ByteRange:
@@ -104,6 +117,9 @@ class FileCollection:
             and of a raw image with a developed one.
         num_skipped: Number of files that are skipped, without sentences about anything else.
         num_other: Number of the files that are neither images nor videos.
+        listed: The files and the companions, in the order of their paths.
+        photos_of: Photos that each file may belong to, best first.
+        live_pairs: Whether a clip belongs to a photo, by ``_pair_key``.
     """
 
     root: Path
@@ -118,6 +134,37 @@ class FileCollection:
     companions: Mapping[str, str] = field(default_factory=dict)
     num_skipped: int = 0
     num_other: int = 0
+    listed: tuple[SourceFile, ...] = ()
+    photos_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    live_pairs: Mapping[str, bool] = field(default_factory=dict)
+
+    def pair(self, unreadable: Container[str] = ()) -> FileCollection:
+        """Make files a part of their photos.
+
+        Args:
+            unreadable: Paths of photos that cannot be decoded. Their companions become items.
+
+        Returns:
+            The files, and the companions.
+        """
+        companions = dict[str, str]()
+        for path, photos in self.photos_of.items():
+            if photo := next((photo for photo in photos if photo not in unreadable), None):
+                companions[path] = photo
+        parts = defaultdict[str, list[str]](list)
+        for path in sorted(companions):
+            # A clip of a raw image with a developed one belongs to the developed one.
+            companions[path] = companions.get(companions[path], companions[path])
+            parts[companions[path]].append(path)
+        by_path = {file.path: file for file in self.listed if file.path in companions}
+        files = tuple(
+            _with_parts(file, [by_path[path] for path in parts[file.path]])
+            if file.path in parts
+            else file
+            for file in self.listed
+            if file.path not in companions
+        )
+        return replace(self, files=files, companions=companions)
 
     def problem_of(self, place: str) -> str:
         """Describe an unreadable place.
@@ -131,7 +178,20 @@ class FileCollection:
         return f"{self.root if place == '.' else repr(place)}: {self.unreadable[place]}."
 
 
-def list_source_files(path: str | Path, exclude: Sequence[str] = ()) -> FileCollection:
+def _with_parts(photo: SourceFile, parts: Sequence[SourceFile]) -> SourceFile:
+    """A photo with its companions."""
+    text = ", ".join(PurePosixPath(part.path).name for part in parts)
+    raw = [part.location for part in parts if not part.is_video]
+    return replace(
+        photo,
+        metadata={COMPANIONS: text, **photo.metadata},
+        time_sources=(*raw, *photo.time_sources),
+    )
+
+
+def list_source_files(
+    path: str | Path, exclude: Sequence[str] = (), live_pairs: Mapping[str, bool] = NO_PAIRS
+) -> FileCollection:
     """List the files of a data set or of any folder.
 
     Of a folder, all images and clips are listed. If it is also a data set, the listed ones have
@@ -143,6 +203,7 @@ def list_source_files(path: str | Path, exclude: Sequence[str] = ()) -> FileColl
     Args:
         path: A data set, or a folder with images and clips.
         exclude: Patterns of names or paths to leave out, as for ``Exclusion``.
+        live_pairs: Known pairs of clips and photos, which are not opened again.
 
     Returns:
         The files, and all that is left out.
@@ -151,7 +212,7 @@ def list_source_files(path: str | Path, exclude: Sequence[str] = ()) -> FileColl
         DataError: If the source contains neither images nor clips, or the table of attributes is
             invalid.
     """
-    collection = _list_source(path, Exclusion(tuple(exclude)))
+    collection = _list_source(path, Exclusion(tuple(exclude)), live_pairs)
     if not collection.files:
         problems = collection.skipped
         first = f" The first of {len(problems):,} problems: {problems[0]}" if problems else ""
@@ -162,13 +223,16 @@ def list_source_files(path: str | Path, exclude: Sequence[str] = ()) -> FileColl
     return collection
 
 
-def list_readable_files(path: str | Path, exclude: Sequence[str] = ()) -> FileCollection:
+def list_readable_files(
+    path: str | Path, exclude: Sequence[str] = (), live_pairs: Mapping[str, bool] = NO_PAIRS
+) -> FileCollection:
     """List the files of a source that can be read now, as ``list_source_files`` does. The source
     may be missing or empty.
 
     Args:
         path: A data set, or a folder with images and clips.
         exclude: Patterns of names or paths to leave out.
+        live_pairs: Known pairs of clips and photos, which are not opened again.
 
     Returns:
         The files, and all that is left out. The whole source is unreadable if it is missing, or its
@@ -179,7 +243,7 @@ def list_readable_files(path: str | Path, exclude: Sequence[str] = ()) -> FileCo
     """
     exclusion = Exclusion(tuple(exclude))
     try:
-        return _list_source(path, exclusion)
+        return _list_source(path, exclusion, live_pairs)
     except DataError as error:
         root, problem = source_root(path), str(error).removesuffix(".")
         if not os.path.exists(root):
@@ -214,7 +278,7 @@ class _Listed:
     unreadable: dict[str, str] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     skipped_files: set[str] = field(default_factory=set)
-    companions: dict[str, str] = field(default_factory=dict)
+    photos_of: dict[str, list[str]] = field(default_factory=dict)
 
     def skip(self, name: str, sentence: str) -> None:
         """Leave a file out."""
@@ -292,56 +356,71 @@ class _Listed:
         for name, problem in scan.skipped.items():
             if name.lower().endswith(VISUAL_SUFFIXES):
                 self.skip(name, f"{problem}.")
-        self._join_companions([name for name in unlisted if name in self.files])
+        unlisted = [name for name in unlisted if name in self.files]
+        self._find_photos(unlisted)
+        self._find_takeout(unlisted, scan, root)
 
-    def _join_companions(self, unlisted: Sequence[str]) -> None:
-        """Make the clip of a Live Photo, and a raw image with a developed one, a part of the photo
-        with the same name in the same folder. Files that a data set lists stay items.
+    def _find_photos(self, unlisted: Sequence[str]) -> None:
+        """Find the photos that a clip or a raw image may belong to, with the same name in the
+        same folder. Files that a data set lists stay items.
         """
-        photos = defaultdict[str, list[str]](list)
         readable = tuple(
             suffix
             for suffix in IMAGE_SUFFIXES
             if (kind := format_of_suffix(suffix)) is None or is_installed(kind)
         )
+        photos = defaultdict[str, list[str]](list)
         for name in self.files:
             if name.lower().endswith(readable):
-                photos[_stem(name)].append(name)
-        added = defaultdict[str, list[str]](list)
-        for name in unlisted:
-            # A developed image, before a raw one.
-            candidates = sorted(
-                (photo for photo in photos.get(_stem(name), ()) if photo != name),
-                key=lambda photo: (photo.lower().endswith(RAW_SUFFIXES), photo),
-            )
-            is_raw = name.lower().endswith(RAW_SUFFIXES)
-            is_live = (
+                photos[stem_of(name)].append(name)
+                photos[name.casefold()].append(name)
+        # Raw images first, because a clip of a raw image belongs to the photo of this one.
+        for name in sorted(unlisted, key=is_video):
+            if name.lower().endswith(RAW_SUFFIXES):
+                found = [
+                    photo
+                    for photo in photos[stem_of(name)]
+                    if not photo.lower().endswith(RAW_SUFFIXES)
+                ]
+            elif (
                 name.lower().endswith(LIVE_SUFFIXES)
                 and self.files[name].size <= MAX_LIVE_PHOTO_BYTES
-            )
-            if is_raw:
-                candidates = [
-                    photo for photo in candidates if not photo.lower().endswith(RAW_SUFFIXES)
-                ]
-            elif not is_live:
+            ):
+                found = [photo for stem in photo_names(name) for photo in photos.get(stem, ())]
+            else:
                 continue
-            if candidates:
-                added[candidates[0]].append(name)
-        for photo, names in added.items():
-            self.companions |= dict.fromkeys(names, photo)
-            file = self.files[photo]
-            text = ", ".join(PurePosixPath(name).name for name in names)
-            self.files[photo] = replace(file, metadata={COMPANIONS: text, **file.metadata})
-        for name in self.companions:
-            del self.files[name]
+            # A developed image, before a raw one.
+            found.sort(key=lambda photo: (photo.lower().endswith(RAW_SUFFIXES), photo))
+            if found:
+                self.photos_of[name] = found
+
+    def _find_takeout(self, unlisted: Sequence[str], scan: FolderScan, root: Path) -> None:
+        """Find the JSON files of Google Takeout, which may have the time of a photo."""
+        tables = {name for name in scan.files if name.endswith(".json")}
+        if not tables:
+            return
+        for name in unlisted:
+            found = [table for table in _takeout_names(name) if table in tables]
+            if found:
+                places = tuple(ByteRange(scan.folder / table, root=root) for table in found)
+                self.files[name] = replace(self.files[name], time_sources=places)
 
 
-def _stem(name: str) -> str:
-    """Folder and name without the suffix. Cameras write suffixes, and names, in upper case."""
-    return name.rpartition(".")[0].casefold()
+def _takeout_names(path: str) -> Iterator[str]:
+    """Paths that the JSON file of a photo may have."""
+    folder, slash, name = path.rpartition("/")
+    # The number of a copy is written behind the other suffixes.
+    match = re.fullmatch(r"(.*)(\(\d+\))(\.[^.]+)", name)
+    base = match[1] + match[3] if match else name
+    copy = match[2] if match else ""
+    for text in (base, f"{base}.supplemental-metadata"):
+        # Takeout cuts long names.
+        yield f"{folder}{slash}{text[:46]}{copy}.json"
 
 
-def _list_source(path: str | Path, exclusion: Exclusion) -> FileCollection:
+def _list_source(
+    path: str | Path, exclusion: Exclusion, live_pairs: Mapping[str, bool]
+) -> FileCollection:
     if not path_exists(path):
         # Its error does not list the formats of data sets, because any folder can be indexed.
         resolve_path(path)
@@ -403,15 +482,58 @@ def _list_source(path: str | Path, exclusion: Exclusion) -> FileCollection:
         exclusion,
         is_dataset,
         other_files,
-        companions=listed.companions,
+        photos_of={name: tuple(photos) for name, photos in listed.photos_of.items()},
         num_skipped=len(listed.skipped_files) + len(listed.unreadable),
         num_other=len(others),
     )
-    return _with_attributes(
+    collection = _with_attributes(
         replace(
             collection, skipped=(*map(collection.problem_of, listed.unreadable), *listed.skipped)
         )
     )
+    return _check_clips(replace(collection, listed=collection.files), live_pairs).pair()
+
+
+def _check_clips(collection: FileCollection, known: Mapping[str, bool]) -> FileCollection:
+    """Keep the photos that their clips belong to."""
+    files = {file.path: file for file in collection.listed}
+    pairs = [
+        (files[photo], files[path])
+        for path, photos in collection.photos_of.items()
+        if files[path].is_video
+        for photo in photos
+    ]
+    keys = [_pair_key(*pair) for pair in pairs]
+    found = {key: known[key] for key in keys if key in known}
+    unknown = {key: pair for key, pair in zip(keys, pairs, strict=True) if key not in found}
+    checked = dict(zip(unknown, map_in_order(_is_pair, unknown.values()), strict=True))
+    # A file that cannot be read is opened again next time. Its clip becomes an item when the photo
+    # cannot be decoded.
+    found |= {key: is_pair for key, is_pair in checked.items() if is_pair is not None}
+    photos_of = {
+        path: tuple(
+            photo
+            for photo in photos
+            if not files[path].is_video or found.get(_pair_key(files[photo], files[path]), True)
+        )
+        for path, photos in collection.photos_of.items()
+    }
+    return replace(collection, photos_of=photos_of, live_pairs=found)
+
+
+def _pair_key(photo: SourceFile, clip: SourceFile) -> str:
+    """Hash of a photo and a clip, without opening them."""
+    values = [(file.path, file.size, file.modified_ns) for file in (photo, clip)]
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:32]
+
+
+def _is_pair(pair: tuple[SourceFile, SourceFile]) -> bool | None:
+    """Whether a clip belongs to a photo. None: a file cannot be read."""
+    photo, clip = pair
+    try:
+        return is_live_pair(photo.location, photo.path, clip.location, clip.path)
+    except (DataError, MissingExtra):
+        return None
 
 
 def _with_attributes(collection: FileCollection) -> FileCollection:

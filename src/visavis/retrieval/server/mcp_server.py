@@ -31,7 +31,7 @@ from visavis.retrieval.items import (
     ItemFilter,
     ItemKind,
     index_names,
-    parse_time,
+    parse_filter_time,
 )
 from visavis.retrieval.server.schemas import (
     EMPTY_IS_ABSENT,
@@ -278,7 +278,8 @@ class FilterTool(IndexTool):
         None, description="Kind of the items. Default: all."
     )
     after: Annotated[str | None, EMPTY_IS_ABSENT] = Field(
-        None, description="Earliest time of an item, such as 2024-05-31."
+        None,
+        description="Earliest time of an item by the clock at its place, such as 2024-05-31 or 2024.",
     )
     before: Annotated[str | None, EMPTY_IS_ABSENT] = Field(
         None, description="Time before which an item must lie, such as 2024-06-30."
@@ -301,7 +302,11 @@ class FilterTool(IndexTool):
         from visavis.retrieval.server.search_service import result_values
 
         item_filter = ItemFilter(
-            self.path, self.kind, parse_time(self.after), parse_time(self.before), self.metadata
+            self.path,
+            self.kind,
+            parse_filter_time(self.after),
+            parse_filter_time(self.before),
+            self.metadata,
         )
         results = index.search(key, None, self.limit, item_filter)
         hits = [

@@ -226,7 +226,7 @@ class FilterModel(BaseModel):
         )
         tags = dict(tag.split("=", 1) for tag in self.tag)
         return ItemFilter(
-            pattern, self.kind, _day_start_ns(self.since, 0), _day_start_ns(self.until, 1), tags
+            pattern, self.kind, _day_start(self.since, 0), _day_start(self.until, 1), tags
         )
 
 
@@ -586,16 +586,15 @@ class StrictJsonRoute(APIRoute):
         return handle_strictly
 
 
-def _day_start_ns(day: date | None, days_later: int) -> int | None:
-    """Start of a day, or of a later one, in ns by the local clock. None if the time is out of
-    range.
-    """
+def _day_start(day: date | None, days_later: int) -> datetime | None:
+    """Start of a day, or of a later one, by the clock at the place of an item."""
     if day is None:
         return None
     try:
-        return int(datetime.combine(day + timedelta(days=days_later), time()).timestamp()) * 10**9
-    except (OverflowError, ValueError, OSError):
-        return None if days_later else -(2**63)
+        return datetime.combine(day + timedelta(days=days_later), time())
+    except OverflowError:
+        # No item is later than the last day of the calendar.
+        return None
 
 
 def describe_invalid(problem: Mapping[str, Any], name: str, known: Iterable[str] = ()) -> str:

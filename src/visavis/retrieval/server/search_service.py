@@ -29,7 +29,7 @@ from torch import Tensor
 from visavis.core.blocking import chunk_slices
 from visavis.core.encoded import Direction, unit_rows
 from visavis.core.errors import VisavisError
-from visavis.data.capture_time import TAKEN
+from visavis.data.capture_time import TAKEN, UNREADABLE_TIME, modified_time
 from visavis.evaluation.feedback.records import (
     FeedbackFile,
     Judgment,
@@ -82,8 +82,6 @@ requests are served.
 
 MAX_FOLDERS, MAX_METADATA_VALUES = 50, 30
 """Maximum number of folders, and of values of one metadata name, that are offered as filters."""
-# 9999-12-31T23:59:59Z, the last second of datetime.
-_MAX_TIMESTAMP = 253402300799.0
 
 
 class ServedIndex:
@@ -358,7 +356,6 @@ def count_facets(table: pa.Table) -> FacetsResponse:
     import pyarrow.compute as pc
 
     paths = table["path"]
-    seconds = (item_times(table) / 1e9).clip(0.0, _MAX_TIMESTAMP)
     folders = _count(
         pc.replace_substring_regex(paths.filter(pc.match_substring(paths, "/")), "/[^/]*$", "")
     )
@@ -366,11 +363,7 @@ def count_facets(table: pa.Table) -> FacetsResponse:
     # The years of numpy count from 1970.
     years = _count(
         pa.array(
-            (seconds * 1e6)
-            .round()
-            .astype("datetime64[us]")
-            .astype("datetime64[Y]")
-            .astype(np.int64)
+            item_times(table).astype("datetime64[us]").astype("datetime64[Y]").astype(np.int64)
             + 1970
         )
     )
@@ -379,7 +372,7 @@ def count_facets(table: pa.Table) -> FacetsResponse:
     few = [
         name
         for name, count in _count(names).items()
-        if 1 < count <= MAX_METADATA_VALUES and name not in (TAKEN, COMPANIONS)
+        if 1 < count <= MAX_METADATA_VALUES and name not in (TAKEN, UNREADABLE_TIME, COMPANIONS)
     ]
     metadata: dict[str, dict[str, int]] = {}
     for tag in tags.filter(pc.is_in(names, value_set=pa.array(few, pa.string()))).to_pylist():
@@ -403,7 +396,7 @@ def _count(values: Any) -> Counter[Any]:
 
 
 def modified_at(item: IndexItem) -> datetime:
-    """Convert the modification time of an item, clamped to 1970 to 9999.
+    """Convert the modification time of an item.
 
     Args:
         item: The item.
@@ -411,7 +404,7 @@ def modified_at(item: IndexItem) -> datetime:
     Returns:
         Time in UTC.
     """
-    return datetime.fromtimestamp(min(max(item.modified_ns / 1e9, 0.0), _MAX_TIMESTAMP), UTC)
+    return modified_time(item.modified_ns).astimezone(UTC)
 
 
 def item_values(item: IndexItem) -> dict[str, Any]:

@@ -139,25 +139,29 @@ def matching_rows(
     Args:
         table: Table of items.
         item_filter: Conditions on the items.
-        times: Returns the times of the items. None: they are read from the table.
+        times: Returns the times of the items by their clocks. None: they are read from the table.
 
     Returns:
         Whether each item matches, bool, shape ``[N]``.
     """
     import pyarrow.compute as pc
 
+    from visavis.data.capture_time import time_us
+
     mask = np.ones(len(table), bool)
     times = times or partial(item_times, table)
     if item_filter.path:
         # SQL patterns: % and _ are wildcards, so that those of the path are escaped first.
         escaped = re.sub(r"([\\%_])", r"\\\1", item_filter.path)
-        mask &= pc.match_like(table["path"], escaped.replace("*", "%").replace("?", "_")).to_numpy()
+        pattern = escaped.replace("*", "%").replace("?", "_")
+        mask &= pc.match_like(table["path"], pattern, ignore_case=True).to_numpy()
     if item_filter.kind is not None:
         mask &= pc.equal(table["kind"], item_filter.kind).to_numpy()
-    if item_filter.after is not None:
-        mask &= times() >= item_filter.after
-    if item_filter.before is not None:
-        mask &= times() < item_filter.before
+    for bound, holds in ((item_filter.after, np.greater_equal), (item_filter.before, np.less)):
+        if bound is not None:
+            clock = bound.tzinfo is None
+            values = times() if clock else item_times(table, clock=False)
+            mask &= holds(values, time_us(bound, clock=clock))
     if item_filter.metadata:
         tags = table["metadata"].combine_chunks()
         tag_rows, tag_texts = pc.list_parent_indices(tags).to_numpy(), pc.list_flatten(tags)
@@ -169,20 +173,22 @@ def matching_rows(
     return mask
 
 
-def item_times(table: pa.Table) -> np.ndarray:
+def item_times(table: pa.Table, *, clock: bool = True) -> np.ndarray:
     """Return the time of each item: its capture time, or its modification time if it is not known.
 
     Args:
         table: Table of items.
+        clock: Whether to return the time of the clock at the place, and not the instant.
 
     Returns:
-        ns since the epoch, shape ``[N]``.
+        Microseconds as ``time_us``, int64, shape ``[N]``.
     """
     import pyarrow.compute as pc
 
-    from visavis.data.capture_time import TAKEN, time_to_ns
+    from visavis.data.capture_time import TAKEN, parse_time, time_us
 
-    times = numbers(table["modified_ns"])
+    modified_ns = numbers(table["modified_ns"])
+    times = modified_ns // 1000 + (_local_offsets_us(modified_ns) if clock else 0)
     tags = table["metadata"].combine_chunks()
     texts = pc.list_flatten(tags)
     positions = pc.indices_nonzero(pc.starts_with(texts, f"{TAKEN}="))
@@ -190,35 +196,72 @@ def item_times(table: pa.Table) -> np.ndarray:
         return times
     rows = np.from_dlpack(pc.list_parent_indices(tags).take(positions).cast("int64"))
     taken = [text.removeprefix(f"{TAKEN}=") for text in texts.take(positions).to_pylist()]
-    times = times.copy()
     times[rows] = [
-        old if new is None else new
-        for old, new in zip(times[rows].tolist(), map(time_to_ns, taken), strict=True)
+        old if new is None else time_us(new, clock=clock)
+        for old, new in zip(times[rows].tolist(), map(parse_time, taken), strict=True)
     ]
     return times
 
 
-def without_read_times(lists: pa.Array) -> pa.Array:
+def _local_offsets_us(modified_ns: np.ndarray) -> np.ndarray:
+    """Offset of the clock of this machine to UTC at each of some times, in microseconds."""
+    from visavis.data.capture_time import modified_time
+
+    # Clocks change at quarter hours, so that one time of each is converted.
+    quarter_ns = 900 * 10**9
+    quarters, rows = np.unique(modified_ns // quarter_ns, return_inverse=True)
+    offsets = [modified_time(number * quarter_ns).utcoffset() for number in quarters.tolist()]
+    return np.array(offsets, "timedelta64[us]").astype(np.int64)[rows]
+
+
+def without_read_times(lists: pa.Array, is_dated: np.ndarray) -> pa.Array:
     """Remove the capture times that were read from files from lists of tags.
 
     Args:
         lists: Tags of each item.
+        is_dated: Whether a table of the user contains the time of each item.
 
     Returns:
         As many lists.
     """
     import pyarrow.compute as pc
 
-    from visavis.data.capture_time import READ_TIME, TAKEN
+    from visavis.data.capture_time import READ_TIME, TAKEN, UNREADABLE_TIME
 
     texts = pc.list_flatten(lists)
     # Most items have few tags, and times of files have one form.
-    is_time = pc.match_substring_regex(texts, f"^{TAKEN}={READ_TIME}$")
-    if not pc.any(is_time).as_py():
+    matches = pc.match_substring_regex(texts, f"^({TAKEN}={READ_TIME}$|{UNREADABLE_TIME}=)")
+    if not pc.any(matches).as_py():
         return lists
-    kept = text_array(texts.filter(pc.invert(is_time)).to_pylist())
-    rows = np.from_dlpack(pc.list_parent_indices(lists).filter(pc.invert(is_time)).cast("int64"))
-    return _lists_of(kept, np.bincount(rows, minlength=len(lists)))
+    parents = np.from_dlpack(pc.list_parent_indices(lists).cast("int64"))
+    kept = np.flatnonzero(~matches.to_numpy(zero_copy_only=False) | is_dated[parents])
+    rows = np.bincount(parents[kept], minlength=len(lists))
+    return _lists_of(text_array(texts.take(row_indices(kept)).to_pylist()), rows)
+
+
+def undated_files(table: pa.Table) -> dict[str, str]:
+    """Find the files with a text in place of a capture time, in their metadata or a table.
+
+    Args:
+        table: Table of items.
+
+    Returns:
+        The text, by the path of the file.
+    """
+    import pyarrow.compute as pc
+
+    from visavis.data.capture_time import TAKEN, UNREADABLE_TIME, parse_time
+
+    tags = table["metadata"].combine_chunks()
+    texts = pc.list_flatten(tags)
+    pattern = f"^({TAKEN}|{UNREADABLE_TIME})="
+    positions = pc.indices_nonzero(pc.match_substring_regex(texts, pattern))
+    found = [text.partition("=")[2] for text in texts.take(positions).to_pylist()]
+    is_undated = np.array([parse_time(text) is None for text in found], bool)
+    chosen = positions.take(row_indices(np.flatnonzero(is_undated)))
+    paths = table["path"].take(pc.list_parent_indices(tags).take(chosen)).to_pylist()
+    values = (text.partition("=")[2] for text in texts.take(chosen).to_pylist())
+    return dict(zip(paths, values, strict=True))
 
 
 def items_from_table(table: pa.Table) -> list[IndexItem]:

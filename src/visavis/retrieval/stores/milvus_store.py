@@ -353,20 +353,10 @@ def milvus_filter(item_filter: ItemFilter) -> str:
 
     Example:
         >>> milvus_filter(ItemFilter(path="a/*.jpg", kind="video", metadata={"camera": "X"}))
-        'path like "a/%" and path like "%.jpg" and kind == "video" and array_contains(metadata, "camera=X")'
+        'kind == "video" and array_contains(metadata, "camera=X")'
     """
+    # Patterns of paths ignore case, which those of Milvus do not.
     conditions = []
-    if item_filter.path:
-        literals = re.split(r"[*?]", item_filter.path)
-        start, end = _PLAIN.match(literals[0]), _PLAIN.fullmatch(literals[-1])
-        # _ is a wildcard of Milvus, so that the prefix ends before the first one.
-        prefix = start[0].partition("_")[0] if start else ""
-        conditions += [f'path like "{prefix}%"'] if prefix else []
-        conditions += (
-            [f'path like "%{literals[-1]}"']
-            if end and literals[-1] and "_" not in literals[-1]
-            else []
-        )
     if item_filter.kind is not None:
         conditions.append(f'kind == "{item_filter.kind}"')
     tags = [metadata_tag(name, value) for name, value in item_filter.metadata.items()]
