@@ -457,3 +457,12 @@ def test_choices_with_another_result_are_rejected(trained, scenes, tmp_path, mon
         message = r"(format|kind): expected '.+' or '.+', got '(onx|bo|foto)'\."
         assert re.fullmatch(message, str(error.value)), result
     assert not (tmp_path / "made").exists()
+
+
+def test_names_of_other_packages_have_a_hint():
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'Unified'\. Import it from visavis\.obj"
+    ):
+        visavis.Unified  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'Unifid'$"):
+        visavis.Unifid  # noqa: B018

@@ -10,9 +10,11 @@ import os
 import re
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,11 +23,14 @@ from urllib.request import urlopen
 import pytest
 from tests.docs import console_commands
 from tests.hub import WEIGHTS, Hub, retry_at_once, serving
+from tests.platforms import posix
 from tests.processes import Command
 
 import visavis
+from visavis import cli
 from visavis.core.errors import DataError, VisavisError
 from visavis.core.progress import NoProgress
+from visavis.data import hub_files
 from visavis.data.hub_files import HubUnreachableError, fetch_hub_files, list_hub_files
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.models.default_model import (
@@ -35,6 +40,7 @@ from visavis.models.default_model import (
     saved_model,
     settings_file,
 )
+from visavis.models.encoders.pretrained_files import missing_bytes
 from visavis.retrieval.index_builder import default_index_folder
 from visavis.training.recipes.default_recipe import choose_recipe
 
@@ -420,21 +426,48 @@ def test_search_without_run_prints_query_as_json(hub, photos):
         (False, r"the hub is not reachable\. Connect to the network once\."),
     ],
 )
-def test_missing_model_names_cause_command_and_files(photos, monkeypatch, is_forbidden, cause):
+def test_missing_model_names_cause_command_and_files(
+    photos, monkeypatch, capsys, is_forbidden, cause
+):
     monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
     if not is_forbidden:
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
         monkeypatch.setattr("visavis.models.default_model.missing_bytes", _unreachable)
-    command = f"hf download {DEFAULT} {' '.join(COPIED_FILES)} --local-dir clip "
-    with pytest.raises(
-        HubUnreachableError,
-        match=rf"got neither: .* MB, license: MIT\) .*{cause} .*{command}.*pass --model clip\.$",
-    ):
-        visavis.index(photos)
+    command = f"  hf download {DEFAULT} {' '.join(COPIED_FILES)} --local-dir clip"
+    cause = rf"visavis: model: .* got neither: .* MB, license: MIT\) .*{cause}"
+    monkeypatch.setattr(sys, "argv", ["visavis", "index", str(photos)])
+    with pytest.raises(SystemExit):
+        cli.main()
+    first, *lines = capsys.readouterr().err.strip().splitlines()
+    assert re.fullmatch(cause, first)
+    assert lines[0].endswith("and pass --model clip:")
+    assert lines[1] == command
+    assert lines[2].startswith("These work without")
+    assert [line.split()[1] for line in lines[3:]] == ["demo", "index"]
 
 
 def _unreachable(name):
     raise HubUnreachableError(name)
+
+
+@posix
+def test_network_that_swallows_packets_is_given_up_soon(monkeypatch, tmp_path):
+    """A server that accepts no connection counts as not reachable, after seconds."""
+    constants = pytest.importorskip("huggingface_hub").constants
+    monkeypatch.setattr(hub_files, "_CONNECTION_S", 0.2)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_ETAG_TIMEOUT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NO_PROXY", "*")
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, ExitStack() as stack:
+        for _ in range(3):  # until the queue of the kernel is full
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(HubUnreachableError, match=r"the hub is not reachable\)"):
+            missing_bytes("tiny/model")
 
 
 def test_copied_files_are_all_that_a_model_needs(photos, dual_encoders):

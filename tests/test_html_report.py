@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import io
 import re
+from functools import partial
 from html.parser import HTMLParser
 from importlib.resources import files
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 from jinja2 import UndefinedError
 from PIL import Image
+from tests.conftest import PROJECT
 
 from visavis.data.synthetic import sample_scene
 from visavis.research.demo_run import (
@@ -157,3 +160,20 @@ def test_templates_need_no_network():
         assert not re.search(
             r"https?:|<script|<link|@import|url\(", folder.joinpath(name).read_text()
         ), name
+
+
+def test_plots_do_not_use_settings_of_the_user():
+    """Without LaTeX, text.usetex of a matplotlibrc would be an error."""
+    plot = partial(plot_training_curves, [curve("Unified", (1, 2))])
+    own = plot()
+    with mpl.rc_context({"text.usetex": True, "lines.linewidth": 9, "font.size": 30}):
+        assert plot() == own
+        assert mpl.rcParams["text.usetex"]
+
+
+def test_every_plot_has_the_own_style():
+    for file in (PROJECT / "src").rglob("*.py"):
+        for function in re.split(r"(?m)^(?=@|def |class )", file.read_text())[1:]:
+            if "= new_figure(" in function:
+                name = re.match(r"def (\w+)", function)[1]
+                assert f"@with_own_style\ndef {name}(" in file.read_text(), name

@@ -25,6 +25,32 @@ def test_targets_with_equal_ids_are_positive(queries, candidates):
     assert targets.shape == (len(queries), len(candidates))
 
 
+@given(ids, ids)
+def test_targets_take_texts_as_ids(queries, candidates):
+    """As a list or an array, and with the same integers in each call."""
+    texts, others = [f"img/{i}.jpg" for i in queries], tuple(f"img/{i}.jpg" for i in candidates)
+    expected = Targets(query_ids=queries, candidate_ids=candidates).positive
+    for kind in (lambda values: values, np.array, lambda values: np.array(values, object)):
+        if texts and others:
+            targets = Targets(query_ids=kind(texts), candidate_ids=kind(others))
+            assert torch.equal(targets.positive, expected)
+            assert bool((targets.query_ids >= 0).all())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[b"a"], [1, "a"], [None], [(1, 2)], [1.5], [[1]], np.array(["2020-01-01"], "datetime64[D]")],
+    ids=str,
+)
+def test_targets_reject_ids_of_other_kinds(values):
+    with pytest.raises(ShapeError, match=r"^query_ids: expected one integer or text per item"):
+        Targets(query_ids=values, candidate_ids=values)
+    with pytest.raises(ShapeError, match=r"query_ids, candidate_ids: expected integers or texts"):
+        Targets(query_ids=["a", "b"], candidate_ids=torch.tensor([1, 2]))
+    with pytest.raises(ShapeError, match=r"^query_index: expected"):
+        Targets.from_pairs(["a"], ["a"], 1, 1)
+
+
 @given(st.data())
 def test_targets_relation_survives_transposition_and_slicing(data):
     num_queries, num_candidates = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6))

@@ -89,7 +89,7 @@ _MODULES = _LOSSES | {
 import torch, and a command does not import the functions of the others.
 """
 
-_import_name = lazy_names(__name__, _MODULES)
+_import_name = lazy_names(__name__, _MODULES, other_package="visavis.objectives")
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ from torch import nn
 
 from visavis import PairLoss, Targets
 from visavis.core.encoded import Encoded
-from visavis.core.errors import SpecError, VisavisError
+from visavis.core.errors import ShapeError, SpecError, VisavisError
 from visavis.losses.pair_loss import cosine
 from visavis.objectives import CATALOG, VLC, NTXent, Triplet, TripletHN, Unified
 
@@ -300,6 +300,20 @@ def test_pair_loss_gather_needs_process_group():
 def test_pair_loss_rejects_non_objectives(objective):
     with pytest.raises(SpecError, match=r"expected an objective"):
         PairLoss(objective)
+    with pytest.raises(
+        SpecError, match=r"got the class Unified\. Make an object of it: Unified\(\)"
+    ):
+        PairLoss(Unified)
+
+
+def test_pair_loss_takes_texts_as_ids():
+    images, texts, more = torch.eye(3), torch.eye(3).flip(0), torch.ones(1, 3)
+    loss = PairLoss(Unified())
+    numbers = loss(images, texts, [1, 2, 1], [2, 1, 1], extra_texts=more, extra_text_ids=[2])
+    words = ["a.jpg", "b.jpg", "a.jpg"], np.array(["b.jpg", "a.jpg", "a.jpg"])
+    assert loss(images, texts, *words, extra_texts=more, extra_text_ids=["b.jpg"]) == numbers
+    with pytest.raises(ShapeError, match=r"image_ids, text_ids: expected integers or texts"):
+        loss(images, texts, [1, 2, 3], ["1", "2", "3"])
 
 
 def test_pair_loss_repr_shows_objective():

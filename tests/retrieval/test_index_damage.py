@@ -5,6 +5,7 @@ fix.
 from __future__ import annotations
 
 import random
+import re
 import shutil
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.platforms import MILVUS
 
 import visavis
 from visavis.cli.search_tables import print_results
+from visavis.core import storage
 from visavis.core.errors import RunError, VisavisError
 from visavis.core.progress import NoProgress
 from visavis.models.retriever import Retriever
@@ -186,6 +188,19 @@ def test_lost_store_is_refused_and_built_again(lance_index, run, recorder, lost)
         in recorder.messages
     )
     assert answers(folder) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("active_queries", "unknown"), ("store", "\0"), ("store", ""), ("model", "\0")],
+)
+def test_invalid_value_with_a_right_checksum_is_one_error(lance_index, key, value):
+    """No traceback of the command, and the command that makes the index again."""
+    folder, _ = lance_index
+    content = storage.read_checksummed_json(folder / "index.json", dict)
+    storage.write_checksummed_json(folder / "index.json", content | {key: value})
+    with pytest.raises(VisavisError, match=re.escape(str(folder))):
+        visavis.search(folder, "a red circle")
 
 
 def test_older_store_of_same_index_is_refused(lance_index, run):

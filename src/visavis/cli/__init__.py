@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -99,7 +100,7 @@ def main() -> None:
     except ReportedByOtherProcess as error:
         sys.exit(error.exit_code)
     except VisavisError as error:
-        _exit(f"{error}{_named_code_hint(error)}", 1)
+        _exit(f"{error}{_named_code_hint(error)}", 1, lines=getattr(error, "__notes__", ()))
     except MemoryError as error:
         _exit(
             f"out of memory{f': {error}' if str(error) else ''}. Process less at once, or close "
@@ -126,6 +127,8 @@ def _named_code_hint(error: VisavisError) -> str:
     return f" Repeat it with: {shell_command()} {words}"
 
 
-def _exit(message: str, code: int) -> NoReturn:
+def _exit(message: str, code: int, *, lines: Iterable[str] = ()) -> NoReturn:
     print_error(f"visavis: {message}")
+    for line in lines:  # such as a command to copy
+        print_error(line)
     sys.exit(code)

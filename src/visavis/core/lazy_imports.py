@@ -5,12 +5,15 @@ it uses.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections import UserDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+def lazy_names(
+    package: str, modules: Mapping[str, str], *, other_package: str | None = None
+) -> Callable[[str], Any]:
     """Build the ``__getattr__`` of a package whose names are imported on first use.
 
     No name may be the name of a submodule: importing the submodule sets this attribute of the package
@@ -19,6 +22,7 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
     Args:
         package: Name of the package.
         modules: Module of each name.
+        other_package: Package in which users may find a class that this one lacks, for the error.
 
     Returns:
         A function that returns the value of a name.
@@ -29,7 +33,13 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
 
     def import_name(name: str) -> Any:
         if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            message = f"module {package!r} has no attribute {name!r}"
+            # Only for names of classes: Python asks modules for many names with underscores.
+            is_class = other_package is not None and name[:1].isupper()
+            if is_class and hasattr(importlib.import_module(str(other_package)), name):
+                message += f". Import it from {other_package}."
+            # Python suggests a similar name of this object.
+            raise AttributeError(message, name=name, obj=sys.modules[package])
         return getattr(importlib.import_module(modules[name]), name)
 
     return import_name

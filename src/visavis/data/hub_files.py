@@ -61,6 +61,8 @@ _CHUNK_BYTES = 2**18
 _MIN_RESUMED_BYTES = 2**20
 # Time in seconds after which a line reports that the hub has not answered yet.
 _WAITING_LINE_S = 3.0
+# Time in seconds for a connection. Each request tries it once.
+_CONNECTION_S = 4.0
 
 
 def offline_variables() -> list[str]:
@@ -133,6 +135,9 @@ def hub_errors(name: str, expected: str, *, is_download: bool = False) -> Iterat
         request.extensions["timeout"] = {
             key: limit_s if value is None else value for key, value in timeouts.items()
         }
+        # A network that swallows packets. Others connect within a second.
+        if "HF_HUB_ETAG_TIMEOUT" not in os.environ:
+            request.extensions["timeout"]["connect"] = _CONNECTION_S
 
     # The library asks for information about a repository without a time limit, and has no setting
     # for it.
@@ -225,6 +230,12 @@ def _hub_error(name: str, expected: str, error: Exception) -> VisavisError:
             DataError,
             "it does not exist, or is private",
             "Correct the name, or log in with hf auth login.",
+        ),
+        (
+            "ConnectTimeout" in type(cause).__name__,
+            HubUnreachableError,
+            f"it was not downloaded before, and {offline_reason()}",
+            how_to_go_online(),
         ),
         (
             "Timeout" in type(cause).__name__,

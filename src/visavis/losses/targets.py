@@ -15,18 +15,19 @@ torch.Size([3, 2])
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from hashlib import blake2b
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.core.errors import MissingSupervision, ShapeError, VisavisError
+from visavis.core.errors import MissingSupervision, ShapeError, VisavisError, format_value
 from visavis.core.spec import validate_int
 
-Ids: TypeAlias = Tensor | np.ndarray | Sequence[int]
+Ids: TypeAlias = Tensor | np.ndarray | Sequence[int] | Sequence[str]
 MAX_COMPARED_PAIRS = 2**15
 """Number of pairs up to which comparing all ids finds the positives faster than sorting them."""
 
@@ -129,8 +130,8 @@ class Targets:
     (rows, columns) that returns a block of shape rows x columns.
 
     Attributes:
-        query_ids: Ids of the queries, shape ``[Q]``. A query and a candidate with equal ids are a
-            positive pair.
+        query_ids: Ids of the queries, integers or texts, shape ``[Q]``. A query and a candidate with
+            equal ids are a positive pair.
         candidate_ids: Ids of the candidates, shape ``[C]``.
         relevance: Graded relevance, pairwise.
         weight: Weights that multiply scores, pairwise.
@@ -169,6 +170,9 @@ class Targets:
     columns: Tensor | None = None
 
     def __post_init__(self) -> None:
+        require_ids_of_one_kind(
+            self.query_ids, self.candidate_ids, names=("query_ids", "candidate_ids")
+        )
         for name in ("query_ids", "candidate_ids"):
             object.__setattr__(self, name, to_id_tensor(getattr(self, name), name))
         for name, length in zip(("rows", "columns"), self.shape, strict=True):
@@ -224,8 +228,8 @@ class Targets:
             ShapeError: If the lengths differ or a position is out of range.
         """
         query_index, candidate_index = (
-            to_id_tensor(query_index, "query_index"),
-            to_id_tensor(candidate_index, "candidate_index"),
+            to_id_tensor(to_integer_tensor(query_index, "query_index"), "query_index"),
+            to_id_tensor(to_integer_tensor(candidate_index, "candidate_index"), "candidate_index"),
         )
         num_queries, num_candidates = (
             validate_int(num_queries, "num_queries"),
@@ -514,24 +518,91 @@ def to_id_tensor(ids: Ids, name: str) -> Tensor:
     """Convert ids to a LongTensor.
 
     Args:
-        ids: Integers in one dimension.
+        ids: Integers or texts in one dimension. Equal texts become equal integers of at least 0, in
+            each call and each process.
         name: Name of the argument, for error messages.
 
     Returns:
         Ids of shape ``[N]``.
 
     Raises:
-        ShapeError: If the ids are not one-dimensional integers.
+        ShapeError: If the ids are neither integers nor texts in one dimension.
     """
-    tensor = ids if isinstance(ids, Tensor) else torch.from_numpy(np.array(ids))
+    if isinstance(ids, Tensor):
+        tensor = ids
+    elif _has_texts(ids):
+        return _hash_texts(ids)  # type: ignore[arg-type]
+    else:
+        tensor = to_integer_tensor(ids, name)
     if tensor.dim() != 1 or (
         tensor.numel() and (tensor.is_floating_point() or tensor.is_complex())
     ):
         raise ShapeError(
-            f"{name}: expected one integer per item, got shape {list(tensor.shape)} and dtype "
-            f"{tensor.dtype}. Number the items first."
+            f"{name}: expected one integer or text per item, got shape {list(tensor.shape)} and "
+            f"dtype {tensor.dtype}. Number the items first."
         )
     return tensor.long()
+
+
+def to_integer_tensor(values: Any, name: str) -> Tensor:
+    """Convert numbers to a tensor.
+
+    Args:
+        values: A tensor, an array, or a sequence.
+        name: Name of the argument, for error messages.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        ShapeError: If the values are not numbers.
+    """
+    if isinstance(values, Tensor):
+        return values
+    try:
+        return torch.from_numpy(np.array(values))
+    except (TypeError, ValueError, OverflowError):
+        raise ShapeError(
+            f"{name}: expected one integer or text per item, got {format_value(values)}. Number "
+            "the items first."
+        ) from None
+
+
+def require_ids_of_one_kind(*ids: Ids, names: tuple[str, str]) -> None:
+    """Check that two lists of ids are both integers or both texts. Others are never equal.
+
+    Args:
+        *ids: The lists.
+        names: Names of the arguments, for error messages.
+
+    Raises:
+        ShapeError: If one list has integers and the other has texts.
+    """
+    numbers = [values for values in ids if not _has_texts(values)]
+    is_mixed = 0 < len(numbers) < len(ids)
+    if is_mixed and to_integer_tensor(numbers[0], names[0]).numel():
+        raise ShapeError(
+            f"{', '.join(names)}: expected integers or texts for both, got one of each. Pass ids of "
+            "the same kind."
+        )
+
+
+def _has_texts(ids: Any) -> bool:
+    if isinstance(ids, np.ndarray):
+        return ids.ndim == 1 and ids.dtype.kind in "UTO" and _has_texts(ids.tolist())
+    is_list = isinstance(ids, Sequence) and not isinstance(ids, str) and len(ids) > 0
+    return is_list and all(isinstance(text, str) for text in ids)
+
+
+def _hash_texts(texts: Iterable[str]) -> Tensor:
+    """Integers of 63 bits for texts. Two of a million texts have the same one with a probability of
+    5e-8.
+    """
+    numbers = [
+        int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()) >> 1
+        for text in texts
+    ]
+    return torch.tensor(numbers)
 
 
 def missing_annotation(objective: str, *names: str) -> MissingSupervision:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from visavis.core import storage
-from visavis.core.environment import EnvironmentCheck, installed_version
+from visavis.core.environment import EnvironmentCheck, installed_version, shell_command
 from visavis.core.errors import DataError, StorageError
 from visavis.core.progress import Progress
 from visavis.data.hub_files import (
@@ -164,7 +164,7 @@ COPIED_FILES = (
 """Files of a CLIP or SigLIP model that visavis reads."""
 
 
-def how_to_copy(name: str, option: str = "--model FOLDER") -> str:
+def how_to_copy(name: str, option: str = "--model FOLDER") -> list[str]:
     """Return how to get a model of the hub onto a machine that cannot download it.
 
     Args:
@@ -172,14 +172,24 @@ def how_to_copy(name: str, option: str = "--model FOLDER") -> str:
         option: How a command uses the folder, with FOLDER for its name.
 
     Returns:
-        The command for another machine, the files to copy, and the option that uses them.
+        Lines: the steps, and the command for another machine.
     """
     folder = "clip"
-    return (
-        f"Or on another machine, run hf download {name} {' '.join(COPIED_FILES)} --local-dir "
-        f"{folder} (hf is installed by pip install huggingface_hub). Copy the folder with these "
-        f"{len(COPIED_FILES)} files to this machine and pass {option.replace('FOLDER', folder)}."
+    advice = (
+        "Or run this on another machine (pip install huggingface_hub), copy the folder with its "
+        f"{len(COPIED_FILES)} files to this one, and pass {option.replace('FOLDER', folder)}:"
     )
+    return [advice, f"  hf download {name} {' '.join(COPIED_FILES)} --local-dir {folder}"]
+
+
+def _works_without_a_model() -> list[str]:
+    """Lines about what needs no pretrained model."""
+    program = shell_command()
+    return [
+        "These work without a pretrained model:",
+        f"  {program} demo",
+        f"  {program} index RUN FOLDER    with a run that you trained on images with captions",
+    ]
 
 
 def _can_reach_hub(name: str) -> bool:
@@ -270,11 +280,14 @@ def _download(name: str, progress: Progress, *, is_default: bool) -> bool:
             f" ({listed.download_mb} MB, license: {listed.license})" if listed else ""
         )
         argument = "model" if is_default else name
-        raise HubUnreachableError(
+        error = HubUnreachableError(
             f"{argument}: expected a CLIP or SigLIP model on this machine, or a connection to the "
             f"Hugging Face hub, got neither: {name}{size_and_license} is not on this machine, and "
-            f"{offline_reason()}. {how_to_go_online()} {how_to_copy(name)}"
-        ) from None
+            f"{offline_reason()}. {how_to_go_online()}"
+        )
+        for line in [*how_to_copy(name), *(_works_without_a_model() if is_default else ())]:
+            error.add_note(line)
+        raise error from None
     with hub_errors(name, "a CLIP or SigLIP model of the Hugging Face hub"):
         license_name = listed.license if listed else hub_license(name, "model")
     progress.message(download_message(name, size, license_name))

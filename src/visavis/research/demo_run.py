@@ -52,6 +52,7 @@ from visavis.research.reports.html_report import (
     plot_training_curves,
     quote_shortened,
     render_report,
+    with_own_style,
 )
 from visavis.training.recipes.files import read_recipe
 from visavis.training.runs.open_run import open_run, read_run_recipe, with_absolute_paths
@@ -465,6 +466,7 @@ class SceneSearch:
         ]
 
 
+@with_own_style
 def plot_retrievals(
     retrievals: Sequence[SceneSearchResult], theme: PlotTheme = LIGHT_THEME
 ) -> bytes:

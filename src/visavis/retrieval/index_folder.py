@@ -19,7 +19,14 @@ import torch
 
 from visavis.core import storage
 from visavis.core.encoded import MaxSimDirection
-from visavis.core.errors import DataError, RunError, ShapeError, StorageError, VisavisError
+from visavis.core.errors import (
+    DataError,
+    RunError,
+    ShapeError,
+    StorageError,
+    VisavisError,
+    format_value,
+)
 from visavis.core.memory_budget import MemoryLimit
 from visavis.data.dataset import ByteRange, Image
 from visavis.models.retriever import Retriever
@@ -554,6 +561,16 @@ def read_manifest(folder: Path) -> IndexManifest:
             else f"{folder / MANIFEST}: expected format {FORMAT}, got {manifest.format}. The "
             f"version of visavis differs. {remedy}"
         )
+    known = ("", *(each.fingerprint for each in manifest.all_queries))
+    for name, value, is_valid in (
+        ("active_queries", manifest.active_queries, manifest.active_queries in known),
+        ("store", manifest.store, "\0" not in manifest.store),
+    ):
+        if not is_valid:
+            raise RunError(
+                f"{folder / MANIFEST}: {name}: expected a valid value, got {format_value(value)}. "
+                f"{remedy}"
+            )
     return manifest
 
 

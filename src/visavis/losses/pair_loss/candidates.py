@@ -25,6 +25,7 @@ from visavis.losses.targets import (
     Ids,
     Targets,
     annotations_needing_grad,
+    require_ids_of_one_kind,
     to_id_tensor,
 )
 
@@ -548,6 +549,8 @@ def targets_from_ids(
                 f"{num_texts}. Pass image_ids and text_ids."
             )
         return Targets.paired(num_images)
+    if text_ids is not None:
+        require_ids_of_one_kind(image_ids, text_ids, names=("image_ids", "text_ids"))
     text_ids = to_id_tensor(
         image_ids if text_ids is None else text_ids,
         "text_ids" if text_ids is not None else "image_ids",

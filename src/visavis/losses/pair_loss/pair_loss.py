@@ -169,10 +169,7 @@ class PairLoss(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(objective, Objective):
-            raise SpecError(
-                "objective: expected an objective such as Unified(), got "
-                f"{format_value(objective)}. visavis.parse makes one of a text."
-            )
+            raise _not_an_objective(objective)
         if block_rows is not None and (
             isinstance(block_rows, bool) or not isinstance(block_rows, int) or block_rows < 1
         ):
@@ -225,7 +222,7 @@ class PairLoss(nn.Module):
         Args:
             images: Image embeddings ``[V, D]``, or Encoded images.
             texts: Text embeddings ``[T, D]``, or Encoded texts.
-            image_ids: One id per image. Equal ids belong together. None: image i belongs to text i.
+            image_ids: One id per image, an integer or a text. Equal ids belong together. None: image i belongs to text i.
             text_ids: One id per text. None: the image ids.
             extra_images: Further candidates for texts (a memory bank or queue), never queries.
             extra_image_ids: Their ids.
@@ -627,6 +624,15 @@ def _local_gradients(
         ),
         *((tensor, group.all_reduce_sum(torch.as_tensor(result.bias_grad))) for tensor in biases),
     ]
+
+
+def _not_an_objective(value: Any) -> SpecError:
+    got = format_value(value)
+    fix = "visavis.parse makes one of a text."
+    if isinstance(value, type):
+        got = f"the class {value.__name__}"
+        fix = f"Make an object of it: {value.__name__}()."
+    return SpecError(f"objective: expected an objective such as Unified(), got {got}. {fix}")
 
 
 def _split_scale_and_bias(

@@ -25,7 +25,12 @@ from visavis.data.images import decode_image
 from visavis.models import CATALOG, Matcher
 from visavis.models.encoders.encoder_spec import EncoderSpec, visible_part
 from visavis.models.retriever import Retriever
-from visavis.research.reports.html_report import LIGHT_THEME, new_figure, quote_shortened
+from visavis.research.reports.html_report import (
+    LIGHT_THEME,
+    new_figure,
+    quote_shortened,
+    with_own_style,
+)
 from visavis.training.runs.open_run import check_single_run, open_run, read_run_recipe
 
 if TYPE_CHECKING:
@@ -228,6 +233,7 @@ def image_format(file: Path) -> str:
     return IMAGE_FORMATS[file.suffix.lower()]
 
 
+@with_own_style
 def draw_attention(explanation: AttentionMap, image_format: str = "png") -> bytes:
     """Draw an image and its text, then a panel for each word with its score.
 

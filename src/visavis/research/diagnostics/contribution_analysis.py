@@ -55,6 +55,7 @@ from visavis.research.reports.html_report import (
     plot_training_curves,
     render_report,
     style_axes,
+    with_own_style,
 )
 from visavis.training.checkpoint import Checkpoint, complete_checkpoints
 from visavis.training.optimizer import make_optimizer
@@ -554,6 +555,7 @@ def render_diagnosis(diagnosis: ContributionAnalysis) -> str:
     )
 
 
+@with_own_style
 def plot_epsilon(diagnosis: ContributionAnalysis, theme: PlotTheme = LIGHT_THEME) -> bytes:
     """Plot C^q over all queries, C^B and C^0 against epsilon, as means of both directions.
 

@@ -43,6 +43,7 @@ from visavis.research.reports.html_report import (
     new_figure,
     render_report,
     style_axes,
+    with_own_style,
 )
 
 if TYPE_CHECKING:
@@ -445,6 +446,7 @@ def write_profile_report(result: ObjectiveProfiles, folder: Path) -> None:
     storage.write_text(folder / "report.html", page)
 
 
+@with_own_style
 def plot_objective_profile(profile: ObjectiveProfile, theme: PlotTheme = LIGHT_THEME) -> bytes:
     """Plot the profile of one objective.
 
@@ -489,6 +491,7 @@ def plot_objective_profile(profile: ObjectiveProfile, theme: PlotTheme = LIGHT_T
     return figure_to_png(figure, colors=256)
 
 
+@with_own_style
 def plot_pair_weights(goals: Sequence[Goal], theme: PlotTheme = LIGHT_THEME) -> bytes:
     """Plot the pair weights of objectives GOAL against similarity.
 

@@ -50,6 +50,7 @@ from visavis.research.reports.html_report import (
     plot_training_curves,
     render_report,
     style_axes,
+    with_own_style,
 )
 from visavis.training.recipes.recipe import Recipe
 from visavis.training.runs.open_run import open_run, read_run_recipe
@@ -310,6 +311,7 @@ def _commands(comparison: Comparison) -> list[tuple[str, str]]:
     ]
 
 
+@with_own_style
 def plot_differences(
     pairs: Sequence[tuple[PairedTest, BootstrapEstimate]], theme: PlotTheme = LIGHT_THEME
 ) -> bytes:
@@ -355,6 +357,7 @@ def _plot_interval(
         )
 
 
+@with_own_style
 def plot_sweeps(sweeps: Sequence[Sweep], theme: PlotTheme = LIGHT_THEME) -> bytes:
     """Plot mean RSUM against each value that was varied, with its spread over seeds.
 

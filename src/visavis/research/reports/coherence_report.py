@@ -32,6 +32,7 @@ from visavis.research.reports.html_report import (
     quote_shortened,
     render_report,
     style_axes,
+    with_own_style,
 )
 
 if TYPE_CHECKING:
@@ -186,6 +187,7 @@ def _rows(
     return rows
 
 
+@with_own_style
 def plot_coherence_scores(
     names: Sequence[str],
     statistics: Mapping[Direction, Sequence[ListStatistics]],
@@ -237,6 +239,7 @@ def plot_coherence_scores(
     return figure_to_png(figure)
 
 
+@with_own_style
 def plot_ranked_lists(
     queries: Sequence[QueryLists], data: Dataset, thumbnails: Thumbnails
 ) -> bytes:

@@ -10,10 +10,10 @@ import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from PIL import Image as Pillow
 from PIL import ImageOps
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
     from visavis.evaluation.graded.estimator_quality import RelevanceDistribution
 
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 THUMBNAIL_SIDE = 128
 """Side length of thumbnails in pixels."""
@@ -210,6 +213,28 @@ class TrainingCurve:
     records: Sequence[Mapping[str, Any]]
 
 
+def with_own_style(plot: Callable[P, T]) -> Callable[P, T]:
+    """Draw with the default style of matplotlib. A matplotlibrc of the user, or of the current
+    folder, may need programs that are missing, such as LaTeX.
+
+    Args:
+        plot: Function that draws a figure and renders it.
+
+    Returns:
+        The function, which leaves the settings of matplotlib unchanged.
+    """
+
+    @wraps(plot)
+    def draw(*args: P.args, **kwargs: P.kwargs) -> T:
+        from matplotlib import style
+
+        with style.context("default"):
+            return plot(*args, **kwargs)
+
+    return draw
+
+
+@with_own_style
 def plot_training_curves(curves: Sequence[TrainingCurve], theme: PlotTheme = LIGHT_THEME) -> bytes:
     """Plot loss, RSUM and similarities of the validation split over steps.
 
@@ -273,6 +298,7 @@ def plot_training_curves(curves: Sequence[TrainingCurve], theme: PlotTheme = LIG
     return figure_to_png(figure)
 
 
+@with_own_style
 def plot_relevance_distributions(
     rows: Sequence[RelevanceDistribution], theme: PlotTheme = LIGHT_THEME
 ) -> bytes:

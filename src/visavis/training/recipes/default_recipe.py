@@ -163,12 +163,13 @@ def _find_dual_encoder(progress: Progress) -> tuple[str | None, str]:
             return model, ""
     except (HubUnreachableError, HubUnavailableError):
         name = DEFAULT_MODELS[0].name
-        copy = how_to_copy(name, f"{SMALL_DATA_RECIPE} visual.encoder=FOLDER text.encoder=FOLDER")
+        option = f"{SMALL_DATA_RECIPE} visual.encoder=FOLDER text.encoder=FOLDER"
+        copy = " ".join(line.strip() for line in how_to_copy(name, option))
         return (
             None,
             (
                 f"{drawback} {name} is not on this machine, and {offline_reason()}. "
-                f"{how_to_go_online()} {copy} {goes_on}"
+                f"{goes_on} {how_to_go_online()} {copy}"
             ),
         )
 
