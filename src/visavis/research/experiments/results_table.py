@@ -264,13 +264,14 @@ class ResultRow:
             short: Without decimals, except of RSUM and own metrics, as a terminal needs it.
 
         Returns:
-            Both bounds. Empty for a single run, or runs with equal values.
+            Both bounds, or one if they are equal after rounding. Empty for a single run, or runs with equal values.
         """
         spread = self.spread(metric)
         if spread is None:
             return ""
         digits = 0 if short and metric in SIX_RECALLS else digits_of(metric)
-        return f"{spread.low:.{digits}f}–{spread.high:.{digits}f}"
+        bounds = [f"{bound:.{digits}f}" for bound in (spread.low, spread.high)]
+        return "–".join(dict.fromkeys(bounds))
 
     def cell(self, metric: str) -> str:
         """Format the mean and its spread.
