@@ -885,6 +885,18 @@ def test_help_shows_examples_that_parse(name):
         assert context.command_path.split()[1:] == name.split("_")
 
 
+@pytest.mark.parametrize("group", ["", "data", "relevance"])
+def test_help_has_each_command_on_one_whole_line(group, monkeypatch):
+    """In a terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = CliRunner().invoke(cli.app, [*group.split(), "--help"]).output.splitlines()
+    names = [name.removeprefix(f"{group}_") for name in commands.COMMANDS]
+    shown = {line.split()[0]: line for line in lines if line[:2] == "  " and line[2:3].islower()}
+    assert group or set(shown) >= {name for name in names if "_" not in name} - {"relevance"}
+    assert not [line for line in shown.values() if "..." in line or line[-1] != "."]
+    assert max(map(len, lines)) <= 80
+
+
 def test_help_lists_each_command_in_one_panel():
     output = CliRunner().invoke(cli.app, ["--help"]).output
     listed = re.findall(r"^  (\w+) ", output.partition("Start:")[2], re.MULTILINE)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import ExifTags, Image, ImageOps
+from tests.conftest import PROJECT
 
 from visavis.core.errors import DataError
 from visavis.data import images as transforms
@@ -23,6 +24,7 @@ from visavis.data.images import (
     supported_formats,
     upright_size,
 )
+from visavis.data.upright_images import MAX_PIXELS
 from visavis.models.retriever import read_image
 
 
@@ -313,3 +315,36 @@ def test_read_image_refuses_pixels_that_would_look_wrong(image, sentence):
     """Values from 0 to 255 read as 0 to 1 are a white image, and other axes another one."""
     with pytest.raises(DataError, match=re.escape(sentence)):
         read_image(image, "images[3]")
+
+
+NETWORK_USES = {
+    "default_model": "visavis doctor",
+    "hub_files": "hf:OWNER/NAME",
+    "milvus_store": "Milvus",
+    "mteb": "visavis mteb",
+    "parallel": "Ray",
+    "pretrained_files": "pretrained models of the Hugging Face hub",
+    "shards": "object storage",
+    "tracking": "experiment trackers",
+}
+"""Modules that use the network, and words about each on the page."""
+
+
+def test_security_page_has_the_limits_of_images():
+    text = (PROJECT / "SECURITY.md").read_text()
+    limits = (1, transforms._MAX_JPEG_FACTOR, transforms._MAX_PROGRESSIVE_FACTOR)
+    single, baseline, progressive = (f"{factor * MAX_PIXELS // 10**6:,}" for factor in limits)
+    assert f"Images and videos over {single} million pixels per frame are refused" in text
+    assert f"JPEG may have {baseline} million pixels" in text
+    assert f"progressive JPEG {progressive} million" in text
+
+
+def test_security_page_names_each_use_of_the_network():
+    """A new module that uses the network needs a line on the page, and then a line here."""
+    packages = "huggingface_hub|pymilvus|ray|mteb|mlflow|wandb|fsspec|requests|httpx|urllib.request"
+    uses = re.compile(rf"(?m)^\s*(import|from) ({packages})\b")
+    source = PROJECT / "src" / "visavis"
+    found = {file.stem for file in source.rglob("*.py") if uses.search(file.read_text())}
+    assert found == NETWORK_USES.keys()
+    _, _, text = (PROJECT / "SECURITY.md").read_text().partition("## Network")
+    assert not [use for use in NETWORK_USES.values() if use not in text.partition("\n## ")[0]]

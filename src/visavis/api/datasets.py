@@ -74,8 +74,8 @@ def data_audit(
     skip_bad: bool = False,
     progress: Progress | None = None,
 ) -> Audit:
-    """Find near-duplicates, uninformative captions and likely mislabeled pairs, and estimate the
-    gain from more data.
+    """Find near-duplicates and likely mislabeled pairs. It also finds uninformative captions and
+    estimates the gain from more data.
 
     Results are cached, so an interrupted audit resumes.
 
@@ -112,7 +112,8 @@ def data_audit(
 def data_convert(
     sources: Sequence[str | Path], out: str | Path, *, progress: Progress | None = None
 ) -> ConversionReport:
-    """Convert published video features to feature stores that training reads. Nothing is unpickled.
+    """Convert published video features to feature stores. Training reads the stores. Nothing is
+    unpickled.
 
     Args:
         sources: Pickle, .npy, .h5, .json or list file, or a folder. NAME=PATH names an expert.
@@ -314,8 +315,8 @@ def convert(
     image_size: int | None = None,
     max_length: int | None = None,
 ) -> CheckpointConversion:
-    """Convert a published X-VLM or open_clip checkpoint to a model folder for training, or a CLIP
-    to longer texts. Nothing is unpickled.
+    """Convert a published checkpoint to a model folder for training. It converts X-VLM and
+    open_clip, or extends a CLIP to longer texts. Nothing is unpickled.
 
     Args:
         checkpoint: X-VLM with Swin and BERT, or open_clip checkpoint, such as epoch_32.pt. With
@@ -395,8 +396,8 @@ def convert(
 def doctor(
     index: str | Path | Sequence[str | Path] = (), *, store: str | Path | Sequence[str | Path] = ()
 ) -> list[EnvironmentCheck]:
-    """Check the installation and suggest fixes: versions, threads, devices, data and caches. With
-    an index, also verify all of its items.
+    """Check the installation, devices and caches, and suggest fixes. It prints versions, threads,
+    devices and data. With an index, it also verifies all of its items.
 
     Args:
         index: Folder of an index whose items and vectors are compared with their checksums.
@@ -426,8 +427,8 @@ def doctor(
 
 
 def demo(*, out: str | Path | None = None, progress: Progress | None = None) -> Path:
-    """Train three objectives on synthetic scenes, compare them and search: offline, two to four
-    minutes on two cores.
+    """Train and compare three objectives on synthetic scenes. It works offline, takes two to four
+    minutes on two cores, and ends with a search.
 
     Args:
         out: New folder. Default: ``runs/demo-<n>``.
@@ -453,8 +454,8 @@ def demo(*, out: str | Path | None = None, progress: Progress | None = None) -> 
 def catalog(
     kind: str | None = None, *, paper: str | None = None
 ) -> dict[str, list[dict[str, Any]]]:
-    """List objectives, models, metrics, data formats, recipes, protocols and vector stores with
-    formula, source and defaults.
+    """List objectives, models, metrics, recipes and other parts. Each entry has its formula, source
+    and defaults. Data formats, protocols and vector stores are listed, too.
 
     Args:
         kind: One catalog: objectives, models, metrics, formats, recipes, protocols, ... Default:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def anatomy(objective: str | Sequence[str], *, out: str | Path | None = None) -> ObjectiveProfiles:
-    """Plot the gradient of objectives on a triplet, without data: weights of pairs and rotation of
-    vectors.
+    """Plot the gradient of objectives on a triplet, without data. It shows the weights of pairs and
+    the rotation of vectors.
 
     Args:
         objective: Objective, such as 'Unified(gamma=50)'.
@@ -67,7 +67,8 @@ def diagnose(
     memory: MemoryLimit = None,
     progress: Progress | None = None,
 ) -> ContributionAnalysis:
-    """Count the samples that contribute to the gradient of a run's model over its training set.
+    """Count the samples that contribute to the gradient of a run. It uses the weights of the run's
+    model and its training set.
 
     Counts and weights are those of the COCOS paper: frozen weights, no dropout, batches of 128.
 
@@ -134,7 +135,7 @@ def probe(
     memory: MemoryLimit = None,
     progress: Progress | None = None,
 ) -> ProbeReport:
-    """Test the capabilities of a run's best model with edited captions and images.
+    """Test a run's best model with edited captions and images.
 
     One edit makes a caption false: colors, relations and roles are swapped or replaced, numbers and
     negation changed. The result is how often the true caption scores higher. Typos, blur, a crop,
@@ -175,8 +176,8 @@ def explain(
     out: str | Path | None = None,
     progress: Progress | None = None,
 ) -> AttentionMap:
-    """Draw which image region each word of a text attends to, for a cross-attention model such as
-    SCAN.
+    """Draw which image region each word of a text attends to. The model needs cross-attention, such
+    as SCAN.
 
     Args:
         run: Run folder of a cross-attention model.

@@ -28,7 +28,7 @@ def agreement(
     relevance: str | None = None,
     progress: Progress | None = None,
 ) -> list[HumanAgreement]:
-    """Correlate the scores of runs with human judgments of image-caption pairs.
+    """Correlate scores of runs with human judgments. People rated pairs of images and captions.
 
     The judgments are the expert and crowd judgments of Flickr8k, or the ratings of Crisscrossed
     Captions of MS-COCO. Correlations are Kendall's and Spearman's, with bootstrap intervals over
@@ -76,8 +76,8 @@ def coherence(
     memory: MemoryLimit = None,
     progress: Progress | None = None,
 ) -> RankedListComparison:
-    """Measure the ranking coherence of runs: ranked lists side by side, irrelevant items, CS@K
-    against K, and the order of long-tail queries, which have no match.
+    """Measure the ranking coherence of runs. It shows ranked lists side by side, irrelevant items,
+    CS@K against K, and the order of long-tail queries, which have no match.
 
     Args:
         runs: Run folder, or folder or hub name of a pretrained model.
@@ -181,8 +181,8 @@ def coherence(
 def relevance(
     estimator: str | Sequence[str] = (), *, progress: Progress | None = None
 ) -> list[EstimatorQuality]:
-    """Correlate relevance estimators with human ratings (STS-B, Crisscrossed Captions), and measure
-    their speed.
+    """Correlate relevance estimators with human ratings. The ratings are STS-B and Crisscrossed
+    Captions. The speed of each estimator is measured, too.
 
     Args:
         estimator: Relevance estimator, such as CBoW(removed_components=1). Default: all that need
@@ -214,8 +214,8 @@ def relevance_thresholds(
     out: str | Path | None = None,
     progress: Progress | None = None,
 ) -> list[RelevanceDistribution]:
-    """Suggest thresholds for the Ladder objective from the distribution of relevance over random
-    training pairs.
+    """Suggest thresholds for the Ladder objective. They follow from the distribution of relevance
+    over random training pairs.
 
     Args:
         data: Data set: a folder, a file of it, hf:OWNER/NAME, or a name under VISAVIS_DATA.
@@ -270,8 +270,8 @@ def relevance_fit(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> FineTunedModel:
-    """Fine-tune a sentence model on the human ratings of STS-B, for the estimators SentenceModel
-    and CrossEncoder.
+    """Fine-tune a sentence model on human ratings. The ratings are those of STS-B, and the estimators
+    SentenceModel and CrossEncoder use the model.
 
     Args:
         out: New folder for the model.

@@ -56,7 +56,7 @@ def index(
     memory: MemoryLimit = None,
     progress: Progress | None = None,
 ) -> IndexReport | QueryModels:
-    """Index a folder of images and videos, or update an index: only new and changed files are
+    """Index a folder of images and videos, or update an index. Only new and changed files are
     encoded.
 
     A file is unchanged if its size, modification time and metadata are the same. A file whose
@@ -221,7 +221,8 @@ def search(
     memory: MemoryLimit = None,
     progress: Progress | None = None,
 ) -> SearchResults:
-    """Search an index, or the images of a run, by text, images or similar items.
+    """Search an index or a run by text, images or similar items. Without an index, it searches the
+    images of the run.
 
     Several runs are searched as an ensemble: their scores are averaged. Without a run, a folder is
     indexed with a pretrained model first: ``search("two dogs", collection="photos/")``.
@@ -483,8 +484,8 @@ def serve(
     open_browser: bool = False,
     progress: Progress | None = None,
 ) -> None:
-    """Serve a web UI to search one index, or to compare two side by side in random order. Ctrl-C
-    stops the server.
+    """Serve a web UI to search one index, or to compare two. Two indexes are shown side by side in
+    random order. Ctrl-C stops the server.
 
     A folder of images is indexed first, as ``visavis index FOLDER`` does.
 
@@ -547,7 +548,7 @@ def mcp(
     store: str | Path | Sequence[str | Path] = (),
     progress: Progress | None = None,
 ) -> None:
-    """Serve indexes to an assistant over the Model Context Protocol, on stdin and stdout. The
+    """Serve indexes to an assistant over the Model Context Protocol. It uses stdin and stdout. The
     assistant starts the command.
 
     The tools search by text, find similar items, and return the details and the thumbnail of an

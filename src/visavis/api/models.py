@@ -27,8 +27,8 @@ def export(
     license: str = "",  # noqa: A002 - the option is --license
     progress: Progress | None = None,
 ) -> ExportedModel:
-    """Export a model to a folder that works without visavis, with preprocessing, tokenizer and
-    model card.
+    """Export a model to a folder that works without visavis. The folder has preprocessing,
+    tokenizer and model card.
 
     Args:
         run: Run folder, or name of a pretrained model.
@@ -104,8 +104,7 @@ def mteb(
     device: str | None = None,
     batch_size: int = 64,
 ) -> MtebReport:
-    """Evaluate a model on tasks of mteb, such as the image-text benchmark MIEB. Finished tasks are
-    not repeated.
+    """Evaluate a model on tasks of mteb, such as MIEB. Finished tasks are not repeated.
 
     Args:
         run: Run folder, or folder or hub name of a pretrained model.

@@ -225,8 +225,8 @@ def evaluate(
     memory: MemoryLimit = None,
     progress: Progress | None = None,
 ) -> Evaluation | FeedbackEvaluation | ZeroShotResult:
-    """Evaluate a run, a pretrained model, or an index with feedback: recall, RSUM, ranks and mAP,
-    or zero-shot accuracy.
+    """Evaluate a run, a pretrained model, or an index with feedback. The results are recall, RSUM,
+    ranks and mAP, or zero-shot accuracy.
 
     Several runs are evaluated as an ensemble: their scores are averaged.
 
@@ -468,8 +468,8 @@ def mine(
     memory: MemoryLimit = None,
     progress: Progress | None = None,
 ) -> MiningReport:
-    """List the hardest negatives of each image and caption, without likely false negatives, for a
-    training.
+    """List the hardest negatives of each image and caption. Likely false negatives are left out. A
+    training reads the file.
 
     Captions of the same image are never negatives. Train with ``supervision =
     "MinedNegativeSupervision(file='FILE')"`` in a phase.
@@ -555,7 +555,8 @@ def compare(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Compare objectives, models and settings on one data set, with confidence intervals and tests.
+    """Compare objectives, models and settings, with intervals. All train on one data set with several
+    seeds, and their differences are tested.
 
     All settings have the same seeds, batches and number of tried learning rates, which validation
     selects. A run computes with one thread unless ``training.threads`` is set.
@@ -666,8 +667,8 @@ def reproduce(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Reproduction | ReproducedFigure:
-    """Train the rows of a paper's table and compare the results with the published ones, or plot
-    the curves of a figure.
+    """Train the rows of a paper's table, and compare the results. The report has the published ones.
+    For a figure, plot its curves.
 
     Rows that count contributing samples are diagnosed after their training. Rows of a pretrained
     model are evaluated without training.

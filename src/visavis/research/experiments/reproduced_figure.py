@@ -20,6 +20,7 @@ from visavis.research.reports.html_report import (
     legend_style,
     new_figure,
     style_axes,
+    with_own_style,
 )
 from visavis.training.recipes.published_tables import row_objective
 from visavis.training.runs.run_folder import RunFolder
@@ -241,6 +242,7 @@ def plot_figure(figure: ReproducedFigure, theme: PlotTheme = LIGHT_THEME) -> byt
     return _plot_similarities(figure, by_curve, theme)
 
 
+@with_own_style
 def _plot_convergence(
     figure: ReproducedFigure, by_curve: Mapping[str, Sequence[FigurePoint]], theme: PlotTheme
 ) -> bytes:
@@ -260,6 +262,7 @@ def _plot_convergence(
     return figure_to_png(drawn)
 
 
+@with_own_style
 def _plot_similarities(
     figure: ReproducedFigure, by_curve: Mapping[str, Sequence[FigurePoint]], theme: PlotTheme
 ) -> bytes:
