@@ -316,10 +316,10 @@ def write_demo_report(results: DemoResults, folder: Path) -> None:
         for row in results.table.rows
         if (spread := row.spread("rsum"))
     )
-    spread = "One seed does not show whether a difference is due to chance."
+    certainty = "One seed does not show whether a difference is due to chance."
     if widths:
         (lowest, stable), (highest, unstable) = widths[0], widths[-1]
-        spread = (
+        certainty = (
             f"RSUM differs between seeds by {lowest:.1f} ({stable}) to {highest:.1f} ({unstable}). "
             "Smaller differences between objectives may be due to chance."
         )
@@ -340,7 +340,7 @@ def write_demo_report(results: DemoResults, folder: Path) -> None:
             f"{row.name} {row.mean('rsum'):.1f}"
             for row in sorted(results.table.rows, key=lambda row: -row.mean("rsum"))
         ),
-        spread=spread,
+        spread=certainty,
         retrieval=retrieval,
         retrieval_alt=f"Captions with the top {num_shown} images. {'; '.join(ranks)}.",
         searches=results.searches,
