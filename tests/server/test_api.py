@@ -322,12 +322,12 @@ def test_search_returns_markup_as_text(client):
 
 def test_search_reports_results_beyond_its_limit(collection):
     with TestClient(
-        create_app([collection], limits=ServerLimits(max_results=50)), base_url="http://localhost"
+        create_app([collection], limits=ServerLimits(max_results=20)), base_url="http://localhost"
     ) as client:
         for offset, limit, has_more, is_cut in (
-            (0, 40, True, False),
-            (40, 10, False, True),
-            (40, 40, False, False),
+            (0, 15, True, False),
+            (15, 5, False, True),
+            (15, 15, False, False),
         ):
             side = client.get("/api/search", params={"offset": offset, "limit": limit}).json()[
                 "sides"

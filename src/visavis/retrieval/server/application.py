@@ -97,7 +97,8 @@ JPEG_RESPONSE: dict[int | str, dict[str, Any]] = {
 VIDEO_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"content": {"video/*": {"schema": {"type": "string", "format": "binary"}}}}
     for status in (200, 206)
-} | {416: {"description": "The file has no such range."}}
+}
+VIDEO_RESPONSES |= {416: {"description": "The file has no such range."}}
 DEFAULT_LEVEL = 0.5
 """Expected share of irrelevant results at which the web UI draws a line."""
 IndexNumber = Annotated[int, Query(ge=0, le=1)]

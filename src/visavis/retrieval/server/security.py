@@ -12,11 +12,10 @@ import logging
 import math
 import re
 import time
-from collections.abc import Collection, Coroutine
+from collections.abc import Awaitable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -478,7 +477,7 @@ class SecurityMiddleware:
 
 
 async def _run_while_connected(
-    work: Coroutine[Any, Any, None], receive: Receive, received: asyncio.Event
+    work: Awaitable[None], receive: Receive, received: asyncio.Event
 ) -> None:
     """Answer a request, and stop when its client disconnects after the body was received."""
 
