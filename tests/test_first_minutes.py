@@ -542,7 +542,7 @@ def test_attributes_filter_products(photos, dual_encoders):
     assert {hit.item.path for hit in hits} == set(names[1::2])
     with pytest.raises(
         DataError,
-        match=r"^metadata: expected one of the names color, price, got 'hue'\. Correct the filter\.$",
+        match=r"^metadata: expected one of the names color, price, got 'hue'\. Filter by one of them\.$",
     ):
         visavis.search("a star", collection=photos, metadata={"hue": "red"})
     assert (

@@ -674,7 +674,7 @@ def test_search_reports_unknown_words_of_index(recorder, run, photos, tmp_path):
         without="xylophone circle",
         progress=recorder,
     )
-    unknown = "Words that are not in the vocabulary of this model: "
+    unknown = "The model does not know: "
     assert recorder.messages == [f"{unknown}zeppelin", f"{unknown}xylophone"]
     visavis.search(
         tmp_path / "index", like=next(iter(Index.open(tmp_path / "index").items)), progress=recorder

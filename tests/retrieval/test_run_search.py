@@ -204,6 +204,6 @@ def test_load_reports_damaged_model_folder(run, tmp_path, damage):
 
 def test_search_reports_unknown_words(recorder, run):
     visavis.search(run, "a red zeppelin", progress=recorder)
-    assert recorder.messages == ["Words that are not in the vocabulary of this model: zeppelin"]
+    assert recorder.messages == ["The model does not know: zeppelin"]
     with pytest.raises(VisavisError, match="'zeppelin gramophone': expected at least one of the"):
         visavis.search(run, "zeppelin gramophone")

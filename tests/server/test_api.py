@@ -10,12 +10,16 @@ import struct
 import threading
 import time
 import zlib
+from dataclasses import replace
 
 import hypothesis
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 from starlette.exceptions import HTTPException
+from tests.platforms import posix
+from tests.videos import write_video
 
 import visavis
 from visavis.core.errors import VisavisError
@@ -304,7 +308,6 @@ def test_images_reject_links_outside_source(client):
         "/login.html",
         "/index.html",
         "/app.js/",
-        "/docs",
     ],
 )
 def test_web_ui_serves_no_other_files(client, path):
@@ -319,12 +322,12 @@ def test_search_returns_markup_as_text(client):
 
 def test_search_reports_results_beyond_its_limit(collection):
     with TestClient(
-        create_app([collection], limits=ServerLimits(max_results=50)), base_url="http://localhost"
+        create_app([collection], limits=ServerLimits(max_results=20)), base_url="http://localhost"
     ) as client:
         for offset, limit, has_more, is_cut in (
-            (0, 40, True, False),
-            (40, 10, False, True),
-            (40, 40, False, False),
+            (0, 15, True, False),
+            (15, 5, False, True),
+            (15, 15, False, False),
         ):
             side = client.get("/api/search", params={"offset": offset, "limit": limit}).json()[
                 "sides"
@@ -346,12 +349,49 @@ def test_search_ignores_excluded_unknown_words(client):
         assert problem in error_of(client.get("/api/search", params={"text": text}), 400)
 
 
+def test_search_names_unknown_words(client):
+    (side,) = client.get("/api/search", params={"text": "a red zzz -qwer"}).json()["sides"]
+    assert side["unknown_words"] == ["zzz", "qwer"]
+    (side,) = client.get("/api/search", params={"text": "a red star"}).json()["sides"]
+    assert side["unknown_words"] == []
+
+
+@pytest.mark.slow
+def test_videos_of_a_loopback_server_are_sent_in_ranges(runs, tmp_path):
+    (tmp_path / "clips").mkdir()
+    frames = [np.full((64, 64, 3), number, np.uint8) for number in range(30)]
+    content = write_video(tmp_path / "clips" / "a.mp4", frames).read_bytes()
+    photo().save(tmp_path / "clips" / "b.png")
+    folder = visavis.index(runs[0], tmp_path / "clips", out=tmp_path / "index").folder
+    with TestClient(create_app([ServedIndex(Index.open(folder))]), "http://localhost") as client:
+        assert client.get("/api/info").json()["videos"]
+        items = {hit["key"]: hit for hit in hits(client)}
+        (key,) = (key for key, hit in items.items() if hit["kind"] != "image")
+        whole = client.get("/api/video", params={"key": key})
+        assert (whole.content, whole.headers["content-type"]) == (content, "video/mp4")
+        part = client.get("/api/video", params={"key": key}, headers={"range": "bytes=10-19"})
+        assert (part.status_code, part.content) == (206, content[10:20])
+        assert part.headers["content-range"] == f"bytes 10-19/{len(content)}"
+        far = client.get("/api/video", params={"key": key}, headers={"range": "bytes=9999999-"})
+        assert far.status_code == 416
+        assert client.get("/api/video", params={"key": "b.png"}).status_code == 404
+        (tmp_path / "other.mp4").write_bytes(content)
+        (tmp_path / "clips" / "a.mp4").unlink()
+        (tmp_path / "clips" / "a.mp4").symlink_to(tmp_path / "other.mp4")
+        assert client.get("/api/video", params={"key": key}).status_code == 404, "a link outside"
+    for options in ({"bound_to": None}, {"host_names": ["photos.example"]}):
+        app = create_app([ServedIndex(Index.open(folder))], **options)
+        with TestClient(app, "http://localhost") as client:
+            assert not client.get("/api/info").json()["videos"]
+            assert client.get("/api/video", params={"key": key}).status_code == 409
+
+
 @pytest.mark.parametrize("text", ["", "a red star"])
 def test_search_names_known_metadata(client, text):
     message = error_of(client.get("/api/search", params={"text": text, "tag": "hue=red"}), 400)
     assert (
         message
-        == "metadata: expected no filter, because the items have no metadata, got 'hue'. Correct the filter."
+        == "metadata: expected no filter, because the items have no metadata, got 'hue'. Remove the filter."
     )
 
 
@@ -642,7 +682,7 @@ def test_undo_removes_the_named_vote_only(client, tmp_path):
             content=json.dumps({"vote": name}),
             headers={"content-type": "application/json"},
         )
-        assert error_of(response, 404 if name != "\ud800" else 422).startswith("vote: ")
+        assert error_of(response, 404 if name != "\ud800" else 400).startswith("vote: ")
     assert client.post("/api/votes/undo", json={"vote": first["vote"]}).json() == {"relevant": None}
     assert hits(client, **query)[0]["vote"] is None
 
@@ -712,7 +752,7 @@ def test_votes_require_file_query_and_item(client, collection):
     assert "empty query" in error_of(client.post("/api/votes", json=vote | {"query": {}}), 422)
     halved = '{"query":{"text":"\\ud800"},"key":"a","relevant":true}'
     assert "text" in error_of(
-        client.post("/api/votes", content=halved, headers={"content-type": "application/json"}), 422
+        client.post("/api/votes", content=halved, headers={"content-type": "application/json"}), 400
     )
     assert "expected 0, got 1" in error_of(client.post("/api/votes", json=vote | {"index": 1}), 404)
     with TestClient(create_app([collection]), base_url="http://localhost") as without_file:
@@ -796,6 +836,30 @@ def test_health_metrics_and_facets(client):
     assert facets["years"]["2020"] == 60
 
 
+def test_docs_page_is_served_offline(client):
+    page = client.get("/docs")
+    assert page.status_code == 200
+    assert "docs.js" in page.text
+    assert "://" not in page.text.replace("http://www.w3.org", "")
+    assert "/docs" in error_of(client.get("/api/nothing"), 404)
+
+
+@pytest.mark.parametrize(
+    ("location", "name"),
+    [
+        ("/data/runs/holidays", "holidays"),
+        ("/data/runs/holidays/model", "holidays"),
+        ("openai/clip-vit-base-patch32", "openai/clip-vit-base-patch32"),
+        ("/cache/hub/models--openai--clip/snapshots/0123abcd", "openai/clip"),
+    ],
+)
+@posix
+def test_api_name_of_a_model_is_that_of_its_run(collection, monkeypatch, location, name):
+    manifest = replace(collection.index.manifest, model=location)
+    monkeypatch.setattr(collection.index, "manifest", manifest)
+    assert collection.model_name == name
+
+
 def test_openapi_lists_every_route(client):
     paths = client.get("/openapi.json").json()["paths"]
     assert set(paths) == {
@@ -805,6 +869,7 @@ def test_openapi_lists_every_route(client):
                 "search",
                 "thumbnail",
                 "image",
+                "video",
                 "info",
                 "facets",
                 "votes",
@@ -817,7 +882,6 @@ def test_openapi_lists_every_route(client):
         "/health",
         "/metrics",
     }
-    assert client.get("/docs").status_code == 404
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
+import re
 import signal
 import socket
 import threading
 import time
+import tomllib
 import urllib.request
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -20,9 +24,19 @@ import visavis
 from visavis.core.errors import RunError, VisavisError
 from visavis.retrieval.search import parse_query
 from visavis.retrieval.server.application import create_app
-from visavis.retrieval.server.limits import FairTurns, LRUCache, RateLimits, ServerLimits
+from visavis.retrieval.server.image_cache import MAX_SIDE
+from visavis.retrieval.server.limits import (
+    IMAGE_INPUT_COST,
+    REQUEST_COSTS,
+    TEXT_INPUT_COST,
+    FairTurns,
+    LRUCache,
+    RateLimits,
+    ServerLimits,
+    request_cost,
+)
 from visavis.retrieval.server.search_service import uncertainties
-from visavis.retrieval.server.security import RateLimiter, client_name
+from visavis.retrieval.server.security import MIN_TOKEN_LENGTH, RateLimiter, client_name
 from visavis.retrieval.server.uvicorn_server import listening_socket, server_config
 
 from .conftest import served
@@ -294,3 +308,49 @@ def test_server_stops_on_sigterm(index_folder):
 def test_server_stops_on_ctrl_c(process):
     """Last in this file, because it stops the process of the other tests."""
     assert "Stopped." in stop(process, signal.SIGINT, 0)
+
+
+GUIDE = (Path(__file__).parents[2] / "docs/guides/serve.md").read_text()
+
+
+def test_guide_lists_the_costs_of_requests():
+    rows = dict(re.findall(r"^\| `((?:GET|POST) /[\w/]+)`[^|]* \| (\d+) \|", GUIDE, re.MULTILINE))
+    documented = {request: float(units) for request, units in rows.items()}
+    assert documented == {request: request_cost(*request.split()) for request in documented}
+    assert {request.split()[1] for request in documented} >= REQUEST_COSTS.keys()
+    assert "| all others | 1 |" in GUIDE
+    assert request_cost("GET", "/api/facets") == 1
+    assert f"below `/v1` | {TEXT_INPUT_COST} more" in GUIDE
+    assert f"below `/v1` | {IMAGE_INPUT_COST:g} more" in GUIDE
+
+
+def test_guide_has_the_limits_of_the_server():
+    limits, rates = ServerLimits(), RateLimits()
+    for sentence in (
+        f"Requests over {limits.max_body_bytes >> 20} MB and queries over {limits.max_query_chars} ch",
+        f"{limits.max_inputs:,} inputs of up to {limits.max_input_chars:,} characters",
+        f"Uploaded images over {limits.max_pixels // 10**6} million pixels",
+        f"more than {limits.decode_timeout_s:.0f} s to decode",
+        f"one request may have {limits.max_request_pixels // 10**6} million pixels",
+        f"have at most {limits.max_decoded_pixels // 10**6} million pixels. Clients take turns",
+        f"complete request within {limits.header_timeout_s:.0f} s",
+        f"its body within {limits.body_timeout_s:.0f} s",
+        f"up to {limits.max_results:,} results",
+        f"keeps the last {limits.max_uploads} images",
+        f"{rates.burst:.0f} units per client, plus {rates.per_s:.0f} per second",
+        f"at most {MAX_SIDE['image']:,} pixels per side",
+        f"at least {MIN_TOKEN_LENGTH} characters",
+    ):
+        assert sentence in " ".join(GUIDE.split()), sentence
+
+
+def test_dockerfile_of_the_guide_has_known_extras_and_options():
+    (recipe,) = re.findall("```dockerfile\n(.*?)```", GUIDE, re.DOTALL)
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (extras,) = re.findall(r"'\.\[([\w,-]+)\]'", recipe)
+    assert set(extras.split(",")) <= project["optional-dependencies"].keys()
+    (command,) = re.findall(r"^CMD (.*)$", recipe, re.MULTILINE)
+    name, index, *options = json.loads(command)
+    assert (name, options) == ("serve", ["--host", "0.0.0.0"])
+    with pytest.raises(VisavisError, match=f"^{options[1]}: expected a token"):
+        serve(index, host=options[1])

@@ -11,8 +11,11 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
+from PIL import Image
 from tests.platforms import posix
+from tests.videos import write_video
 
 import visavis
 from visavis.evaluation.feedback.records import (
@@ -55,6 +58,18 @@ def votes(tmp_path_factory):
 @pytest.fixture(scope="module")
 def address(index_folder, votes):
     with served(index_folder, "--feedback", votes) as (url, _):
+        yield url
+
+
+@pytest.fixture(scope="module")
+def long_address(runs, tmp_path_factory):
+    """An index of 65 images without near-duplicates, which the start page shows one by one."""
+    root = tmp_path_factory.mktemp("long")
+    (root / "photos").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (65, 6, 8, 3), np.uint8)
+    for number, image in enumerate(pixels):
+        Image.fromarray(image).resize((64, 48), 0).save(root / "photos" / f"{number:02}.png")
+    with served(visavis.index(runs[0], root / "photos", out=root / "index").folder) as (url, _):
         yield url
 
 
@@ -144,7 +159,7 @@ def test_web_ui_searches_while_typing_and_updates_url(open_page, address):
     page.wait_for_selector("#results[aria-busy=false]")
     found = names(page)
     assert found != newest
-    assert page.locator(".tile .meter").count() == len(found)
+    assert page.locator(".tile .meter").count() == 0, "without a probability there is no bar"
     page.reload()
     page.wait_for_selector(".tile.shown")
     assert page.input_value("#text") == "a red star"
@@ -215,18 +230,18 @@ def test_web_ui_hides_preview_of_damaged_image(open_page, address, tmp_path):
     page.wait_for_selector("#chip-image", state="hidden")
 
 
-def test_web_ui_fills_a_large_screen(open_page, shared_page, address):
+def test_web_ui_fills_a_large_screen(open_page, shared_page, long_address):
     shared_page.route(
         "**/api/search**",
         lambda route: route.continue_(url=route.request.url.replace("limit=40", "limit=10")),
     )
-    page = open_page(address, width=3840, height=2160)
+    page = open_page(long_address, width=3840, height=2160)
     page.wait_for_selector(".tile:nth-child(65)")
     assert page.is_hidden("#more")
 
 
-def test_web_ui_loads_more_results_on_scroll(open_page, address):
-    page = open_page(address, height=500)
+def test_web_ui_loads_more_results_on_scroll(open_page, long_address):
+    page = open_page(long_address, height=500)
     assert page.locator(".tile").count() >= 40
     page.mouse.wheel(0, 20_000)
     page.wait_for_selector(".tile:nth-child(65)")
@@ -249,11 +264,11 @@ def test_web_ui_more_like_this_and_history(open_page, address):
     page.wait_for_selector("h1:text-is('“a red star”')")
 
 
-def test_web_ui_restores_scroll_position(open_page, address):
+def test_web_ui_restores_scroll_position(open_page, long_address):
     """All loaded results are loaded again, also after the next search by the keyboard, and after a
     reload.
     """
-    page = open_page(address, height=500)
+    page = open_page(long_address, height=500)
     page.mouse.wheel(0, 20_000)
     page.wait_for_selector(".tile:nth-child(65)")
     page.wait_for_function("scrollY > 1000")
@@ -290,7 +305,7 @@ def test_web_ui_reports_the_end_of_results(open_page, shared_page, address):
     page = open_page(address)
     assert (
         page.inner_text("#end")
-        == "These are the first 40 results. Add words or filters to find others."
+        == f"These are the first {len(names(page))} results. Add words or filters to find others."
     )
     page.unroute_all()
     search(page, "a red star")
@@ -589,6 +604,81 @@ def test_web_ui_hides_weaker_results_below_a_line(open_page, index_folder, tmp_p
 
 
 @posix
+def test_web_ui_names_unknown_words_and_missing_probabilities(open_page, address):
+    page = open_page(address)
+    assert page.inner_text("#remark") == ""
+    search(page, "a red star zzz")
+    remark = page.inner_text("#remark")
+    assert remark.startswith("The model does not know: zzz. These are the nearest items.")
+    assert page.locator(".tile .meter").count() == 0
+    page.locator(".tile .open").first.click()
+    assert page.locator("#detail .meter").count() == 0
+
+
+def test_web_ui_escape_keeps_the_query(open_page, address):
+    page = open_page(address)
+    search(page, "a red star")
+    page.press("#text", "Escape")
+    assert page.input_value("#text") == "a red star"
+
+
+def test_web_ui_on_a_phone_has_words_in_place_of_keys(open_page, address):
+    page = open_page(address, width=390, height=844)
+    assert page.inner_text("#feedback-button").strip() == "Vote"
+    assert page.inner_text(".mark") == "visavis"
+    page.click("#help-button")
+    page.wait_for_selector("#help[open]")
+    assert page.locator("#help kbd:visible").count() == 0
+
+
+def test_web_ui_shows_times_in_one_format(open_page, address, tmp_path):
+    page = open_page(address)
+    taken = page.evaluate(
+        """async () => {
+            const { metadataValue, moment } = await import("./format.js");
+            return ["2024-06-10T12:00:00.000+00:00", "2024-06-10T23:05:00+09:00", "June"].map(metadataValue)
+                .concat(moment("2024-01-02T03:04:05Z", "UTC"));
+        }"""
+    )
+    assert taken == [
+        "June 10, 2024, 12:00",
+        "June 10, 2024, 23:05",
+        "June",
+        "January 2, 2024, 03:04",
+    ]
+    page.locator(".tile .open").first.click()
+    assert re.search(
+        r"Modified\s+[A-Z]\w+ \d+, \d{4}, \d\d:\d\d", page.inner_text("#detail-properties")
+    )
+
+
+def test_web_ui_documents_the_api_offline(open_page, address):
+    page = open_page(f"{address}/docs", wait="#routes section")
+    routes = page.locator("#routes h2").all_inner_texts()
+    schema = page.request.get(f"{address}/openapi.json").json()
+    assert len(routes) == sum(len(methods) for methods in schema["paths"].values())
+    text = page.inner_text("#routes")
+    assert "/v1/embeddings" in text
+    assert "undefined" not in text
+
+
+def test_web_ui_plays_a_video_from_its_moment(browser, runs, tmp_path):
+    """VP9, because Chromium of Debian also decodes it where H.264 is missing."""
+    (tmp_path / "clips").mkdir()
+    frames = [np.full((64, 64, 3), 4 * number, np.uint8) for number in range(60)]
+    write_video(tmp_path / "clips" / "a.webm", frames, codec="libvpx-vp9")
+    index = visavis.index(runs[0], tmp_path / "clips", out=tmp_path / "index").folder
+    with served(index) as (url, _), closing(browser.new_page()) as page:
+        page.goto(url)
+        page.wait_for_selector(".tile.shown")
+        page.locator(".tile .open").first.click()
+        page.wait_for_selector("#detail-video", state="visible")
+        page.evaluate("document.getElementById('detail-video').play()")
+        page.wait_for_function("document.getElementById('detail-video').currentTime > 0.2")
+        page.keyboard.press("Escape")
+        page.wait_for_selector("#detail-video", state="hidden")
+
+
 def test_web_ui_follows_photos_that_move_go_and_come(browser, runs, tmp_path):
     """The page stays open while 1,000 photos move, half of them go, and come back."""
     photos, away = tmp_path / "photos", tmp_path / "away"

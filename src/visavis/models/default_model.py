@@ -93,8 +93,8 @@ def saved_model() -> str | None:
     name = storage.read_toml(file).get("model")
     if name is not None and not isinstance(name, str):
         raise DataError(
-            f"{file}: model: expected a folder or hub name, got {name!r}. Correct it, or delete "
-            "the file."
+            f"{file}: model: expected a folder or hub name, got {name!r}. Set another one "
+            "with --set-default, or delete the file."
         )
     return name
 

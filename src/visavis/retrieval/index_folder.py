@@ -389,12 +389,13 @@ class Index:
         names = metadata_names(self.store.table())
         unknown = next((name for name in item_filter.metadata if name not in names), None)
         if unknown is not None:
+            fix = "Filter by one of them." if names else "Remove the filter."
             known = (
                 f"one of the names {', '.join(sorted(names))}"
                 if names
                 else "no filter, because the items have no metadata"
             )
-            raise DataError(f"metadata: expected {known}, got {unknown!r}. Correct the filter.")
+            raise DataError(f"metadata: expected {known}, got {unknown!r}. {fix}")
 
     @property
     def is_unfinished(self) -> bool:

@@ -177,6 +177,8 @@ class SearchResults(Sequence[SearchResult], NotebookTable):
         weaker: Results after the level of irrelevant ones was reached, best first. Empty without a
             level.
         correction: Correction of the scores with its bank. Empty: none.
+        unknown_words: Words of the query that are not in the vocabulary of the model. Only with a
+            served index.
     """
 
     ROWS: ClassVar[str] = "hits"
@@ -186,6 +188,7 @@ class SearchResults(Sequence[SearchResult], NotebookTable):
     message: str = ""
     weaker: tuple[SearchResult, ...] = ()
     correction: str = ""
+    unknown_words: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.hits)
@@ -485,9 +488,26 @@ def warn_unknown_words(model: Retriever, query: SearchQuery, progress: Progress)
     """
     for _, text in query.texts:
         if text.strip() and (unknown := model.unknown_words(text)):
-            progress.message(
-                f"Words that are not in the vocabulary of this model: {', '.join(unknown)}"
-            )
+            progress.message(f"The model does not know: {', '.join(unknown)}")
+
+
+def unknown_words(model: Retriever, query: SearchQuery) -> tuple[str, ...]:
+    """Find the words of a query that are not in the vocabulary of a model.
+
+    Args:
+        model: The model.
+        query: A query that the model can encode.
+
+    Returns:
+        The words, each once. A model with a tokenizer of subwords knows all.
+    """
+    words = dict[str, None]()
+    for _, text in query.texts:
+        try:
+            words |= dict.fromkeys(model.unknown_words(text))
+        except VisavisError:  # an excluded text of unknown words only
+            words |= dict.fromkeys(text.split())
+    return tuple(words)
 
 
 def known_texts(model: Retriever, query: SearchQuery) -> list[tuple[float, str]]:

@@ -48,7 +48,7 @@ captions (3 MB, two slow cores).
 
 TENSORS_HASH = "tensors_sha256"
 """Key of the hash in the metadata of a safetensors file."""
-RESTORE_COPY = " Correct it, or restore a copy of it."
+RESTORE_COPY = " Restore a copy of it, or make it again."
 """Fix at the end of an error about unreadable content. The warning about a damaged cache leaves it
 out.
 """

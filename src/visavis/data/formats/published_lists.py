@@ -490,14 +490,14 @@ def read_captions_and_splits(path: Path) -> tuple[dict[str, list[str]], dict[str
         require(
             is_valid_unicode(f"{image.name} {image.split}"),
             f"{path}: expected a name and split in UTF-8, got {image.name!r} in split "
-            f"{image.split!r}. Correct it.",
+            f"{image.split!r}. Save the file in UTF-8.",
         )
     captions: dict[str, list[str]] = {image.name: [] for image in listing.images if image.usable}
     for caption in listing.captions:
         if not caption.usable or caption.image is None or not is_valid_unicode(caption.text):
             raise DataError(
                 f"{path.with_name(caption.location)}: expected the caption of a listed video, got "
-                f"{shorten(caption.text)}. Correct it."
+                f"{shorten(caption.text)}. Add its video to the list, or remove the caption."
             )
         captions[caption.image.name].append(caption.text)
     return captions, {image.name: image.split for image in listing.images if image.usable}

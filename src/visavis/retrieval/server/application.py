@@ -16,11 +16,12 @@ from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import FileResponse, RedirectResponse, Response
 
 from visavis.core.environment import installed_version
 from visavis.core.errors import StorageError, VisavisError
 from visavis.evaluation.feedback.records import FeedbackFile
+from visavis.retrieval.items import IndexItem
 from visavis.retrieval.server.image_cache import ImageSize
 from visavis.retrieval.server.inference_api import inference_routes
 from visavis.retrieval.server.limits import RateLimits, ServerLimits, ServerMetrics
@@ -55,6 +56,7 @@ from visavis.retrieval.server.security import (
     SecurityMiddleware,
     TokenAuth,
     client_name,
+    is_loopback,
     validate_host_name,
     validate_root_path,
 )
@@ -92,6 +94,11 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 JPEG_RESPONSE: dict[int | str, dict[str, Any]] = {
     200: {"content": {"image/jpeg": {"schema": {"type": "string", "format": "binary"}}}}
 }
+VIDEO_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"content": {"video/*": {"schema": {"type": "string", "format": "binary"}}}}
+    for status in (200, 206)
+}
+VIDEO_RESPONSES |= {416: {"description": "The file has no such range."}}
 DEFAULT_LEVEL = 0.5
 """Expected share of irrelevant results at which the web UI draws a line."""
 IndexNumber = Annotated[int, Query(ge=0, le=1)]
@@ -148,6 +155,7 @@ def create_app(
         service.close()
 
     root_path = validate_root_path(root_path)
+    plays_videos = bound_to is not None and is_loopback(bound_to) and not host_names
     allowed = {name.lower() for name in (bound_to,) if name} | {
         validate_host_name(name) for name in host_names
     }
@@ -162,7 +170,7 @@ def create_app(
         redirect_slashes=False,
     )
     limiter = None if rates is None else RateLimiter(rates)
-    app.include_router(api_routes(service, max_irrelevant))
+    app.include_router(api_routes(service, max_irrelevant, plays_videos=plays_videos))
     app.include_router(inference_routes(service, limiter))
     app.include_router(service_routes(service, auth, f"{root_path}/"))
     app.include_router(web_ui_routes())
@@ -196,12 +204,12 @@ def _add_error_handlers(app: FastAPI) -> None:
         if first["type"] == "json_invalid":
             message = (
                 f"body: expected JSON, got an error at character {first['loc'][-1]} "
-                f"({first['ctx']['error']}). Correct the request."
+                f"({first['ctx']['error']}). Send valid JSON."
             )
         elif first["loc"] == ("body",):
             message = (
                 "body: expected a JSON object with the header Content-Type: application/json, got "
-                "other data. Correct the request."
+                "other data. Send one."
             )
         path = request.scope["path"]
         # OpenAI's API has no status 422.
@@ -212,9 +220,9 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def http_error(request: Request, error: HTTPException) -> Response:
         # Routes name the problem. Starlette raises the standard phrase of the status.
         messages = {
-            "Not Found": f"{request.url.path[:120]}: not found. See /openapi.json for the routes.",
-            "Method Not Allowed": "Method not allowed. See /openapi.json for the routes.",
-            "There was an error parsing the body": "body: expected JSON in UTF-8, got other data. Correct the request.",
+            "Not Found": f"{request.url.path[:120]}: not found. See /docs for the routes.",
+            "Method Not Allowed": "Method not allowed. See /docs for the routes.",
+            "There was an error parsing the body": "body: expected JSON in UTF-8, got bytes that are not. Send valid JSON.",
         }
         return error_response(
             error.status_code,
@@ -267,16 +275,19 @@ def web_ui_routes() -> APIRouter:
 
     for name in web_ui_files():
         if name != "login.html":
-            add("/" if name == "index.html" else f"/{name}", name)
+            add({"index.html": "/", "docs.html": "/docs"}.get(name, f"/{name}"), name)
     return router
 
 
-def api_routes(service: SearchService, max_irrelevant: float) -> APIRouter:
+def api_routes(
+    service: SearchService, max_irrelevant: float, *, plays_videos: bool = False
+) -> APIRouter:
     """Create the routes below ``/api``.
 
     Args:
         service: The search service.
         max_irrelevant: Expected share of irrelevant results at which the web UI draws a line.
+        plays_videos: Whether the files of videos are sent.
 
     Returns:
         The routes.
@@ -344,6 +355,19 @@ def api_routes(service: SearchService, max_irrelevant: float) -> APIRouter:
         """
         return await jpeg(index, key, "image", content_version)
 
+    @router.get("/video", responses=VIDEO_RESPONSES, response_class=Response)
+    async def video(
+        key: ItemKey, index: IndexNumber = 0, content_version: ContentVersion = ""
+    ) -> Response:
+        """File of a video, or of the video of a moment, in full or a range of its bytes."""
+        if not plays_videos:
+            raise HTTPException(
+                409,
+                "Videos are sent to this machine only, because their files have metadata such as "
+                "places. Start visavis serve without --host and --host-name.",
+            )
+        return await _video_file(service, index, service.item(index, key, content_version))
+
     @router.get("/info")
     async def info() -> ServerInfo:
         """The served indexes and the features of the server."""
@@ -361,6 +385,7 @@ def api_routes(service: SearchService, max_irrelevant: float) -> APIRouter:
             ],
             blind=service.is_comparison,
             votes=service.votes.file is not None,
+            videos=plays_videos,
             version=VERSION,
             max_irrelevant=max_irrelevant,
         )
@@ -410,6 +435,20 @@ def api_routes(service: SearchService, max_irrelevant: float) -> APIRouter:
     return router
 
 
+async def _video_file(service: SearchService, number: int, item: IndexItem) -> Response:
+    """The file of a video, of which a browser requests ranges."""
+    if item.kind == "image":
+        raise HTTPException(
+            404, f"key: expected a video, got the image {item.key[:80]!r}. Request it as an image."
+        )
+    try:
+        path = await asyncio.to_thread(service.index(number).video_path, item)
+    except VisavisError as error:
+        raise HTTPException(404, str(error)) from None
+    # Browsers choose the decoder by the content, but reject the type of a .mov file.
+    return FileResponse(path, media_type="video/webm" if path.suffix == ".webm" else "video/mp4")
+
+
 async def _search_sides(service: SearchService, request: SearchRequest) -> SearchResponse:
     """Search every index, and return one page of the results of each."""
     started, key, sides = time.perf_counter(), request.to_key(), list[SideResponse]()
@@ -431,6 +470,7 @@ async def _search_sides(service: SearchService, request: SearchRequest) -> Searc
                 is_cut=has_more and at_limit,
                 no_match=results.no_match,
                 correction=results.correction,
+                unknown_words=list(results.unknown_words),
             )
         )
     milliseconds = round(1000 * (time.perf_counter() - started), 1)

@@ -7,6 +7,7 @@ import hashlib
 import io
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from starlette.exceptions import HTTPException
@@ -170,17 +171,9 @@ class ImageCache:
         """
         counts = list[int]()
         for chunk in chunk_slices(len(images), HEADERS_AT_ONCE):
+            part = images[chunk]
             counts += await self._run(
-                self._request_pool,
-                lambda chunk=chunk: [  # type: ignore[misc]
-                    decoded_pixels(
-                        image.content,
-                        image.name,
-                        min_side=min_side,
-                        max_pixels=self.limits.max_pixels,
-                    )
-                    for image in images[chunk]
-                ],
+                self._request_pool, partial(self._count_pixels, part, min_side)
             )
             if sum(counts) > self.limits.max_request_pixels:
                 limit = self.limits.max_request_pixels / 1e6
@@ -190,6 +183,13 @@ class ImageCache:
                     "one. Send fewer images at once, or reduce their size."
                 )
         return counts
+
+    def _count_pixels(self, images: Sequence[ImageInput], min_side: int) -> list[int]:
+        limit = self.limits.max_pixels
+        return [
+            decoded_pixels(image.content, image.name, min_side=min_side, max_pixels=limit)
+            for image in images
+        ]
 
     async def decode(self, image: ImageInput, min_side: int) -> PILImage:
         """Decode an image as ``Retriever.encode_images`` does, and do not cache it.

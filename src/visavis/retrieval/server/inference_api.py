@@ -10,7 +10,7 @@ import base64
 import re
 import time
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -44,6 +44,7 @@ from visavis.retrieval.server.security import RateLimiter, client_name
 
 Item: TypeAlias = str | ImageInput
 """A text or image."""
+ItemType = TypeVar("ItemType", str, ImageInput, Item)
 NO_FETCHING = (
     "expected an image as data:image/...;base64,..., got an address. This server fetches no "
     "addresses. Send the content of the image"
@@ -608,16 +609,16 @@ async def score_items(
     return scores[places], num_tokens
 
 
-def _distinct(items: Sequence[Item]) -> tuple[list[Item], list[int]]:
+def _distinct(items: Sequence[ItemType]) -> tuple[list[ItemType], list[int]]:
     """The distinct items, and the place of each item among them.
 
     Rounding depends on the place in a batch, so that equal items would have different vectors.
     """
     numbers = dict[str | bytes, int]()
-    distinct = list[Item]()
+    distinct = list[ItemType]()
     places = list[int]()
     for item in items:
-        content = item if isinstance(item, str) else item.content
+        content: str | bytes = item if isinstance(item, str) else item.content
         if content not in numbers:
             numbers[content] = len(distinct)
             distinct.append(item)

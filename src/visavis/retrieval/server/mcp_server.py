@@ -73,14 +73,16 @@ class FoundItems(BaseModel):
     Attributes:
         hits: The results, best first.
         no_match: Whether even the best result is probably irrelevant. None without a calibration.
-        message: Why nothing was found, or how the scores are corrected.
+        message: Why nothing was found, unknown words, or how the scores are corrected.
     """
 
     hits: list[FoundItem] = Field(description="Results, best first.")
     no_match: bool | None = Field(
         description="Whether even the best result is probably irrelevant. Null if unknown."
     )
-    message: str = Field(description="Why nothing was found, or how the scores are corrected.")
+    message: str = Field(
+        description="Why nothing was found, unknown words, or how the scores are corrected."
+    )
 
     def __str__(self) -> str:
         lines = [self.message] if self.message else []
@@ -316,6 +318,10 @@ class FilterTool(IndexTool):
         message = results.message
         if results.correction:
             message = f"Scores are corrected: {results.correction}."
+        if results.unknown_words:
+            message = (
+                f"The model does not know: {', '.join(results.unknown_words)}. {message}".strip()
+            )
         if not hits and not message:
             message = index.index.explain_no_results(item_filter)
         return FoundItems(hits=hits, no_match=results.no_match, message=message), None

@@ -315,6 +315,7 @@ class SideResponse(BaseModel):
         no_match: Whether even the best result is probably irrelevant. Null if scores are not
             calibrated.
         correction: Correction of the scores with its bank. Empty: none.
+        unknown_words: Words of the query that are not in the vocabulary of the model.
     """
 
     side: SideName
@@ -325,6 +326,7 @@ class SideResponse(BaseModel):
     is_cut: bool
     no_match: bool | None
     correction: str
+    unknown_words: list[str]
 
 
 class SearchResponse(BaseModel):
@@ -367,6 +369,7 @@ class ServerInfo(BaseModel):
         indexes: The indexes.
         blind: Whether two indexes are compared without their names.
         votes: Whether votes are saved.
+        videos: Whether videos can be played.
         version: Version of visavis.
         max_irrelevant: Expected share of irrelevant results at which the web UI draws a line.
     """
@@ -374,6 +377,7 @@ class ServerInfo(BaseModel):
     indexes: list[IndexInfo]
     blind: bool
     votes: bool
+    videos: bool
     version: str
     max_irrelevant: float
 
@@ -619,7 +623,7 @@ def describe_invalid(problem: Mapping[str, Any], name: str, known: Iterable[str]
     text, _, length = expected_value(problem).partition(" after validation, not ")
     text = re.sub("^[A-Z][a-z]+ should (be|have|match) ", "", text)
     given = length or ("null" if problem["input"] is None else format_value(problem["input"]))
-    return f"{name}: expected {text}, got {given}. Correct it."
+    return f"{name}: expected {text}, got {given}. Send {text}."
 
 
 OPENAI_PREFIX = "/v1/"

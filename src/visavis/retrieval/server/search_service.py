@@ -28,7 +28,7 @@ from torch import Tensor
 
 from visavis.core.blocking import chunk_slices
 from visavis.core.encoded import Direction, unit_rows
-from visavis.core.errors import VisavisError
+from visavis.core.errors import DataError, VisavisError
 from visavis.data.capture_time import TAKEN, UNREADABLE_TIME, modified_time
 from visavis.evaluation.feedback.records import (
     FeedbackFile,
@@ -53,6 +53,7 @@ from visavis.retrieval.search import (
     grouped_results,
     parse_query,
     search_collection,
+    unknown_words,
 )
 from visavis.retrieval.server.image_cache import ImageCache, ImageInput
 from visavis.retrieval.server.limits import LRUCache, ServerLimits, ServerMetrics
@@ -183,9 +184,17 @@ class ServedIndex:
 
     @property
     def model_name(self) -> str:
-        """Name of the model: of its folder, or on the hub."""
+        """Name of the model: of its run or folder, or on the hub."""
         location = self.index.manifest.query_model.model
-        return Path(location).name if os.path.isabs(location) else location
+        if not os.path.isabs(location):
+            return location
+        parts = Path(location).parts
+        # A model in the cache of the hub has the name of a commit.
+        cached = next((part for part in parts if part.startswith("models--")), None)
+        if cached is not None:
+            return cached.removeprefix("models--").replace("--", "/")
+        # The model of a run is in its folder "model".
+        return next((part for part in reversed(parts) if part != "model"), parts[-1])
 
     @property
     def score_is_cosine(self) -> bool:
@@ -230,7 +239,7 @@ class ServedIndex:
             like=((1.0, key.similar_to),) if key.similar_to else (),
         )
         has_probabilities = self.has_probabilities and query.is_single_text
-        return search_collection(
+        results = search_collection(
             self.index,
             query,
             top,
@@ -238,6 +247,30 @@ class ServedIndex:
             encode_texts=encode_texts or self.encode_texts,
             max_irrelevant=1.0 if has_probabilities else None,
         )
+        return replace(results, unknown_words=unknown_words(self.index.model, query))
+
+    def video_path(self, item: IndexItem) -> Path:
+        """Find the file of a video, or of the video of a moment.
+
+        Args:
+            item: The item.
+
+        Returns:
+            Path of the file, without links.
+
+        Raises:
+            DataError: If the file is missing, a link leads out of the source, or the video is a
+                part of an archive.
+        """
+        location = self.index.locate(item)
+        with location.open():  # checks links
+            path = Path(os.path.realpath(location.path))
+        if location.size is not None:
+            raise DataError(
+                f"{item.path}: expected a file of its own, got a part of an archive. Unpack it to "
+                "play the video."
+            )
+        return path
 
     def _find_newest(self, count: int, item_filter: ItemFilter) -> tuple[list[SearchResult], bool]:
         """The newest items, and whether there may be more."""

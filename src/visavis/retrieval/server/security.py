@@ -12,11 +12,10 @@ import logging
 import math
 import re
 import time
-from collections.abc import Collection, Coroutine
+from collections.abc import Awaitable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -40,7 +39,7 @@ MIN_TOKEN_LENGTH = 12
 MAX_CLIENTS = 10_000
 """Clients whose request rate is tracked. The least recently seen ones are dropped."""
 SECURITY_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; media-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -478,7 +477,7 @@ class SecurityMiddleware:
 
 
 async def _run_while_connected(
-    work: Coroutine[Any, Any, None], receive: Receive, received: asyncio.Event
+    work: Awaitable[None], receive: Receive, received: asyncio.Event
 ) -> None:
     """Answer a request, and stop when its client disconnects after the body was received."""
 

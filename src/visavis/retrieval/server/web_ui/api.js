@@ -47,6 +47,9 @@ export const imageUrl = (size, index, hit) => `api/${size}?${params({ key: hit.k
 // Whether the file of an image was moved or removed. The event of a failed image has no status.
 export const isGone = (url) => fetch(url, { credentials: "same-origin" }).then((answer) => answer.status === 410, () => false);
 
+// A moment begins at its first second.
+export const videoUrl = (index, hit) => `api/video?${params({ key: hit.key, index, content_version: hit.content_version ?? "" })}${hit.start === null ? "" : `#t=${hit.start}`}`;
+
 // Scales an image down before it is sent, which also removes its metadata, such as the location.
 export async function scaleDown(file, side = 640) {
   try {

@@ -112,6 +112,7 @@ function clear() {
   byId("summary").textContent = "";
   byId("more").hidden = true;
   byId("end").textContent = "";
+  byId("remark").textContent = "";
   byId("preference").hidden = true;
   showNotice();
 }
@@ -154,9 +155,20 @@ function show(newest) {
   } else if (newest.sides.every((side) => side.no_match)) {
     showNotice("Probably no match. These are the nearest results.");
   }
+  byId("remark").textContent = entries.length ? remarks(newest) : "";
   byId("preference").hidden = !info.blind || !entries.length;
   byId("preference-text").textContent = "Which side is better?";
   for (const button of byId("preference").querySelectorAll("button")) button.disabled = false;
+}
+
+// What a user must know to judge the results of a text.
+function remarks(newest) {
+  const unknown = [...new Set(newest.sides.flatMap((side) => side.unknown_words))];
+  const hasNoProbability = query.text && entries.every((entry) => entry.hit.match_probability === null);
+  return [
+    unknown.length && `The model does not know: ${unknown.join(", ")}.`,
+    hasNoProbability && "These are the nearest items. Some or all may be irrelevant, because this index has no match probabilities.",
+  ].filter(Boolean).join(" ");
 }
 
 const countItems = () => Math.max(0, ...info.indexes.map((index) => index.count));
@@ -324,6 +336,8 @@ function onKey(event) {
   const typing = event.target.matches("input, select, textarea");
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   if (event.target === text) {
+    // Chromium clears a search field on Escape.
+    if (event.key === "Escape") event.preventDefault();
     // The field has the focus at the start. No query begins with these keys.
     if (!text.value && event.key === "/") event.preventDefault();
     if (!text.value && event.key === "?") {
@@ -432,6 +446,7 @@ function connect() {
   detail.connect({
     entries: () => entries,
     votes: () => info.votes,
+    videos: () => info.videos,
     onLike: like,
     onVote: (entry, relevant) => info.votes && !isEmpty() && vote(entry, queryValues(), relevant),
     onUndo: undo,

@@ -2,7 +2,7 @@
 
 export const formatNumber = (value) => value.toLocaleString("en");
 
-// Without a probability, the bar shows the rank: a bare score has no unit that a user knows.
+// Without a probability there is no bar: neither a rank nor a score is evidence of a match.
 export function matchOf(hit, rank) {
   const probability = hit.match_probability;
   if (probability !== null) {
@@ -11,7 +11,7 @@ export function matchOf(hit, rank) {
   }
   if (hit.score !== null) {
     const score = hit.score.toFixed(2);
-    return { share: 1 / Math.sqrt(rank), word: `rank ${rank}`, long: `Rank ${rank} by score ${score}, which is not a probability` };
+    return { share: null, word: `rank ${rank}`, long: `Rank ${rank} by score ${score}, which is not a probability` };
   }
   return null;
 }
@@ -28,8 +28,20 @@ export function clock(seconds) {
   return `${Math.floor(seconds / 60)}:${String(Math.floor(seconds % 60)).padStart(2, "0")}`;
 }
 
-export function day(iso) {
-  return new Date(iso).toLocaleDateString(undefined, { year: "numeric", month: "long", day: "numeric" });
+// A moment in the time zone of the browser, such as "June 10, 2024, 12:00".
+export function moment(iso, timeZone) {
+  const time = new Date(iso);
+  const day = time.toLocaleDateString("en-US", { year: "numeric", month: "long", day: "numeric", timeZone });
+  const clock = time.toLocaleTimeString("en-US", { hour: "2-digit", minute: "2-digit", hourCycle: "h23", timeZone });
+  return `${day}, ${clock}`;
+}
+
+const TIME = /^(\d{4}-\d\d-\d\dT\d\d:\d\d)(:\d\d)?(\.\d+)?(Z|[+-]\d\d:\d\d)?$/;
+
+// A value of the metadata. A capture time is shown as the clock of the camera showed it.
+export function metadataValue(value) {
+  const time = value.match(TIME);
+  return time ? moment(`${time[1]}Z`, "UTC") : value;
 }
 
 export const kinds = { image: "image", video: "video", moment: "moment of a video" };

@@ -27,7 +27,9 @@ export function element(tag, className, text) {
   return created;
 }
 
+// The bar of a match probability, and nothing without one.
 export function bar(share) {
+  if (share === null) return "";
   const meter = element("span", "meter");
   meter.setAttribute("aria-hidden", "true");
   const fill = element("span");
