@@ -12,6 +12,7 @@ from tests.processes import in_processes
 from tests.training.process_cases import RECIPES, train_all, write_recipes
 
 import visavis
+from visavis.core.errors import RunError
 from visavis.core.process_group import ONE_PROCESS
 from visavis.models.base import observe_embeddings
 from visavis.training.monitoring.gradient_norms import GradientNorms, is_recorded, mean_norms
@@ -241,3 +242,31 @@ def test_two_processes_record_the_gradients_of_one(recipes, scenes, tmp_path):
         assert len(one) == len(two) > 1
         for expected, found in zip(one, two, strict=True):
             assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_diagnose_compares_the_gradients_of_runs(recipes, scenes, tmp_path, command_line):
+    runs = [
+        visavis.train(
+            recipes["position"],
+            data=scenes,
+            out=tmp_path / f"{objective.partition('(')[0]}-{seed}",
+            overrides={"seed": seed, "epochs": 1, "phases.0.objective": objective},
+        ).run
+        for objective in ("TripletHN()", "Triplet(margin=0.1)")
+        for seed in (1, 2)
+    ]
+    found = visavis.diagnose(runs, max_batches=1, out=tmp_path / "report.html")
+    assert [flow.name for flow in found.gradients] == ["TripletHN"] * 2 + ["Triplet"] * 2
+    assert [list(flow.records) for flow in found.gradients] == [records(run) for run in runs]
+    assert found.counts == visavis.diagnose(runs[0], max_batches=1).counts
+    page = (tmp_path / "report.html").read_text()
+    assert "Gradients during training" in page
+    assert "areas their range" in page
+    assert all(str(run) in page for run in runs)
+    code, out, _ = command_line("diagnose", *runs, "--max-batches", 1, "--quiet")
+    assert code == 0
+    assert "gradient norm" in out and "raw: before normalization" in out
+    without = train(recipes["position"], scenes, tmp_path / "without", gradients_every=0)
+    assert visavis.diagnose(without, max_batches=1).gradients == ()
+    with pytest.raises(RunError, match=r"without: expected recorded gradients .*gradients_every"):
+        visavis.diagnose([runs[0], without], max_batches=1)
