@@ -345,7 +345,8 @@ Each entry has the place of one paper with its printed figures, the measure of t
 A claim *holds* if the whole 95 % interval is on its side. It *does not hold* if the whole interval is on the other side. Otherwise it is *undecided*.
 The last column corrects for the {tested} tested claims by Holm's method. The probability of any wrong verdict in it is at most 5 %.
 
-`python studies/study.py` makes the runs. `python studies/claims.py` writes this page from their raw numbers under `docs/evidence/`.
+`python studies/study.py` and `python studies/gradient_flow.py` make the runs. `python studies/claims.py` writes this page from their raw numbers
+under `docs/evidence/`.
 `python studies/recompute_claims.py` computes every claim again with independent code and reports differences.
 
 ## Method

@@ -40,11 +40,30 @@ class Result:
     sampled: bool = False
 
 
+def metric_of_gradients(records: dict[str, list[float]], name: str) -> float:
+    """A metric of recorded gradients, from their norms by step."""
+    by_place = {place: np.array(norms) for place, norms in records.items()}
+
+    def squares(place: str) -> np.ndarray:
+        return by_place[f"visual_{place}"] ** 2 + by_place[f"text_{place}"] ** 2
+
+    if name == "early gradient":
+        share = np.sqrt(squares("tangent")) / by_place["scores"]
+        return float(100 * np.min(share / share[0]))
+    logarithm = 0.5 * np.log(squares("parameters") / squares("embedding"))
+    if name == "factor":
+        return float(np.mean(logarithm))
+    assert name == "factor growth"
+    return float(np.mean(logarithm[by_place["step"] >= 80]) - logarithm[0])
+
+
 def metric_of(run: dict[str, Any], name: str) -> float:
     """Compute a metric of a run from its raw numbers."""
     if " less " in name:
         first, second = name.split(" less ")
         return metric_of(run, first) - metric_of(run, second)
+    if "gradients" in run:
+        return metric_of_gradients(run["gradients"], name)
     metrics, counts, epochs = run["metrics"], run["counts"], run["epochs"]
     hardest = [np.mean([epoch[f"hardest_{side}_mean"] for side in DIRECTIONS]) for epoch in epochs]
     if name == "rsum":

@@ -439,6 +439,9 @@ LABELS = {
     "C^q at 0.001 over C^q": "C^q at 0.001, divided by C^q at 0.01:",
     "most early similarity": "highest early similarity",
     "tau with the experts": "tau-b with the experts",
+    "early gradient": "lowest gradient of the embeddings, % of the start:",
+    "factor": "ln of the factor dx/dtheta",
+    "factor growth": "growth of ln of the factor dx/dtheta",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import tomllib
 
@@ -14,6 +15,7 @@ with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(PROJECT / "studies")
     import claim_places
     import claims
+    import gradient_flow
     import recompute_claims
     import study
     import verdicts
@@ -237,7 +239,7 @@ def test_texts_name_no_sections_of_ladder_paper():
 
 def test_every_claim_uses_runs_of_study():
     plan = tomllib.loads(study.PLAN.read_text())
-    made = {}
+    made = dict.fromkeys(gradient_flow.DATA, gradient_flow.OBJECTIVES)
     for name, entry in plan["experiments"].items():
         tuned = plan["worlds"][entry["world"]]["of"] if "world" in entry else plan["objectives"]
         chosen = {objective: {study.RATE: 1e-3, study.SPEC: "VLC()"} for objective in tuned}
@@ -317,3 +319,39 @@ def test_evidence_matches_the_plan_of_the_study():
         if not experiment.tunes
         and len(experiment.finished_lines()) != len(study.read_evidence(experiment.name))
     } == set()
+
+
+def test_metrics_of_recorded_gradients_follow_from_their_records():
+    """Of five seeds of each objective and data set."""
+    for experiment in gradient_flow.DATA:
+        lines = study.read_evidence(experiment)
+        found = [(line["setting"], line["seed"]) for line in lines]
+        assert sorted(found) == sorted(itertools.product(gradient_flow.OBJECTIVES, range(1, 6)))
+        for line in lines:
+            columns = line["gradients"]
+            records = [
+                dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+            ]
+            assert gradient_flow.rounded(gradient_flow.metrics_of(records)) == line["metrics"]
+
+
+def test_early_gradient_matches_hand_values():
+    """A gradient of 10 at the scores, of which 5, 1 and 2 reach the embeddings."""
+    records = [
+        {
+            "step": step,
+            "scores": 10.0,
+            **{
+                f"{side}_tangent": share * tangent
+                for side, share in (("visual", 0.6), ("text", 0.8))
+            },
+            **{f"{side}_embedding": 1.0 for side in ("visual", "text")},
+            **{f"{side}_parameters": tangent for side in ("visual", "text")},
+        }
+        for step, tangent in ((0, 5.0), (80, 1.0), (115, 2.0))
+    ]
+    metrics = gradient_flow.metrics_of(records)
+    assert metrics["early gradient"] == pytest.approx(20)
+    assert metrics["early gradient of 40 steps"] == pytest.approx(100)
+    assert metrics["factor"] == pytest.approx(math.log(10) / 3)
+    assert metrics["factor growth"] == pytest.approx(math.log(2) / 2 - math.log(5))

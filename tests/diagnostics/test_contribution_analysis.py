@@ -262,8 +262,8 @@ def test_diagnosis_report_holds_counts_and_plots(run, tmp_path):
     )
     written = page.read_text()
     assert (
-        written.count("data:image/png;base64,") == 4
-    )  # counts against epsilon, curves, for light and for dark pages
+        written.count("data:image/png;base64,") == 6
+    )  # counts against epsilon, curves, gradients, for light and for dark pages
     for count in found.counts:
         assert f"epsilon {count.epsilon:g}, text to image" in written
         assert f"<td>{count.mean['t2i_in_batch']:.2f} ± 0.00</td>" in written

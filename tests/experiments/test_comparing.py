@@ -139,12 +139,13 @@ def check_report(plain):
         "Hardest queries",
         "Contributing samples",
         "Capability tests",
+        "Gradients during training",
     ):
         assert html.escape(text).replace("&#x27;", "&#39;") in page
     assert not re.search(r"(src|href)=.http", page)
     assert all(
         (plain.folder / name).stat().st_size
-        for name in ("curves.png", "differences.png", "table.csv", "table.tex")
+        for name in ("curves.png", "differences.png", "gradients.png", "table.csv", "table.tex")
     )
 
 

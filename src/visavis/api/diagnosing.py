@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from visavis.api.arguments import optional_text, to_list
+from visavis.api.arguments import optional_text, to_list, to_paths
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import NoProgress, Progress
 
@@ -55,7 +55,7 @@ def anatomy(objective: str | Sequence[str], *, out: str | Path | None = None) ->
 
 
 def diagnose(
-    run: str | Path,
+    run: str | Path | Sequence[str | Path],
     *,
     objective: str | Sequence[str] = (),
     checkpoint: str | int = "best",
@@ -70,10 +70,12 @@ def diagnose(
     """Count the samples that contribute to the gradient of a run. It uses the weights of the run's
     model and its training set.
 
-    Counts and weights are those of the COCOS paper: frozen weights, no dropout, batches of 128.
+    Counts and weights are those of the COCOS paper: frozen weights, no dropout, batches of 128. The
+    report also plots the norms of gradients that trainings have recorded.
 
     Args:
-        run: Run folder, or folder or hub name of a pretrained model.
+        run: Run folder, or folder or hub name of a pretrained model. Of several runs, the first is
+            counted, and the recorded gradients of all are compared.
         objective: Further objective to diagnose at the same weights, such as
             'TripletHN(margin=0.2)'.
         checkpoint: best, last, start (the untrained model), or the step of a saved checkpoint.
@@ -92,23 +94,28 @@ def diagnose(
         Mean and standard deviation over batches for each objective and epsilon.
 
     Raises:
-        RunError: If the folder is not a run, or the checkpoint is missing.
+        RunError: If the folder is not a run, the checkpoint is missing, or one of several runs has
+            no recorded gradients.
         SpecError: If an objective is unknown.
         VisavisError: If a pretrained model is given without data and objective.
 
     Command line:
         ```sh
         visavis diagnose runs/mine
+        visavis diagnose runs/vlc runs/unified --out diagnosis.html
         visavis diagnose runs/mine --objective 'TripletHN(margin=0.2)' --out diagnosis.html
         ```
     """
     from visavis.core import storage
     from visavis.research.diagnostics.contribution_analysis import diagnose_run
+    from visavis.research.diagnostics.gradient_flow import read_gradient_flows
 
     if out is not None:
         storage.require_new_file(out)
+    runs = to_paths(run)
+    gradients = read_gradient_flows(runs)
     result = diagnose_run(
-        Path(run),
+        runs[0],
         to_list(objective),
         max_batches,
         progress or NoProgress(),
@@ -118,6 +125,7 @@ def diagnose(
         epsilons=[float(value) for value in to_list(epsilon)],
         with_slope=with_slope,
     )
+    result = replace(result, gradients=gradients)
     if out is not None:
         from visavis.research.diagnostics.contribution_analysis import render_diagnosis
 

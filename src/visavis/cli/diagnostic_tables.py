@@ -59,6 +59,28 @@ def print_diagnosis(result: ContributionAnalysis) -> None:
     )
     if result.published:
         _print_published_counts(result)
+    if result.gradients:
+        _print_gradients(result)
+
+
+def _print_gradients(result: ContributionAnalysis) -> None:
+    """First, lowest and last norm of the gradients at each place, for each objective."""
+    from visavis.research.diagnostics.gradient_flow import flow_panels, flow_table
+
+    rows: list[list[str | Text]] = []
+    for label, *norms in flow_table(result.gradients):
+        name, _, value = label.rpartition(", ")
+        if value == "first":
+            rows.append([Text(name, "bold")])
+        rows.append([f"  {value}", *norms])
+    # Two lines, so that the table fits into 80 columns.
+    titles = [title.replace(" ", "\n") for title in flow_panels(result.gradients).values()]
+    print_line("")
+    print_table(["gradient norm\n", *titles], rows)
+    print_line(
+        "Recorded during training (training.gradients_every). raw: before normalization. --out "
+        "plots the norms over the steps."
+    )
 
 
 def _print_published_counts(result: ContributionAnalysis) -> None:

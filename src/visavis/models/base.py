@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -492,7 +493,31 @@ def encode_unit_rows(rows: Tensor) -> Encoded:
     Returns:
         Items with unit vectors.
     """
-    return Encoded(unit_rows(at_least_float32(rows)))
+    rows = at_least_float32(rows)
+    if (observer := _EMBEDDING_OBSERVER.get()) is not None:
+        observer(rows)
+    return Encoded(unit_rows(rows))
+
+
+_EMBEDDING_OBSERVER = ContextVar[Callable[[Tensor], None] | None]("observer", default=None)
+
+
+@contextmanager
+def observe_embeddings(observer: Callable[[Tensor], None]) -> Iterator[None]:
+    """Pass the embeddings that are encoded within this block to a function, before they are
+    normalized.
+
+    Args:
+        observer: The function, which must not change the embeddings.
+
+    Yields:
+        Nothing.
+    """
+    token = _EMBEDDING_OBSERVER.set(observer)
+    try:
+        yield
+    finally:
+        _EMBEDDING_OBSERVER.reset(token)
 
 
 def verify_config_hash(file: Path) -> None:

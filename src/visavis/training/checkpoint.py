@@ -52,6 +52,7 @@ class TrainerState:
             validation, before clipping.
         gradient_norm_max: Largest of these norms.
         gradient_norm_steps: Number of these norms.
+        gradients: Norms of gradients that were recorded since the last validation.
         average_updates: Updates of the average of the weights in this phase.
         scaler: State of the gradient scaler of float16. Empty without it.
         done: Whether the training is complete.
@@ -72,6 +73,7 @@ class TrainerState:
     gradient_norm_sum: float = 0.0
     gradient_norm_max: float = 0.0
     gradient_norm_steps: Count = 0
+    gradients: list[dict[str, float]] = field(default_factory=list)
     average_updates: Count = 0
     scaler: dict[str, float] = field(default_factory=dict)
     done: bool = False

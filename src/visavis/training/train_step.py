@@ -4,6 +4,7 @@ and the second network.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
@@ -16,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
+from visavis.core.blocking import fork_random_numbers
 from visavis.core.encoded import Encoded
 from visavis.core.errors import RecipeError, log_debug, suggest_name
 from visavis.core.memory_budget import MemoryLimit
@@ -32,6 +34,7 @@ from visavis.models.device import autocast_context
 from visavis.models.inference import device_of
 from visavis.models.layers import Whitening
 from visavis.training.encoder_blocks import encoder_blocks, prepare_encoders
+from visavis.training.monitoring.gradient_norms import EncodedBatch, GradientNorms
 from visavis.training.optimizer import (
     WeightAverage,
     full_tensor,
@@ -162,6 +165,10 @@ class BatchLoss(nn.Module):
         chunk_size: Items whose activations are in memory. The loss compares all items of the batch.
             0: all.
         added: Factor and loss that the supervision adds, or None.
+
+    Attributes:
+        gradient_norms: Receives the embeddings of the batches of the current optimizer step. None:
+            its gradients are not recorded.
     """
 
     def __init__(
@@ -175,6 +182,7 @@ class BatchLoss(nn.Module):
         self.matcher, self.loss, self.chunk_size = matcher, loss, chunk_size
         self.added_factor = added[0] if added else 0.0
         self.added_loss = added[1] if added else None
+        self.gradient_norms: GradientNorms | None = None
 
     def forward(self, batch: Batch, compute_targets: ComputeTargets) -> Tensor:
         """Compute the training loss of a batch.
@@ -187,11 +195,16 @@ class BatchLoss(nn.Module):
         Returns:
             The loss, a scalar, with the auxiliary loss of the model if it has one.
         """
-        matcher = self.matcher
-        visual = _encode(matcher.encode_visual, batch.visual, self.chunk_size)
-        text = _encode(matcher.encode_text, batch.text, self.chunk_size)
+        matcher, norms = self.matcher, self.gradient_norms
+        with norms.observe("visual") if norms else nullcontext():
+            visual = _encode(matcher.encode_visual, batch.visual, self.chunk_size)
+        with norms.observe("text") if norms else nullcontext():
+            text = _encode(matcher.encode_text, batch.text, self.chunk_size)
         targets = compute_targets(visual, text, batch)
         items = matcher.first_stage_items(visual), matcher.first_stage_items(text)
+        if norms:
+            detached = [each.map(Tensor.detach) for each in items]
+            norms.batch = EncodedBatch(detached[0], detached[1], targets)
         value = self.loss(*items, targets=targets)
         if self.added_loss is not None:
             value = value + self.added_factor * self.added_loss(*items, targets=targets)
@@ -221,6 +234,7 @@ class TrainStep:
         self, matcher: Matcher, phase: Phase, recipe: Recipe, group: ProcessGroup = ONE_PROCESS
     ):
         self.matcher, self.settings, self.device = matcher, recipe.training, device_of(matcher)
+        self.group = group
         log_debug(
             __name__,
             "training on %s, autocast %s, %d processes",
@@ -240,9 +254,8 @@ class TrainStep:
             self.trained_matcher = deepcopy(matcher)
             loss = phase_loss(self.trained_matcher, phase, recipe.memory or None, group)
         added = added_loss(self.trained_matcher, phase, recipe.memory or None, group)
-        self.module: nn.Module = BatchLoss(
-            self.trained_matcher, loss, self.settings.chunk_size, added
-        )
+        self.batch_loss = BatchLoss(self.trained_matcher, loss, self.settings.chunk_size, added)
+        self.module: nn.Module = self.batch_loss
         if self.is_sharded:
             from torch.distributed.fsdp import fully_shard
 
@@ -278,7 +291,31 @@ class TrainStep:
         with autocast_context(self.device, self.settings.autocast):
             loss: Tensor = self.module(batch, compute_targets)
         self.scaler.scale(loss * loss_scale).backward()
+        if self.batch_loss.gradient_norms is not None:
+            self._record_batch(self.batch_loss.gradient_norms, loss_scale)
         return loss.item()
+
+    def record_gradients(self) -> None:
+        """Record the norms of the gradients of the batches until the next step of the optimizer."""
+        scale = self.scaler.get_scale() if self.scaler.is_enabled() else 1.0
+        self.batch_loss.gradient_norms = GradientNorms(self.group, scale)
+
+    def recorded_gradients(self) -> dict[str, float]:
+        """Return the recorded norms after a step of the optimizer, and stop recording.
+
+        Returns:
+            Norms by name. Empty if nothing was recorded.
+        """
+        norms, self.batch_loss.gradient_norms = self.batch_loss.gradient_norms, None
+        return norms.summarize() if norms else {}
+
+    def _record_batch(self, norms: GradientNorms, loss_scale: float) -> None:
+        # Only within its forward pass, a sharded network can compute a score of its own.
+        if self.is_sharded and not self.trained_matcher.score_is_cosine:
+            return
+        # The next random numbers of the training must be the same as without a record.
+        with fork_random_numbers(self.device):
+            norms.add_batch(self.batch_loss.loss, loss_scale)
 
     def step(self, lr_factor: float) -> float:
         """Clip the gradient, step, clear the gradient, and move the average of the weights. float16
@@ -295,6 +332,8 @@ class TrainStep:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         with _mixed_tensors() if self.is_sharded else nullcontext():
             norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
+            if (norms := self.batch_loss.gradient_norms) is not None:
+                norms.parameters = self._norms_by_part()
             if self.settings.clip_norm:
                 clip_grads_with_norm_(parameters, self.settings.clip_norm, norm)
         self.scaler.step(self.optimizer)
@@ -303,6 +342,19 @@ class TrainStep:
         if self.average is not None:
             self.average.update()
         return full_tensor(norm).item()
+
+    def _norms_by_part(self) -> dict[str, float]:
+        """Norms of the gradients of the parts of the model that have any."""
+        by_part = defaultdict[str, list[Tensor]](list)
+        for group in self.optimizer.param_groups:
+            by_part[f"{group['part']}_parameters"] += [
+                p.grad for p in group["params"] if p.grad is not None
+            ]
+        return {
+            name: full_tensor(get_total_norm(gradients)).item()
+            for name, gradients in by_part.items()
+            if gradients
+        }
 
     def copy_weights(self) -> None:
         """Copy sharded weights into ``matcher``. All processes must call it. Without shards it does

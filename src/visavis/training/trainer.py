@@ -31,6 +31,7 @@ from visavis.models.device import choose_device, seed_device
 from visavis.training.checkpoint import Checkpoint, TrainerState
 from visavis.training.encoder_blocks import prepare_encoders
 from visavis.training.monitoring.alerts import find_alerts, new_alerts
+from visavis.training.monitoring.gradient_norms import is_recorded, mean_norms
 from visavis.training.monitoring.tracking import Tracking, retrieved_images
 from visavis.training.monitoring.validation_metrics import hubness, summarize, validation_metrics
 from visavis.training.optimizer import (
@@ -211,6 +212,10 @@ class Trainer:
         group_end = min(
             group_start + training.accumulation_steps, steps
         )  # the last group of an epoch may be smaller
+        if batch.index == group_start and is_recorded(
+            state.step, group_end - group_start, training.gradients_every
+        ):
+            self.train_step.record_gradients()
         control = self.step_control
         control.loss_scale = loss_warmup_factor(
             self.phase.loss_warmup_epochs, state.phase_step, steps
@@ -237,6 +242,9 @@ class Trainer:
                 state.gradient_norm_sum += norm
                 state.gradient_norm_max = max(state.gradient_norm_max, norm)
                 state.gradient_norm_steps += 1
+            if norms := self.train_step.recorded_gradients():
+                first_step = state.step - (batch.index - group_start)
+                state.gradients.append({"step": first_step, **norms})
         self.supervision.observe(batch, value)
         state.step, state.phase_step, state.pairs = (
             state.step + 1,
@@ -286,7 +294,7 @@ class Trainer:
         state = self.state
         state.loss_sum, state.loss_steps = 0.0, 0
         state.gradient_norm_sum, state.gradient_norm_max = 0.0, 0.0
-        state.gradient_norm_steps = 0
+        state.gradient_norm_steps, state.gradients = 0, []
         self.data_wait_s, self.validated_at_s = 0.0, state.seconds
         if row["rsum"] > state.best_rsum:
             state.best_rsum, state.best_step, state.validations_without_improvement = (
@@ -339,6 +347,11 @@ class Trainer:
         similarity = (
             {} if self.matcher.rerank_top_k else {"similarity": summarize([result.score_samples])}
         )
+        gradients = (
+            {"gradients": mean_norms(state.gradients), "gradient_steps": state.gradients}
+            if state.gradients
+            else {}
+        )
         return {
             "phase": state.phase,
             "epoch": state.epoch,
@@ -349,6 +362,7 @@ class Trainer:
             "val": val,
             **({"lr": self._learning_rates()} if state.step else {}),
             **similarity,
+            **gradients,
             "health": health | gradient_norms | hubness(result, self.val_loader.data),
             **result.to_json(),
             "time": {

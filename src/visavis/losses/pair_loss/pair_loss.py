@@ -66,6 +66,7 @@ from visavis.losses.pair_loss.candidates import (
     validate_matryoshka_dims,
 )
 from visavis.losses.pair_loss.plan import ExecutionPlan, Planner
+from visavis.losses.pair_loss.score_gradients import ScoreGradients, observed_scores
 from visavis.losses.pair_loss.scores import (
     CachedCosines,
     FunctionScores,
@@ -75,7 +76,12 @@ from visavis.losses.pair_loss.scores import (
     trainable,
 )
 from visavis.losses.pair_loss.tiles import run_tiles
-from visavis.losses.targets import Ids, Targets, annotations_needing_grad
+from visavis.losses.targets import (
+    Ids,
+    Targets,
+    annotations_needing_grad,
+    replace_annotation_tensors,
+)
 
 EncodeFunction = Callable[[Any], Items]
 BATCHES_BEFORE_WARNING = 2
@@ -239,50 +245,16 @@ class PairLoss(nn.Module):
             ShapeError: If the arguments do not match.
             SpecError: If scale or bias is invalid.
         """
-        images, texts = _as_items("images", images), _as_items("texts", texts)
-        extra_images, extra_texts = (
-            None if extra is None else _as_items(name, extra)
-            for name, extra in (("extra_images", extra_images), ("extra_texts", extra_texts))
-        )
-        scale_and_bias = resolve_scale_and_bias((self.scale, self.bias), (scale, bias))
-        self._validate_half_precision(images, scale_and_bias.scale)
-        targets, targets_source = self._resolve_targets(images, texts, image_ids, text_ids, targets)
-        group = select_process_group(
-            self.gather,
-            targets.query_ids.device,
-            training=self.training,
-            describe_batch=lambda: describe_batch(
-                self.objective, self.dataset, images, texts, targets, targets_source
-            ),
-        )
-        ids_are_positions = image_ids is None and are_local_positions(
-            [targets.query_ids, targets.candidate_ids], group
-        )
-        extra_image_pool = gather_extra_candidates(
-            "extra_images", extra_images, extra_image_ids, images, group
-        )
-        extra_text_pool = gather_extra_candidates(
-            "extra_texts", extra_texts, extra_text_ids, texts, group
-        )
-        image_to_text, text_to_image = (
-            add_extra_candidates(
-                gather_targets(direction, group, ids_are_positions=ids_are_positions),
-                extra,
-                ids_are_positions=ids_are_positions,
-            )
-            for direction, extra in ((targets, extra_text_pool), (targets.T, extra_image_pool))
-        )
-        comparison = _Comparison(
-            images,
-            texts,
-            extra_image_pool,
-            extra_text_pool,
-            (image_to_text, text_to_image),
-            scale_and_bias,
-            group,
+        comparison = self._compare(
+            _as_items("images", images),
+            _as_items("texts", texts),
+            (image_ids, text_ids),
+            targets,
+            (extra_images, extra_image_ids, extra_texts, extra_text_ids),
+            (scale, bias),
         )
         value = self._loss(comparison)
-        for embedding_dim in smaller_dims(self.matryoshka_dims, images):
+        for embedding_dim in smaller_dims(self.matryoshka_dims, comparison.images):
             value = value + self._loss(comparison.truncate(embedding_dim))
         if (
             self.training
@@ -291,6 +263,110 @@ class PairLoss(nn.Module):
         ):
             self._warn_if_no_negatives(value, comparison)
         return value
+
+    def _compare(
+        self,
+        images: Encoded,
+        texts: Encoded,
+        ids: tuple[Ids | None, Ids | None],
+        targets: Targets | None,
+        extra: tuple[Items | None, Ids | None, Items | None, Ids | None] = (None,) * 4,
+        scale_and_bias: tuple[OptionalScalar, OptionalScalar] = (None, None),
+    ) -> _Comparison:
+        """Check the arguments of a call, and gather candidates and targets over ranks."""
+        extra_images, extra_image_ids, extra_texts, extra_text_ids = extra
+        extra_image_items, extra_text_items = (
+            None if items is None else _as_items(name, items)
+            for name, items in (("extra_images", extra_images), ("extra_texts", extra_texts))
+        )
+        resolved = resolve_scale_and_bias((self.scale, self.bias), scale_and_bias)
+        self._validate_half_precision(images, resolved.scale)
+        targets, targets_source = self._resolve_targets(images, texts, *ids, targets)
+        group = select_process_group(
+            self.gather,
+            targets.query_ids.device,
+            training=self.training,
+            describe_batch=lambda: describe_batch(
+                self.objective, self.dataset, images, texts, targets, targets_source
+            ),
+        )
+        ids_are_positions = ids[0] is None and are_local_positions(
+            [targets.query_ids, targets.candidate_ids], group
+        )
+        extra_image_pool = gather_extra_candidates(
+            "extra_images", extra_image_items, extra_image_ids, images, group
+        )
+        extra_text_pool = gather_extra_candidates(
+            "extra_texts", extra_text_items, extra_text_ids, texts, group
+        )
+        image_to_text, text_to_image = (
+            add_extra_candidates(
+                gather_targets(direction, group, ids_are_positions=ids_are_positions),
+                pool,
+                ids_are_positions=ids_are_positions,
+            )
+            for direction, pool in ((targets, extra_text_pool), (targets.T, extra_image_pool))
+        )
+        return _Comparison(
+            images,
+            texts,
+            extra_image_pool,
+            extra_text_pool,
+            (image_to_text, text_to_image),
+            resolved,
+            group,
+        )
+
+    @torch.no_grad()
+    def score_gradients(self, images: Items, texts: Items, targets: Targets) -> ScoreGradients:
+        """Compute the gradient of the loss at the scores and at the normalized vectors of a batch.
+
+        The loss of whole vectors, without extra candidates. A score function with dropout draws
+        random numbers of its own.
+
+        Args:
+            images: Image embeddings ``[V, D]``, or Encoded images.
+            texts: Text embeddings ``[T, D]``, or Encoded texts.
+            targets: Targets ``[V, T]``.
+
+        Returns:
+            The gradients, with respect to scores before a scale of the loss.
+        """
+        detached = {
+            name: tensor.detach() for name, tensor in annotations_needing_grad(targets).items()
+        }
+        comparison = self._compare(
+            _as_items("images", images).map(Tensor.detach),
+            _as_items("texts", texts).map(Tensor.detach),
+            (None, None),
+            replace_annotation_tensors(targets, detached),
+        )
+        group = comparison.group
+        plan = self.planner.plan_batch(
+            comparison.images,
+            comparison.texts,
+            comparison.targets,
+            has_extra_candidates=False,
+            world_size=group.world_size,
+            training=self.training,
+            in_rows=True,
+        )
+        image_pool, text_pool = (
+            CandidatePool(items, None, group) for items in (comparison.images, comparison.texts)
+        )
+        scale, bias = comparison.scale_and_bias
+        scores = observed_scores(self.score, image_pool, text_pool, scale, plan)
+        result = run_row_blocks(
+            self.objective,
+            scores,
+            (image_pool.query_rows, text_pool.query_rows),
+            comparison.targets,
+            plan.block_rows,
+            group,
+            bias=bias,
+            needs_grad=True,
+        )
+        return scores.collect(result.gradients, (image_pool, text_pool), group)
 
     def logits(self, scores: Tensor) -> Tensor:
         """Apply the scale and the bias of the loss, as its objective reads the scores.

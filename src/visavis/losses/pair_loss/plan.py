@@ -498,6 +498,7 @@ class Planner:
         has_extra_candidates: bool,
         world_size: int,
         training: bool,
+        in_rows: bool = False,
     ) -> ExecutionPlan:
         """Make the plan of a batch.
 
@@ -508,6 +509,7 @@ class Planner:
             has_extra_candidates: Whether some candidates are never queries.
             world_size: Number of ranks.
             training: Whether the loss is in train mode.
+            in_rows: Whether to plan blocks of queries, also where another path is faster.
 
         Returns:
             The plan. Batches of equal shape share one.
@@ -519,6 +521,7 @@ class Planner:
             has_extra_candidates,
             world_size,
             training,
+            in_rows,
             torch.is_grad_enabled(),
             torch.is_autocast_enabled(targets[0].query_ids.device.type),
         )
@@ -552,7 +555,7 @@ class Planner:
         # Batches of ever new lengths must not fill the memory.
         if len(self.plans) >= MAX_CACHED_PLANS:
             self.plans.clear()
-        self.plans[key] = choose_plan(inputs)
+        self.plans[key] = _plan_rows(inputs, "row_blocks") if in_rows else choose_plan(inputs)
         return self.plans[key]
 
     def plan_sizes(

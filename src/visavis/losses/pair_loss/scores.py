@@ -742,7 +742,7 @@ class FunctionScores(Scores):
             scores = scores if self.factor == 1 else scores * self.factor
         values = scores.detach().clone(memory_format=torch.contiguous_format)
         if not with_grad:  # the graph is not kept either
-            return ScoreBlock(values, _reject_gradient)
+            return ScoreBlock(values, reject_gradient)
         sides = (
             (images, image_rows, self.gradient_sums.images),
             (texts, text_rows, self.gradient_sums.texts),
@@ -804,7 +804,15 @@ class FunctionScores(Scores):
             yield
 
 
-def _reject_gradient(_: Tensor) -> None:
+def reject_gradient(_: Tensor) -> None:
+    """Take the gradient of a block that was scored without one.
+
+    Args:
+        _: The gradient.
+
+    Raises:
+        AssertionError: Always.
+    """
     raise AssertionError("a gradient was accumulated into a block that was scored without gradient")
 
 

@@ -44,6 +44,7 @@ from visavis.research.diagnostics.contributing_samples import (
     contributing_by_epsilon,
     released_targets,
 )
+from visavis.research.diagnostics.gradient_flow import GradientFlow, flow_section
 from visavis.research.reports.html_report import (
     LIGHT_THEME,
     PlotTheme,
@@ -261,6 +262,7 @@ class ContributionAnalysis(NotebookTable):
         counts: Counts by objective and epsilon, the run's own objective first.
         published: Id of the row of a paper's table that the recipe names. Empty for none.
         with_slope: Whether triplets of SmoothAP count with the factor 1 / tau of their derivative.
+        gradients: Norms of gradients that the training of this run, and of further runs, recorded.
     """
 
     ROWS: ClassVar[str] = "counts"
@@ -276,6 +278,7 @@ class ContributionAnalysis(NotebookTable):
     counts: tuple[ContributionCount, ...]
     published: str
     with_slope: bool = False
+    gradients: tuple[GradientFlow, ...] = ()
 
     @property
     def epsilon(self) -> float:
@@ -309,6 +312,7 @@ class ContributionAnalysis(NotebookTable):
             "with_slope": self.with_slope,
             "counts": [count.to_json() for count in self.counts],
             "published": self.published_counts and self.published_counts.to_json(),
+            "gradients": [flow.to_json() for flow in self.gradients],
         }
 
 
@@ -532,6 +536,8 @@ def render_diagnosis(diagnosis: ContributionAnalysis) -> str:
         )
     options = [f"--epsilon {epsilon:g}" for epsilon in diagnosis.epsilons]
     options += ["--with-slope"] if diagnosis.with_slope else []
+    others = [flow.run for flow in diagnosis.gradients if flow.run != diagnosis.run]
+    runs = " ".join(map(quote_argument, [diagnosis.run, *others]))
     rows = []
     for count in diagnosis.counts:
         released = ", as in the released code" if count.semantics == "reference" else ""
@@ -551,7 +557,8 @@ def render_diagnosis(diagnosis: ContributionAnalysis) -> str:
         if len(diagnosis.epsilons) > 1
         else None,
         curves=curves,
-        command=f"{shell_command()} diagnose {quote_argument(diagnosis.run)} --checkpoint {diagnosis.checkpoint} {' '.join(options)}",
+        gradients=flow_section(diagnosis.gradients),
+        command=f"{shell_command()} diagnose {runs} --checkpoint {diagnosis.checkpoint} {' '.join(options)}",
     )
 
 

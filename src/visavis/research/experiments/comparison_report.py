@@ -33,6 +33,7 @@ from visavis.losses.scoring import select_items
 from visavis.models.base import Matcher, evaluation_mode
 from visavis.models.inference import device_score, score_all_pairs
 from visavis.research.diagnostics.contribution_analysis import ContributionAnalysis, diagnose_run
+from visavis.research.diagnostics.gradient_flow import flow_section, read_gradient_flow
 from visavis.research.experiments.comparison_result import Comparison, Sweep
 from visavis.research.experiments.grid import Setting
 from visavis.research.experiments.jobs import RunOutcome
@@ -137,6 +138,12 @@ def _report_renderer(comparison: Comparison) -> Callable[..., str]:
     tests = comparison.differences_from_best.values()
     differences = [(test, comparison.image_bootstrap.difference(test.a, test.b)) for test in tests]
     curves = ThemedImage.draw(partial(plot_training_curves, logs), folder / "curves.png")
+    flows = [
+        flow
+        for setting in comparison.selected
+        for run in comparison.runs(setting)
+        if (flow := read_gradient_flow(run.folder, setting.name)) is not None
+    ]
     differences_image = (
         ThemedImage.draw(partial(plot_differences, differences), folder / "differences.png")
         if differences
@@ -159,6 +166,7 @@ def _report_renderer(comparison: Comparison) -> Callable[..., str]:
             setting.name: comparison.selected_values(setting) for setting in comparison.selected
         },
         curves=curves,
+        gradients=flow_section(flows, folder / "gradients.png"),
         differences=differences_image,
         differences_alt="; ".join(
             f"{test.b}: {format_number(test.difference, signed=True)}, {test.verdict}"

@@ -396,6 +396,7 @@ class TrainingSettings(RecipeSection):
             float16 with scaled gradients, for older GPUs.
         patience: Validations without a better RSUM after which a phase ends. 0: never.
         evaluate_every: Steps between validations. 0: one validation per epoch.
+        gradients_every: Steps between records of the norms of gradients. 0: none.
         checkpoint_s: Minimum time between checkpoints, in seconds.
         threads: CPU threads, at most 1,024. 0: the default of torch.
         workers: Processes that read and transform batches. 0: the training process. -1: one for
@@ -421,6 +422,7 @@ class TrainingSettings(RecipeSection):
     autocast: bool | Literal["auto", "float16"] = False
     patience: int = Field(0, ge=0)
     evaluate_every: int = Field(0, ge=0)
+    gradients_every: int = Field(50, ge=0)
     checkpoint_s: float = Field(30.0, ge=0)
     threads: int = Field(0, ge=0, le=1024)
     workers: int = Field(-1, ge=-1, le=1024)

@@ -39,7 +39,7 @@ CHANGEABLE_KEYS = (
     "name", "about", "published", "memory", "start_from",
     "data.path", "data.stream", "data.requires", "data.feedback",
     "visual.features", "text.features",
-    "training.threads", "training.device", "training.checkpoint_s", "training.workers", "training.track",
+    "training.threads", "training.device", "training.checkpoint_s", "training.workers", "training.track", "training.gradients_every",
     "evaluation.protocol", "evaluation.test", "evaluation.relevance", "evaluation.extra_metrics", "evaluation.average_networks",
     "evaluation.forgetting",
 )  # fmt: skip

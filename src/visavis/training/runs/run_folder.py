@@ -49,6 +49,9 @@ class LogRow(TypedDict):
         lr: Learning rate of each part of the model, in the last step. Absent before the first step.
         similarity: Similarities on the whole validation split. Absent for models that rank in two
             stages.
+        gradients: Means of ``gradient_steps``.
+        gradient_steps: Norms of the gradients of recorded steps since the validation before. Absent
+            if there are none.
     """
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
@@ -65,6 +68,8 @@ class LogRow(TypedDict):
     health: dict[str, Any]
     lr: NotRequired[dict[str, float]]
     similarity: NotRequired[dict[str, float]]
+    gradients: NotRequired[dict[str, float]]
+    gradient_steps: NotRequired[list[dict[str, float]]]
 
 
 class RunFolder:

@@ -1,0 +1,285 @@
+"""Gradients during a training, from its log: norms at the scores, at the embeddings after and before
+normalization, and at the parameters, over the steps of runs.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import cycle, product
+from pathlib import Path
+from typing import Any
+
+from visavis.core.errors import RunError
+from visavis.research.reports.html_report import (
+    DASH_PATTERN,
+    LEGEND_CHARS,
+    LIGHT_THEME,
+    PlotTheme,
+    ThemedImage,
+    figure_to_png,
+    legend_style,
+    new_figure,
+    style_axes,
+    with_own_style,
+)
+from visavis.training.runs.open_run import read_run_recipe
+from visavis.training.runs.run_folder import RunFolder
+
+PANELS_PER_ROW = 3
+PLACES = {
+    "scores": "scores",
+    "normalized": "normalized embeddings",
+    "tangent": "tangent part",
+    "embedding": "raw embeddings",
+}
+"""Titles of the places of a gradient. Norms of embeddings are over both encoders."""
+PARAMETERS = "_parameters"
+
+
+@dataclass(frozen=True)
+class GradientFlow:
+    """Norms of the gradients that a training has recorded.
+
+    Attributes:
+        run: Run folder.
+        name: Objective of the run, or the setting of a comparison.
+        records: Norms by name, with the ``step`` of each record.
+    """
+
+    run: Path
+    name: str
+    records: tuple[dict[str, float], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {"run": str(self.run), "name": self.name, "records": list(self.records)}
+
+    def series(self, place: str) -> dict[int, float]:
+        """Select the norms at a place.
+
+        Args:
+            place: A key of `PLACES`, or the name of a norm.
+
+        Returns:
+            The norm by step. Empty if the run has none.
+        """
+        names = [place] if place not in PLACES or place == "scores" else []
+        names = names or [f"{encoder}_{place}" for encoder in ("visual", "text")]
+        return {
+            int(record["step"]): math.hypot(*(record[name] for name in names))
+            for record in self.records
+            if all(name in record for name in names)
+        }
+
+
+def read_gradient_flow(run: Path, name: str = "") -> GradientFlow | None:
+    """Read the records of a run.
+
+    Args:
+        run: Run folder.
+        name: Name in plots. Default: the objectives of the run.
+
+    Returns:
+        The records. None if the run has none.
+    """
+    files = RunFolder(run)
+    rows = files.read_log() if os.path.exists(files.log) else []
+    recorded = [row for row in rows if row.get("gradient_steps")]
+    if not recorded:
+        return None
+    objectives = dict.fromkeys(row["objective"] for row in recorded)
+    records = [record for row in recorded for record in row["gradient_steps"]]
+    return GradientFlow(run, name or ", then ".join(objectives), tuple(records))
+
+
+def read_gradient_flows(runs: Sequence[Path]) -> tuple[GradientFlow, ...]:
+    """Read the records of runs that are compared.
+
+    Args:
+        runs: Run folders.
+
+    Returns:
+        The records. Empty for a single run without any.
+
+    Raises:
+        RunError: If one of several folders is not a run, or has no records.
+    """
+    flows = list[GradientFlow]()
+    for run in runs:
+        if len(runs) > 1:
+            read_run_recipe(run)
+        flow = read_gradient_flow(run)
+        if flow is not None:
+            flows.append(flow)
+        elif len(runs) > 1:
+            raise RunError(
+                f"{run}: expected recorded gradients to compare with other runs, found none. Train "
+                "it with training.gradients_every=50, or leave it out."
+            )
+    return tuple(_shorten_names(flows))
+
+
+def _shorten_names(flows: Sequence[GradientFlow]) -> list[GradientFlow]:
+    """Names of objectives without their parameters, where these are the same in all runs."""
+    specs = defaultdict[str, set[str]](set)
+    for flow in flows:
+        specs[_short(flow.name)].add(flow.name)
+    return [
+        replace(flow, name=_short(flow.name)) if len(specs[_short(flow.name)]) == 1 else flow
+        for flow in flows
+    ]
+
+
+def _short(name: str) -> str:
+    return ", then ".join(spec.partition("(")[0] for spec in name.split(", then "))
+
+
+def flow_panels(flows: Sequence[GradientFlow]) -> dict[str, str]:
+    """List the places that some of the runs have.
+
+    Args:
+        flows: Records of runs.
+
+    Returns:
+        Titles by place.
+    """
+    names = dict.fromkeys(name for flow in flows for record in flow.records for name in record)
+    parts = {
+        name: f"{name.removesuffix(PARAMETERS)} parameters"
+        for name in names
+        if name.endswith(PARAMETERS)
+    }
+    return {
+        place: title
+        for place, title in (PLACES | parts).items()
+        if any(flow.series(place) for flow in flows)
+    }
+
+
+def flow_table(flows: Sequence[GradientFlow]) -> list[list[str]]:
+    """Summarize the norms of each name by their first, lowest and last value.
+
+    Args:
+        flows: Records of runs. Norms of runs of one name are averaged.
+
+    Returns:
+        Three rows for each name, "<name>, first" and so on, with a cell for each panel. "-" where a
+        run has no norm.
+    """
+    rows = []
+    for name in dict.fromkeys(flow.name for flow in flows):
+        means = [list(_mean_series(flows, name, place).values()) for place in flow_panels(flows)]
+        picked = [(values[0], min(values), values[-1]) if values else None for values in means]
+        for number, label in enumerate(("first", "lowest", "last")):
+            cells = ["-" if each is None else f"{each[number]:.3g}" for each in picked]
+            rows.append([f"{name}, {label}", *cells])
+    return rows
+
+
+def _series(flows: Sequence[GradientFlow], name: str, place: str) -> list[dict[int, float]]:
+    """The norms of the runs of a name at the steps that all of them have."""
+    runs = [flow.series(place) for flow in flows if flow.name == name]
+    common = [step for step in runs[0] if all(step in run for run in runs)]
+    return [{step: run[step] for step in common} for run in runs]
+
+
+def _mean_series(flows: Sequence[GradientFlow], name: str, place: str) -> dict[int, float]:
+    runs = _series(flows, name, place)
+    return {step: sum(run[step] for run in runs) / len(runs) for step in runs[0]}
+
+
+@with_own_style
+def plot_gradient_flow(flows: Sequence[GradientFlow], theme: PlotTheme = LIGHT_THEME) -> bytes:
+    """Plot the norms of gradients over steps, on logarithmic axes.
+
+    Args:
+        flows: Records of runs.
+        theme: Colors.
+
+    Returns:
+        A PNG with a panel for each place. Lines are means of runs of one name, areas their range.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    panels, names = flow_panels(flows), list(dict.fromkeys(flow.name for flow in flows))
+    rows = math.ceil(len(panels) / PANELS_PER_ROW)
+    legend_columns = max(1, LEGEND_CHARS // (max(map(len, names)) + 8))
+    legend_height = 0.15 + 0.2 * math.ceil(len(names) / legend_columns)
+    figure = new_figure(8.6, legend_height + 2.45 * rows, theme)
+    height = figure.get_figheight()
+    # More names than colors: the next ones are dashed.
+    styles = list(product(("-", DASH_PATTERN), theme.lines))
+    for number, (place, title) in enumerate(panels.items()):
+        row, column = divmod(number, PANELS_PER_ROW)
+        bottom = legend_height + 2.45 * (rows - 1 - row) + 0.5
+        axes = figure.add_axes((0.06 + 0.332 * column, bottom / height, 0.262, 1.6 / height))
+        for name, (style, color) in zip(names, cycle(styles), strict=False):
+            series = _series(flows, name, place)
+            steps, values = list(series[0]), [list(run.values()) for run in series]
+            columns = list(zip(*values, strict=True))
+            axes.fill_between(
+                steps, [*map(min, columns)], [*map(max, columns)], color=color, alpha=0.18, lw=0
+            )
+            means = _mean_series(flows, name, place)
+            axes.plot(
+                list(means), list(means.values()), color=color, linestyle=style, lw=1.8, label=name
+            )
+        style_axes(axes, title, theme)
+        # A norm of 0 is at the lower edge.
+        axes.set_yscale("log", nonpositive="clip")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.minorticks_off()
+        if number == 0:
+            handles = axes.get_legend_handles_labels()
+    figure.legend(
+        *handles,
+        loc="lower left",
+        bbox_to_anchor=(0.05, 0),
+        ncols=legend_columns,
+        **legend_style(theme),
+    )
+    return figure_to_png(figure)
+
+
+@dataclass(frozen=True)
+class FlowSection:
+    """Section of a report.
+
+    Attributes:
+        image: The plot.
+        columns: Titles of the panels.
+        rows: Summary of each name.
+        num_runs: Largest number of runs of one name.
+    """
+
+    image: ThemedImage
+    columns: list[str]
+    rows: list[list[str]]
+    num_runs: int
+
+
+def flow_section(flows: Sequence[GradientFlow], file: Path | None = None) -> FlowSection | None:
+    """Draw the plot and the table of a report.
+
+    Args:
+        flows: Records of runs.
+        file: File for the plot. Default: none.
+
+    Returns:
+        The section. None without records.
+    """
+    if not flows:
+        return None
+    names = [flow.name for flow in flows]
+    return FlowSection(
+        ThemedImage.draw(partial(plot_gradient_flow, flows), file),
+        list(flow_panels(flows).values()),
+        flow_table(flows),
+        max(map(names.count, names)),
+    )
