@@ -916,5 +916,5 @@ def test_openapi_requests_cause_no_server_error(collection, tmp_path, examples):
                 statuses.append((case.operation.label, response.status_code))
 
             send()
-    assert len({label for label, _ in statuses}) == 16
+    assert len({label for label, _ in statuses}) == 17
     assert {200, 422} <= {status for _, status in statuses}
