@@ -181,9 +181,14 @@ def recipe_keys(rows: list[dict[str, Any]]) -> str:
                     for key in keys
                 ],
             ),
-            "\n".join(f"- **`{key['name']}`:** {plain(key['summary'])}" for key in keys),
+            "\n".join(f"- **`{key['name']}`:** {escape(key['summary'])}" for key in keys),
         ]
     return "\n\n".join(parts)
+
+
+def escape(text: str) -> str:
+    """A text without emphasis and names of attributes."""
+    return re.sub(r"[_*{}]", r"\\\g<0>", text)
 
 
 GRADIENT_IMAGES = """Each image shows one query with one positive, scored $s_p$ (x axis), and one negative, scored $s_n$ (y axis).
