@@ -1,6 +1,6 @@
 """A LightningModule with an objective of visavis. Rows with the same label are all positives.
 
-Needs: pip install visavis lightning
+Needs visavis, and pip install lightning
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Fine-tune a sentence-transformers model with an objective of visavis. Rows with the same label
 are all positives.
 
-Needs: pip install visavis sentence-transformers accelerate datasets
+Needs visavis, and pip install sentence-transformers accelerate datasets
 """
 
 import tempfile

@@ -1,7 +1,7 @@
 """Fine-tune a CLIP of transformers with its Trainer and an objective of visavis. Rows with the same
 label are all positives.
 
-Needs: pip install 'visavis[hf]' accelerate
+Needs visavis with the extra hf, and pip install accelerate
 """
 
 import tempfile

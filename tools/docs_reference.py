@@ -34,7 +34,9 @@ INTERNAL = {"cli", "api", "storage"}
 def main() -> None:
     """Write every generated page."""
     reference = {"command-line.md": command_line(), "catalogs/recipes.md": recipes()}
-    reference |= {f"catalogs/{kind}.md": catalog(kind, rows) for kind, rows in catalogs().items()}
+    entries = catalogs()
+    reference["catalogs/keys.md"] = recipe_keys(entries.pop("keys"))
+    reference |= {f"catalogs/{kind}.md": catalog(kind, rows) for kind, rows in entries.items()}
     reference |= {f"python/{name}.md": package(name) for name in packages()}
     links = [
         f"- [{text.split(chr(10), 1)[0].removeprefix('# ')}]({path})"
@@ -154,6 +156,39 @@ def catalog(kind: str, rows: list[dict[str, Any]]) -> str:
             )
         )
     return "\n\n".join(part for part in parts if part)
+
+
+def recipe_keys(rows: list[dict[str, Any]]) -> str:
+    """For each section of a recipe, a table of its keys and what they do."""
+    parts = [
+        "# Keys of recipes",
+        (
+            "`visavis catalog keys` prints this list. A recipe, `key=value` on the command line and "
+            "`overrides` in Python accept these keys. [Recipes](../../guides/recipes.md) has "
+            "examples. The keys of `model` are in the [catalog of models](models.md)."
+        ),
+    ]
+    sections = dict[str, list[dict[str, Any]]]()
+    for row in rows:
+        sections.setdefault(row["name"].rpartition(".")[0], []).append(row)
+    for section, keys in sections.items():
+        parts += [
+            f"## {f'`{section}`' if section else 'Top level'}",
+            table(
+                ("key", "type", "default"),
+                [
+                    (f"`{key['name']}`", cell(key["type"]), f"`{cell(key['default'])}`")
+                    for key in keys
+                ],
+            ),
+            "\n".join(f"- **`{key['name']}`:** {escape(key['summary'])}" for key in keys),
+        ]
+    return "\n\n".join(parts)
+
+
+def escape(text: str) -> str:
+    """A text without emphasis and names of attributes."""
+    return re.sub(r"[_*{}]", r"\\\g<0>", text)
 
 
 GRADIENT_IMAGES = """Each image shows one query with one positive, scored $s_p$ (x axis), and one negative, scored $s_n$ (y axis).

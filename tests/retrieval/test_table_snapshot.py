@@ -9,6 +9,7 @@ import json
 import os
 import random
 import shutil
+import sys
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from visavis.core import storage
-from visavis.core.errors import StorageError
+from visavis.core.errors import MissingExtra, StorageError
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 from visavis.retrieval.stores.base import MaxSimQuery, VectorSets, VectorStore
 
@@ -181,6 +182,12 @@ def two_parts(tmp_path, monkeypatch):
 def reopened(folder: Path, **options: bool) -> list[object]:
     with closing(open_store(folder, index_id=ID, **options)) as store:
         return everything(store, None)
+
+
+def test_reading_an_index_names_missing_extra(two_parts, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtra, match=r"reading an index needs .* 'visavis\[search\]'"):
+        reopened(two_parts[0])
 
 
 def test_snapshot_is_verified_by_size_and_time(two_parts, tmp_path, hashed, caplog):

@@ -197,6 +197,27 @@ def test_failed_tracker_is_called_once(settings, listener, tmp_path):
     )
 
 
+def test_resume_sends_validation_at_which_tracker_failed(settings, listener, tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path / "run")
+    log = TRACKERS["tensorboard"].log
+
+    def fail_at_4(tracker, step, *values):
+        if step == 4:
+            raise ConnectionError("no connection")
+        log(tracker, step, *values)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(TRACKERS["tensorboard"], "log", fail_at_4)
+        tracking = Tracking(settings, folder, listener)
+        with tracking.open(["tensorboard"], []):
+            for row in rows(0, 4, 8):
+                tracking.log(row)
+    assert read_tensorboard(folder, "validation/rsum") == {0: [100]}
+    with Tracking(settings, folder, listener).open(["tensorboard"], rows(0, 4, 8)):
+        pass
+    assert read_tensorboard(folder, "validation/rsum") == {0: [100], 4: [104], 8: [108]}
+
+
 def test_damaged_tracker_file_stops_tracking_only(settings, listener, tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.trackers.write_text('{"tensorboard": 3}')

@@ -7,11 +7,12 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from visavis.core.errors import StorageError, VisavisError, suggest_name
 
@@ -105,6 +106,75 @@ def corrections() -> list[CatalogEntry]:
     return [
         _class_entry(kind, "Formula:", "Source:") | {"defaults": repr(kind())} for kind in CATALOG
     ]
+
+
+def keys() -> list[CatalogEntry]:
+    """Return every key of a recipe with its type and default. Keys of a phase are those of the
+    first one. Keys of a model are in the catalog of models.
+    """
+    from visavis.training.recipes.recipe import Recipe
+
+    return _section_keys(Recipe, "")
+
+
+def _section_keys(section: Any, prefix: str) -> list[CatalogEntry]:
+    """The keys of a section of a recipe, and of the sections in it."""
+    texts = docstring_arguments(section, "Attributes:")
+    entries = list[CatalogEntry]()
+    for name, field in section.model_fields.items():
+        inner = get_args(field.annotation)[0] if name == "phases" else field.annotation
+        if hasattr(inner, "model_fields"):
+            entries += _section_keys(inner, f"{prefix}{name}.{'0.' * (name == 'phases')}")
+            continue
+        default = field.get_default(call_default_factory=True)
+        entries.append(
+            {
+                "name": f"{prefix}{name}",
+                "summary": texts[name],
+                "type": _type_text(field.annotation, field.metadata),
+                "default": "required" if field.is_required() else _toml_text(default),
+            }
+        )
+    return entries
+
+
+def _type_text(kind: Any, metadata: Sequence[Any] = ()) -> str:
+    """A type of a key in the words of TOML, with its bounds."""
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    bounds = [
+        f"{sign} {getattr(limit, name):g}"
+        for limit in metadata
+        for name, sign in signs.items()
+        if hasattr(limit, name)
+    ]
+    arguments = [argument for argument in get_args(kind) if argument not in (NoneType, ...)]
+    origin = get_origin(kind)
+    if origin is Annotated:
+        limits = arguments[1:]
+        return _type_text(
+            arguments[0], [part for limit in limits for part in getattr(limit, "metadata", [limit])]
+        )
+    if origin is Literal:
+        text = " or ".join(json.dumps(argument) for argument in arguments)
+    elif origin is tuple:
+        text = f"list of: {_type_text(arguments[0])}"
+    elif origin is dict or kind is dict:
+        text = f"table of: {_type_text(arguments[1])}"
+    elif arguments:
+        text = " or ".join(_type_text(argument) for argument in arguments)
+    else:
+        names = {bool: "true or false", int: "integer", float: "number", str: "text", Any: "any"}
+        text = names.get(kind) or f"text of an {kind.__name__}"
+    return " ".join([text, " and ".join(bounds)]).strip()
+
+
+def _toml_text(value: Any) -> str:
+    """A default as a recipe has it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool | int | float | str | list | tuple | dict):
+        return json.dumps(value)
+    return json.dumps(repr(value))
 
 
 def stores() -> list[CatalogEntry]:
@@ -201,6 +271,7 @@ CATALOGS: dict[str, Callable[[], list[CatalogEntry]]] = {
     "protocols": protocols,
     "corrections": corrections,
     "stores": stores,
+    "keys": keys,
 }
 """Kinds of the catalog, in the order in which they are printed."""
 
@@ -285,18 +356,19 @@ def docstring_section(documented: Any, label: str) -> str:
     return " ".join(" ".join(_section_lines(documented, label)).split())
 
 
-def docstring_arguments(function: Any) -> dict[str, str]:
-    """Return the entries of the ``Args`` section.
+def docstring_arguments(documented: Any, label: str = "Args:") -> dict[str, str]:
+    """Return the entries of the ``Args`` section, or of another one.
 
     Args:
-        function: Function with a Google-style docstring.
+        documented: Function or class with a Google-style docstring.
+        label: First line of the section.
 
     Returns:
         Description of each parameter on one line, without literal backticks.
     """
     entries: dict[str, str] = {}
     name = ""
-    for line in _section_lines(function, "Args:"):
+    for line in _section_lines(documented, label):
         if entry := re.match(r" {4}(\w+): +(.*)", line):
             name, entries[entry[1]] = entry[1], entry[2]
         elif name:

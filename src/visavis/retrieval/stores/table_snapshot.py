@@ -21,7 +21,7 @@ import numpy as np
 
 from visavis.core import storage
 from visavis.core.encoded import MaxSimDirection
-from visavis.core.errors import DataError, StorageError, log_debug
+from visavis.core.errors import DataError, StorageError, log_debug, requires_extra
 from visavis.core.memory_budget import MemoryLimit
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 from visavis.retrieval.stores.arrow_tables import (
@@ -202,8 +202,12 @@ class SnapshotPart:
 
         Returns:
             The part.
+
+        Raises:
+            MissingExtra: If PyArrow is not installed.
         """
-        import pyarrow as pa
+        with requires_extra("search", "reading an index"):
+            import pyarrow as pa
 
         with pa.memory_map(str(folder / ITEMS_FILE)) as file:
             table = pa.ipc.open_file(file).read_all()

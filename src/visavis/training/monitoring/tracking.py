@@ -330,15 +330,23 @@ class Tracking:
         if not new:
             return
         examples = self._call("retrieved images", make_examples) or {}
-        for name in new:
-            self.runs[name]["step"] = row["step"]
-        # Before the trackers: a training that is killed between both may lose a step, and never
-        # logs one twice.
-        self._call("trackers", partial(storage.write_json, self.folder.trackers, self.runs))
+        previous = {name: self.runs[name]["step"] for name in new}
+        self._write_steps(dict.fromkeys(new, row["step"]))
         for name in new:
             self._call(
                 name, partial(self.trackers[name].log, row["step"], _numbers(row), alerts, examples)
             )
+        # A resumed training sends the validation at which a tracker has failed.
+        if missed := {name: previous[name] for name in new if name in self.failed}:
+            self._write_steps(missed)
+
+    def _write_steps(self, steps: Mapping[str, int]) -> None:
+        """Store the last step of trackers. This comes before they log it: a training that is killed
+        between both may lose a step, and never logs one twice.
+        """
+        for name, step in steps.items():
+            self.runs[name]["step"] = step
+        self._call("trackers", partial(storage.write_json, self.folder.trackers, self.runs))
 
     def _call(self, name: str, call: Callable[[], Any]) -> Any:
         """Call a tracker that has not failed before, without its output, because stdout is for our

@@ -1,0 +1,191 @@
+"""Statements of defaults, limits and order in the docs agree with the code."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+
+import pytest
+import typer
+from tests.docs import PROJECT
+
+import visavis
+from visavis import cli
+from visavis.core.progress import NoProgress
+from visavis.data.synthetic import write_synthetic_scenes
+from visavis.data.video import MAX_FRAMES_PER_VIDEO
+from visavis.objectives import CATALOG
+from visavis.retrieval.encoding import CLIPS_PER_SHARD, SHARD_SIZE
+from visavis.retrieval.no_match import MAX_SAMPLED_ITEMS
+from visavis.training import supervision
+from visavis.training.recipes import default_recipe
+from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.recipe import _all_keys
+
+from .objectives.test_laws import BEYOND_NEGATIVES
+
+
+def read_page(page: str) -> str:
+    """A page with its lines joined, because a sentence may go on in the next line."""
+    return " ".join((PROJECT / page).read_text(encoding="utf-8").split())
+
+
+def names_after(page: str, start: str, end: str) -> set[str]:
+    """The names in backticks of the page between two texts, which occur once."""
+    text = read_page(page)
+    assert text.count(start) == 1, start
+    return set(re.findall(r"`([^`]+)`", text.partition(start)[2].partition(end)[0]))
+
+
+@pytest.mark.parametrize("reduction", ["half_mean", "mean"])
+def test_losses_page_names_objectives_that_do_not_sum(reduction):
+    named = names_after("docs/guides/losses-only.md", f"**`{reduction}`:**", " - ")
+    kinds = [kind for kind in CATALOG if kind().reduction == reduction]
+    assert named == {kind.__name__ for kind in kinds}
+
+
+def test_positives_page_names_terms_without_negatives():
+    named = names_after("docs/explanation/several-positives.md", "have a term of 0.", "The neg")
+    assert named == BEYOND_NEGATIVES
+
+
+def written_names(node: ast.AST) -> list[object]:
+    """Keywords of a call, or keys of a dictionary."""
+    if isinstance(node, ast.Call):
+        return [keyword.arg for keyword in node.keywords]
+    keys = node.keys if isinstance(node, ast.Dict) else []
+    return [key.value for key in keys if isinstance(key, ast.Constant)]
+
+
+def test_positives_page_names_supervisions_of_annotations():
+    rows = re.findall(
+        r"^\| (`\w+`(?:, `\w+`)*) \| [^|]+ \| ([^|]+) \|$",
+        (PROJECT / "docs/explanation/several-positives.md").read_text("utf-8"),
+        re.MULTILINE,
+    )
+    shown = {
+        (annotation, kind)
+        for annotations, kinds in rows
+        for annotation in re.findall(r"\w+", annotations)
+        for kind in re.findall(r"`(\w+)`", kinds)
+    }
+    annotations = {annotation for annotation, _ in shown}
+    assert len(annotations) == 8
+    provided = {
+        (name, kind.__name__)
+        for kind in supervision.CATALOG
+        for node in ast.walk(ast.parse(inspect.cleandoc(inspect.getsource(kind))))
+        for name in written_names(node)
+        if name in annotations
+    }
+    assert shown == provided
+
+
+def test_recipe_page_names_keys_that_exclude_pretrained_model():
+    named = names_after("docs/guides/recipes.md", "These overrides exclude it:", "An image encoder")
+    assert named == set(default_recipe.ENCODER_KEYS)
+
+
+def test_recipe_page_names_keys_that_are_not_inherited(tmp_path):
+    named = names_after("docs/guides/recipes.md", "Variants are inherited, but not", "- `run.toml`")
+    own = {"name": "base", "about": "The base.", "published": "goal/3/r152-cir-sig-ms", "seed": 3}
+    text = "\n".join(f"{key} = {value!r}" for key, value in own.items())
+    (tmp_path / "base.toml").write_text(f'extends = "heads-flickr8k"\n{text}\n')
+    (tmp_path / "child.toml").write_text('extends = "base.toml"\nname = "child"\n')
+    child = read_recipe(tmp_path / "child.toml").to_dict()
+    assert named == {key for key, value in own.items() if child.get(key) != value}
+
+
+def test_limits_of_pages_are_those_of_the_code():
+    search = read_page("docs/guides/search.md")
+    words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+    top = inspect.signature(visavis.search).parameters["top"].default
+    assert f"Without `--top`, {words[top]} results are printed" in search
+    assert f"at most {SHARD_SIZE} files, and at most {CLIPS_PER_SHARD} videos" in search
+    assert f"over at most {MAX_SAMPLED_ITEMS:,} evenly spaced items" in search
+    assert f"more than {MAX_FRAMES_PER_VIDEO:,} frames" in read_page("docs/guides/video.md")
+
+
+def test_pages_install_from_a_checkout():
+    files = [
+        PROJECT / "README.md",
+        *(PROJECT / "docs").rglob("*"),
+        *(PROJECT / "examples").iterdir(),
+    ]
+    for file in files:
+        if file.suffix in (".md", ".ipynb", ".py"):
+            for command in re.findall(
+                r"pip install [^`\n]*visavis[^`\n]*", file.read_text("utf-8")
+            ):
+                assert file.name == "installation.md", command
+    assert "In an environment that has visavis, `pip install 'vi" in read_page(
+        "docs/guides/installation.md"
+    )
+
+
+@pytest.fixture
+def scenes(tmp_path):
+    return write_synthetic_scenes(
+        tmp_path / "scenes", num_train=4, num_val=2, num_test=2, captions_per_image=1, size=32
+    )
+
+
+def test_audit_takes_encoders_of_training_without_clip(
+    scenes, dual_encoders, monkeypatch, tmp_path
+):
+    pytest.importorskip("peft")
+    monkeypatch.setenv("VISAVIS_CONFIG", str(tmp_path))
+    (tmp_path / "settings.toml").write_text(f'model = "{dual_encoders / "clip"}"\n')
+    settings = {"data.path": str(scenes)}
+    with_clip = default_recipe.choose_recipe(settings, downloads=NoProgress())
+    assert with_clip.name == default_recipe.SMALL_DATA_RECIPE
+    audit = visavis.data_audit(scenes, parts=["duplicates"])
+    assert audit.reason == default_recipe.choose_recipe(settings).reason
+
+
+@pytest.mark.parametrize(("damage", "code"), [("copy", 0), ("cut", 1)])
+def test_data_check_exits_with_1_if_items_are_lost(scenes, damage, code, monkeypatch, capsys):
+    first, second = sorted((scenes / "images").iterdir())[:2]
+    second.write_bytes(first.read_bytes() if damage == "copy" else first.read_bytes()[:100])
+    monkeypatch.setattr(sys, "argv", ["visavis", "data", "check", str(scenes)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert (end.value.code or 0) == code
+    assert ("note: " in capsys.readouterr().out) == (damage == "copy")
+
+
+def test_catalog_describes_every_key():
+    entries = visavis.catalog("keys")["keys"]
+    names = [entry["name"] for entry in entries]
+    leaves = {
+        key for key in _all_keys() if not any(other.startswith(f"{key}.") for other in _all_keys())
+    }
+    assert len(names) == len(set(names))
+    assert set(names) == leaves - {"objective", "epochs"}
+    assert all(entry["summary"] and entry["type"] and entry["default"] for entry in entries)
+    by_name = {entry["name"]: entry for entry in entries}
+    assert by_name["phases.0.keep_optimizer"]["type"] == "true or false"
+    assert by_name["training.ema_decay"]["type"] == "number >= 0 and < 1"
+    assert by_name["phases.0.learned_start"]["type"] == 'list of: "scale" or "bias"'
+    assert by_name["data.interleave"]["default"] == "16"
+    assert by_name["phases.0.epochs"]["default"] == "required"
+
+
+def options_of(command, path=()):
+    """Every option of a command and of those in it, with its help."""
+    for parameter in command.params:
+        yield " ".join([*path, parameter.opts[-1]]), getattr(parameter, "help", None)
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from options_of(inner, (*path, name))
+
+
+def test_every_option_has_help():
+    options = dict(options_of(typer.main.get_command(cli.app)))
+    assert len(options) > 150
+    assert [name for name, text in options.items() if not text] == []
+
+
+def test_readme_names_number_of_objectives():
+    assert f"[{len(CATALOG)} objectives]" in read_page("README.md")
