@@ -111,6 +111,9 @@ NOT_RUN = {
         "visavis export * --push *",
         "make *",
     ],
+    "Docker": [
+        "docker *",
+    ],
     "a program that does not end": [
         "tensorboard *",
     ],
@@ -347,7 +350,9 @@ def give(page: str, folder: Path, prepared: Path) -> None:
     text = "\n".join(step.text for step in read_steps(page))
     for source, names in NAMES.items():
         for name in (source, *names):
-            is_used = name == "runs/mine" or re.search(rf"\b{name}\b", text)  # or by an index
+            is_used = name in ("photos", "runs/mine") or re.search(
+                rf"\b{name}\b", text
+            )  # or by an index
             if is_used and name.startswith(GIVEN.get(page, ("",))):
                 shutil.copytree(prepared / source, folder / name)
 
