@@ -25,7 +25,7 @@ demo: .venv/.demo
 	@$(BIN)/visavis demo
 
 # -rs lists skipped tests, with their reasons, one line each.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rfEs
 PARALLEL := --durations=10 -n auto --dist loadfile --no-loadscope-reorder
 
 # Cached bytecode saves 2 s in each process that a test starts.
@@ -133,7 +133,7 @@ define run_all
 failed=; \
 for script in $(1)/*.py; do \
 echo "== $$script"; \
-if grep -Eq 'add_argument\("(runs?|data)"' "$$script"; then echo "skipped: it needs a training run or a data set. See its docstring."; \
+if grep -Eq 'add_argument\("(runs?|data|recipes)"' "$$script"; then echo "skipped: it needs a training run or a data set. See its docstring."; \
 else $(BIN)/python "$$script" || failed="$$failed $$script"; fi; \
 done; \
 test -z "$$failed" || { echo "Failed:$$failed. The output of each script is above." >&2; exit 1; }

@@ -439,7 +439,10 @@ def test_api_functions_take_numbers_of_numpy(trained, scenes, tmp_path, monkeypa
     )
     for result in (diagnosis, hits, coherence):
         assert json.dumps(result.to_json())
-    assert len(visavis.load(trained.run, batch_size=np.int64(2)).encode_texts(["a", "b", "c"])) == 3
+    assert (
+        len(visavis.load(trained.run, batch_size=np.int64(2)).encode_texts(["a", "red", "star"]))
+        == 3
+    )
     assert visavis.evaluate(trained.run, memory=np.int64(2**30)).num_images == 6
 
 

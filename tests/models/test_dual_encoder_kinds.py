@@ -30,7 +30,7 @@ from visavis.training.export.export_model import export_model
 transformers = pytest.importorskip("transformers")
 
 LONG = " and ".join(["a large red circle on the left of a small star"] * 5)
-TEXTS = [*SENTENCES, "", "A RED Circle", "Größe?! 🐈", LONG]
+TEXTS = [*SENTENCES, "a", "A RED Circle", "Größe?! 🐈", LONG]
 
 
 @pytest.fixture(scope="module")

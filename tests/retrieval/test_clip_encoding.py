@@ -166,7 +166,7 @@ def test_wrong_time_stamps_do_not_make_endless_moments(tmp_path):
 
 def test_shards_have_few_clips(tmp_path):
     for number in range(20):
-        (tmp_path / f"{number:02d}.mp4").touch()
+        (tmp_path / f"{number:02d} clip.mp4").touch()
         (tmp_path / f"{number:02d}.png").touch()
     files = list_source_files(tmp_path).files
     shards = encoding.divide_into_shards(files)

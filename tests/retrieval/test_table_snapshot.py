@@ -339,7 +339,8 @@ def test_find_keys_equals_dictionary(stored, searched):
 )
 def test_newest_rows_equal_sorted_items(times, count, path):
     items = sorted(
-        (replace(make_item(number), modified_ns=time) for number, time in enumerate(times)),
+        # Times are sorted by microseconds.
+        (replace(make_item(number), modified_ns=1000 * time) for number, time in enumerate(times)),
         key=lambda item: item.key,
     )
     table = lancedb_store.arrow_table(ID, items, np.zeros((len(items), DIM), np.float32))
