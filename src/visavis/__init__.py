@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from visavis.losses.targets import Factors, Targets
     from visavis.models.retriever import Retriever
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "Factors",
