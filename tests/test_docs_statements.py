@@ -20,6 +20,7 @@ from visavis.data.images import MAX_HAMMING_DISTANCE
 from visavis.data.live_photos import MAX_LIVE_PHOTO_BYTES, MAX_LIVE_SECONDS
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.data.video import MAX_FRAMES_PER_VIDEO
+from visavis.models.default_model import DEFAULT_MODELS
 from visavis.objectives import CATALOG
 from visavis.retrieval.compression import MEASURED_QUERIES, MEASURED_SETS, TARGET_RECALL
 from visavis.retrieval.correction_builder import MAX_TEXTS
@@ -198,6 +199,27 @@ def test_extras_are_those_of_the_installation_page():
     left_out = re.search(r"`all` leaves out ([^.]*)\.", page)
     assert left_out
     assert set(re.findall(r"`([^`]+)`", left_out[1])) == for_users - included("all")
+
+
+def test_command_line_page_names_commands_with_free_names():
+    page = read_page("docs/guides/command-line.md")
+    named = names_after("docs/guides/command-line.md", "Without it,", "create the next free name")
+    functions = {name: getattr(visavis, name) for name in dir(visavis) if name.islower()}
+    numbered = {
+        name
+        for name, function in functions.items()
+        if inspect.isfunction(function)
+        and re.search(r"out: .*``runs/[^`]*<n>", inspect.getdoc(function) or "")
+    }
+    assert named == numbered | {"compare"}
+    assert "`mteb` adds to `runs/mteb`" in page
+    assert inspect.signature(visavis.mteb).parameters["out"].default == "runs/mteb"
+
+
+def test_tutorial_lists_default_models():
+    page = read_page("docs/tutorials/search-your-images.md")
+    for model in DEFAULT_MODELS:
+        assert f"| `{model.name}` | {model.license} | {model.download_mb} MB |" in page
 
 
 def test_pages_install_from_a_checkout():
