@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 import sys
+import tomllib
 
 import pytest
 import typer
@@ -14,11 +15,30 @@ from tests.docs import PROJECT
 import visavis
 from visavis import cli
 from visavis.core.progress import NoProgress
+from visavis.data.file_names import VIDEO_SUFFIXES
+from visavis.data.images import MAX_HAMMING_DISTANCE
+from visavis.data.live_photos import MAX_LIVE_PHOTO_BYTES, MAX_LIVE_SECONDS
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.data.video import MAX_FRAMES_PER_VIDEO
+from visavis.models.default_model import DEFAULT_MODELS
 from visavis.objectives import CATALOG
+from visavis.retrieval.compression import MEASURED_QUERIES, MEASURED_SETS, TARGET_RECALL
+from visavis.retrieval.correction_builder import MAX_TEXTS
 from visavis.retrieval.encoding import CLIPS_PER_SHARD, SHARD_SIZE
-from visavis.retrieval.no_match import MAX_SAMPLED_ITEMS
+from visavis.retrieval.no_match import MAX_CONTRADICTED, MAX_SAMPLED_ITEMS, bank_texts
+from visavis.retrieval.search import MIN_DUPLICATE_COSINE, RERANK_DEPTH
+from visavis.retrieval.server.limits import (
+    IMAGE_SEARCH_COST,
+    REQUEST_COSTS,
+    RateLimits,
+    ServerLimits,
+)
+from visavis.retrieval.server.security import MIN_TOKEN_LENGTH
+from visavis.retrieval.stores.maxsim_search import (
+    CANDIDATES_PER_RESULT,
+    MIN_CANDIDATES,
+    MIN_ITEMS,
+)
 from visavis.training import supervision
 from visavis.training.recipes import default_recipe
 from visavis.training.recipes.files import read_recipe
@@ -106,6 +126,100 @@ def test_limits_of_pages_are_those_of_the_code():
     assert f"at most {SHARD_SIZE} files, and at most {CLIPS_PER_SHARD} videos" in search
     assert f"over at most {MAX_SAMPLED_ITEMS:,} evenly spaced items" in search
     assert f"more than {MAX_FRAMES_PER_VIDEO:,} frames" in read_page("docs/guides/video.md")
+
+
+def test_page_names_costs_and_limits_of_requests():
+    page = read_page("docs/guides/serve.md")
+    for path, units in REQUEST_COSTS.items():
+        assert re.search(rf"\| `(GET )?{path}`[^|]* \| {units:.0f} \|", page), path
+    assert f"`POST /api/search`, a search by image | {IMAGE_SEARCH_COST:.0f} |" in page
+    limits = ServerLimits()
+    header = f"send the headers of a request within {limits.header_timeout_s:.0f} s"
+    assert f"{header}, and the body within {limits.body_timeout_s:.0f} s" in page
+    assert f"take more than {limits.decode_timeout_s:.0f} s to decode" in page
+    assert f"{limits.max_request_pixels // 10**6} million pixels" in page
+    assert f"keeps the last {limits.max_uploads} images" in page
+    assert f"up to {limits.max_results:,} results" in page
+    assert f"queries over {limits.max_query_chars} characters are refused" in page
+    assert f"have {limits.max_inputs:,} inputs of up to {limits.max_input_chars:,} char" in page
+    assert f"{RateLimits().burst:.0f} units per client, plus {RateLimits().per_s:.0f} per" in page
+    assert f"at least {MIN_TOKEN_LENGTH} characters" in page
+
+
+def test_search_page_names_limits_of_indexes():
+    page = read_page("docs/guides/search.md")
+    assert f"of at most {MAX_LIVE_PHOTO_BYTES >> 20} MiB with the name of a photo" in page
+    assert f"the clip lasts at most {MAX_LIVE_SECONDS:.0f} s" in page
+    assert f"With fewer than {MIN_ITEMS:,} items, search computes" in page
+    assert f"at least {MIN_CANDIDATES:,} candidates, or {CANDIDATES_PER_RESULT} for" in page
+    assert f"the number is {MEASURED_SETS} instead of {MEASURED_QUERIES}" in page
+    assert (
+        f"recommends the smallest encoding that keeps {TARGET_RECALL:.0%}".replace("%", " %")
+        in page
+    )
+    assert f"a cosine of {MIN_DUPLICATE_COSINE} whose perceptual hashes" in page
+    assert f"differ in at most {MAX_HAMMING_DISTANCE} of 256 bits" in page
+    assert f"re-ranks the first {RERANK_DEPTH} results" in page
+    assert f"scores {len(bank_texts()[0]):,} fixed texts" in page
+    assert f"more than {MAX_CONTRADICTED:.0%}".replace("%", " %") in page
+    assert f"At most {MAX_TEXTS:,} texts are used" in page
+
+
+def test_video_page_lists_all_suffixes():
+    listed = re.search(r"Supported files: ([^.]*)\.", read_page("docs/guides/video.md"))
+    assert listed
+    assert {f".{name}" for name in listed[1].split(", ")} == set(VIDEO_SUFFIXES)
+
+
+def test_scaling_page_names_supervisions_of_one_process():
+    page = read_page("docs/guides/scaling.md")
+    sentence = re.search(r"- ((?:`[^`]+`[, and]*)+) train in one process, because", page)
+    assert sentence
+    named = set(re.findall(r"`([^`]+)`", sentence[1]))
+    alone = {
+        kind.__name__
+        for kind in supervision.CATALOG
+        if isinstance(kind.one_process_only, str) and kind.one_process_only
+    }
+    assert named == alone | {"PairSupervision(by='texts')"}
+
+
+def test_extras_are_those_of_the_installation_page():
+    page = read_page("docs/guides/installation.md")
+    extras = tomllib.loads((PROJECT / "pyproject.toml").read_text("utf-8"))["project"][
+        "optional-dependencies"
+    ]
+
+    def included(name: str) -> set[str]:
+        own = re.findall(r"visavis\[([^]]+)\]", " ".join(extras[name]))
+        return {name}.union(*(included(other) for names in own for other in names.split(",")))
+
+    for_users = set(extras) - {"docs", "test", "dev"}
+    assert all("train" in included(name) for name in for_users)
+    left_out = re.search(r"`all` leaves out ([^.]*)\.", page)
+    assert left_out
+    assert set(re.findall(r"`([^`]+)`", left_out[1])) == for_users - included("all")
+
+
+def test_command_line_page_names_commands_with_free_names():
+    page = read_page("docs/guides/command-line.md")
+    named = names_after("docs/guides/command-line.md", "Without it,", "create the next free name")
+    functions = {name: getattr(visavis, name) for name in dir(visavis) if name.islower()}
+    numbered = {
+        name
+        for name, function in functions.items()
+        if inspect.isfunction(function)
+        and re.search(r"out: .*``runs/[^`]*<n>", inspect.getdoc(function) or "")
+    }
+    assert named == numbered | {"compare"}
+    assert "`mteb` adds to `runs/mteb`" in page
+    assert inspect.signature(visavis.mteb).parameters["out"].default == "runs/mteb"
+
+
+def test_tutorial_lists_default_models():
+    page = read_page("docs/tutorials/search-your-images.md")
+    for model in DEFAULT_MODELS:
+        assert f"| `{model.name}` | {model.license} | {model.download_mb} MB |" in page
 
 
 def test_pages_install_from_a_checkout():
