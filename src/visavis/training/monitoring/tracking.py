@@ -331,7 +331,8 @@ class Tracking:
             return
         examples = self._call("retrieved images", make_examples) or {}
         previous = {name: self.runs[name]["step"] for name in new}
-        self._write_steps(dict.fromkeys(new, row["step"]))
+        step: int = row["step"]
+        self._write_steps(dict.fromkeys(new, step))
         for name in new:
             self._call(
                 name, partial(self.trackers[name].log, row["step"], _numbers(row), alerts, examples)
