@@ -1080,11 +1080,13 @@ class SearchService:
 
 def _turns(pixels: Sequence[int], max_pixels: int) -> Iterator[slice]:
     """Images of one request that are decoded at once."""
-    start, total = 0, 0
+    start = 0
+    total = 0
     for position, count in enumerate(pixels):
         if position > start and (position - start == IMAGES_PER_TURN or total + count > max_pixels):
             yield slice(start, position)
-            start, total = position, 0
+            start = position
+            total = 0
         total += count
     yield slice(start, len(pixels))
 
