@@ -617,7 +617,8 @@ class SearchService:
         self.votes, self.images = VoteStore(feedback, metrics), ImageCache(limits, metrics)
         self._recent = RecentQueries()
         # Items of results, which pages show after an update of the index.
-        self._shown = LRUCache[IndexItem](SHOWN_ITEMS)
+        # Each has two entries: with and without the version of its content.
+        self._shown = LRUCache[IndexItem](2 * SHOWN_ITEMS)
         # When the results of a query expire, how many were searched for, and the results.
         self._results = LRUCache[tuple[float, int, SearchResults]](CACHED_QUERIES)
         self._secret = secrets.token_bytes(16)
