@@ -310,6 +310,14 @@ def test_figure_prints_ten_points_of_each_curve(figure, capsys):
     assert "unified/figure-3/vlc: not reported: gamma of VLC" in printed
 
 
+def test_figure_counts_the_runs_that_did_not_fail(figure):
+    [(curve, runs), *_] = figure.outcomes.items()
+    assert f"the mean of {len(runs)} runs" in figure.remarks[0]
+    failed = replace(runs[0], failure="no memory")
+    one_left = replace(figure, outcomes={curve: [failed, *runs[1:]]})
+    assert "Each curve: one run on" in one_left.remarks[0]
+
+
 def test_figure_of_similarities_is_resumed(recipe, tmp_path):
     """The runs of figure 4 are those of figure 3. An interrupted figure is continued."""
     made = visavis.reproduce(

@@ -6,6 +6,7 @@ import asyncio
 import io
 import itertools
 import json
+import shutil
 import struct
 import threading
 import time
@@ -30,7 +31,7 @@ from visavis.evaluation.feedback.records import (
     open_feedback,
     read_feedback,
 )
-from visavis.retrieval.index_folder import Index
+from visavis.retrieval.index_folder import Index, write_manifest
 from visavis.retrieval.items import NO_FILTER
 from visavis.retrieval.search import (
     SearchQuery,
@@ -140,6 +141,21 @@ def test_start_page_groups_as_searches(client, collection):
     shown = [SearchResult(items[key], 0.0) for key in keys]
     again = grouped_results(collection.index, lambda _: (shown, False), len(shown))
     assert [result.key for result in again] == keys
+
+
+def test_served_index_notices_an_update_while_it_is_opened(index_folder, tmp_path):
+    folder = shutil.copytree(index_folder, tmp_path / "index")
+    index = Index.open(folder)
+    assert ServedIndex(index).newer() is None
+    # The items stay, and their probabilities change.
+    write_manifest(folder, replace(index.manifest, calibration=None, exclude=("other",)))
+    served = ServedIndex(index)
+    newer = served.newer()
+    assert newer is not None
+    assert newer.version != served.version
+    assert newer.newer() is None
+    for each in (newer, served):
+        each.index.close()
 
 
 @pytest.mark.slow

@@ -430,6 +430,10 @@ def test_invalid_characters_and_numbers_name_their_field(client, path):
             message = message["message"] if path.startswith("/v1") else message
             field = next(name for name in (*valid, "x", "body") if message.startswith(name))
             assert re.match(rf"{field}[\w\[\].]*: expected (text|a finite)", message), message
+    for encoded in (b'{"input": "a\xed\xa0\x80"}', '{"input": "a\\ud800"}'.encode("utf-16")):
+        response = client.post("/v1/embeddings", content=encoded, headers=JSON)
+        assert response.status_code == 400
+        assert "input: expected text, got half of a surrogate pair" in response.text
     for number in (b"1e999", b"9" * 400 + b".0"):
         response = client.post(path, content=b'{"input": ' + number + b"}", headers=JSON)
         assert "input: expected a finite number" in response.text

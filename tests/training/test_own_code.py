@@ -169,9 +169,13 @@ def test_own_objective_reports_what_is_wrong(lab, text, message):
 
 
 PLAIN = SOFT_HN.replace("@dataclass(frozen=True, kw_only=True)\n", "")
-INHERITED = (
-    "from visavis.objectives import TripletHN\nclass SoftHN(TripletHN):\n    scale: float = 2.0"
-)
+INHERITED = """
+from __future__ import annotations
+from visavis.objectives import TripletHN
+Variance = float
+class SoftHN(TripletHN):
+    scale: Variance = 2.0
+"""
 
 
 @pytest.mark.parametrize("code", [PLAIN, INHERITED], ids=["plain", "inherited"])
@@ -195,6 +199,15 @@ def test_own_objective_that_is_no_dataclass_is_one_error(lab, code, as_object, u
         r"above class SoftHN",
     ):
         calls[use]()
+
+
+@pytest.mark.parametrize("source", ["soft_hn.py", "soft_hn"])
+def test_own_code_leaves_the_import_path_as_it_was(lab, monkeypatch, source):
+    monkeypatch.setattr(sys, "path", [str(lab), *sys.path])
+    before = list(sys.path)
+    visavis.allow_code(source)
+    sys.modules.pop(source, None)
+    assert sys.path == before
 
 
 def test_run_with_own_code_is_used_without_running_it(lab, scenes):

@@ -283,7 +283,9 @@ def _load(source: str) -> ModuleType:
     # comes last: no file of a data folder replaces a module of an installed package.
     is_file = source.endswith(".py")
     folder = os.path.dirname(source) if is_file else os.getcwd()
-    sys.path.insert(0 if is_file else len(sys.path), folder)
+    is_added = is_file or folder not in sys.path
+    if is_added:
+        sys.path.insert(0 if is_file else len(sys.path), folder)
     try:
         if not is_file:
             return importlib.import_module(source)
@@ -298,7 +300,8 @@ def _load(source: str) -> ModuleType:
             f"{error}. Fix it, or name another file."
         ) from error
     finally:
-        sys.path.remove(folder)
+        if is_added:
+            sys.path.remove(folder)
     return module
 
 

@@ -187,7 +187,11 @@ def require_dataclass(kind: type) -> None:
         SpecError: If the class is not a dataclass, or has further annotated values.
     """
     annotations = vars(kind).get("__annotations__", {})
-    values = {name for name, annotation in annotations.items() if "Var" not in str(annotation)}
+    values = {
+        name
+        for name, annotation in annotations.items()
+        if not re.search(r"\b(Class|Init)Var\b", str(annotation))
+    }
     if not is_dataclass(kind) or not values <= {field.name for field in fields(kind)}:
         raise SpecError(
             f"{_title(kind)}: expected a dataclass, because a run records the fields, got a class "

@@ -72,7 +72,8 @@ def to_upright_rgb(image: Image.Image) -> Image.Image:
     # Pillow turns a TIFF when it decodes it, and removes its orientation. So the orientation is
     # read after decoding.
     image.load()
-    orientation, rgb = exif_orientation(image), _to_rgb(image)
+    orientation = exif_orientation(image)
+    rgb = _to_rgb(image)
     if orientation != 1:
         rgb = rgb.transpose(TRANSPOSE_OF_ORIENTATION[orientation])
         for key in _ORIENTATION_METADATA:

@@ -13,25 +13,25 @@ import string
 import unicodedata
 
 _DELETE_PUNCTUATION = str.maketrans("", "", string.punctuation)
-# Scripts that are written without spaces: Thai and Lao, Burmese, Khmer, Japanese syllables and
-# Chinese characters.
+# Scripts that are written without spaces. These ranges also have marks and punctuation: Thai and
+# Lao, Burmese, Khmer, and Japanese syllables.
+_MIXED_RANGES = (
+    ("\u0e00", "\u0eff"),
+    ("\u1000", "\u109f"),
+    ("\u1780", "\u17ff"),
+    ("\u3005", "\u3007"),
+    ("\u3040", "\u30ff"),
+    ("\u31f0", "\u31ff"),
+)
+# Chinese characters, and further letters of the scripts above.
 _UNSPACED_RANGES = (
-    *(
-        ("\u0e00", "\u0eff"),
-        ("\u1000", "\u109f"),
-        ("\u1780", "\u17ff"),
-        ("\u3005", "\u3007"),
-        ("\u3040", "\u30ff"),
-        ("\u31f0", "\u31ff"),
-    ),
-    *(
-        ("\u3400", "\u4dbf"),
-        ("\u4e00", "\u9fff"),
-        ("\ua9e0", "\ua9ff"),
-        ("\uaa60", "\uaa7f"),
-        ("\uf900", "\ufaff"),
-        ("\uff66", "\uff9f"),
-    ),
+    *_MIXED_RANGES,
+    ("\u3400", "\u4dbf"),
+    ("\u4e00", "\u9fff"),
+    ("\ua9e0", "\ua9ff"),
+    ("\uaa60", "\uaa7f"),
+    ("\uf900", "\ufaff"),
+    ("\uff66", "\uff9f"),
     ("\U00020000", "\U000323af"),
 )
 
@@ -46,13 +46,13 @@ def _letters(first: str, last: str, categories: str) -> str:
 
 
 _UNSPACED = "".join(f"{first}-{last}" for first, last in _UNSPACED_RANGES)
-_MARKS = "".join(_letters(*bounds, "M") for bounds in _UNSPACED_RANGES[:6])
+_MARKS = "".join(_letters(*bounds, "M") for bounds in _MIXED_RANGES)
 _UNSPACED_LETTER = re.compile(f"[{_UNSPACED}][{_MARKS}]*")
 _UNSPACED_PUNCTUATION = str.maketrans(
     dict.fromkeys(
         "".join(
             _letters(*bounds, "P")
-            for bounds in (*_UNSPACED_RANGES[:6], ("\u3000", "\u303f"), ("\uff01", "\uff65"))
+            for bounds in (*_MIXED_RANGES, ("\u3000", "\u303f"), ("\uff01", "\uff65"))
         ),
         " ",
     )

@@ -510,7 +510,8 @@ class SharedIndex:
 
     def __init__(self, folder: str | Path, store: str | Path | None = None):
         self._arguments = os.path.abspath(folder), store
-        self._index, self._lock = Index.open(folder, store=store), Lock()
+        self._index = Index.open(folder, store=store)
+        self._lock = Lock()
 
     def __reduce__(self) -> tuple[type[SharedIndex], tuple[str, str | Path | None]]:
         return SharedIndex, self._arguments

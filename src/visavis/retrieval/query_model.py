@@ -218,7 +218,8 @@ class TextQueryModel(Retriever):
 
     def encode_texts(self, texts: Sequence[str], on_progress: OnBatch | None = None) -> Tensor:
         """Encode texts, see ``Retriever.encode_texts``."""
-        count, vectors = check_texts(texts), list[Tensor]()
+        count = check_texts(texts)
+        vectors = list[Tensor]()
         for batch in chunk_slices(count, DEFAULT_BATCH_SIZE):
             vectors.append(unit_rows(self._texts.encode(texts[batch])[:, : self._length]))
             if on_progress is not None:

@@ -195,7 +195,8 @@ class BatchLoss(nn.Module):
         Returns:
             The loss, a scalar, with the auxiliary loss of the model if it has one.
         """
-        matcher, norms = self.matcher, self.gradient_norms
+        matcher = self.matcher
+        norms = self.gradient_norms
         with norms.observe("visual") if norms else nullcontext():
             visual = _encode(matcher.encode_visual, batch.visual, self.chunk_size)
         with norms.observe("text") if norms else nullcontext():
@@ -306,7 +307,8 @@ class TrainStep:
         Returns:
             Norms by name. Empty if nothing was recorded.
         """
-        norms, self.batch_loss.gradient_norms = self.batch_loss.gradient_norms, None
+        norms = self.batch_loss.gradient_norms
+        self.batch_loss.gradient_norms = None
         return norms.summarize() if norms else {}
 
     def _record_batch(self, norms: GradientNorms, loss_scale: float) -> None:

@@ -294,7 +294,8 @@ class Trainer:
         state = self.state
         state.loss_sum, state.loss_steps = 0.0, 0
         state.gradient_norm_sum, state.gradient_norm_max = 0.0, 0.0
-        state.gradient_norm_steps, state.gradients = 0, []
+        state.gradient_norm_steps = 0
+        state.gradients = []
         self.data_wait_s, self.validated_at_s = 0.0, state.seconds
         if row["rsum"] > state.best_rsum:
             state.best_rsum, state.best_step, state.validations_without_improvement = (

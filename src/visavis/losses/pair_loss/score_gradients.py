@@ -83,7 +83,8 @@ class ObservedScores(Scores):
             torch.zeros(number, dtype=self.dtype, device=device) for number in num_queries
         )
         self.query_squares = images, texts
-        self.term_weights, self.observed_scale = [1.0, 1.0], scale
+        self.term_weights = [1.0, 1.0]
+        self.observed_scale = scale
         return self
 
     def _observed(self, block: ScoreBlock, rows: slice, *, passes_on: bool) -> ScoreBlock:

@@ -206,7 +206,8 @@ def plot_gradient_flow(flows: Sequence[GradientFlow], theme: PlotTheme = LIGHT_T
     """
     from matplotlib.ticker import FuncFormatter, LogLocator
 
-    panels, names = flow_panels(flows), list(dict.fromkeys(flow.name for flow in flows))
+    panels = flow_panels(flows)
+    names = list(dict.fromkeys(flow.name for flow in flows))
     rows = math.ceil(len(panels) / PANELS_PER_ROW)
     legend_columns = max(1, LEGEND_CHARS // (max(map(len, names)) + 8))
     legend_height = 0.15 + 0.2 * math.ceil(len(names) / legend_columns)
@@ -220,7 +221,8 @@ def plot_gradient_flow(flows: Sequence[GradientFlow], theme: PlotTheme = LIGHT_T
         axes = figure.add_axes((0.06 + 0.332 * column, bottom / height, 0.262, 1.6 / height))
         for name, (style, color) in zip(names, cycle(styles), strict=False):
             series = _series(flows, name, place)
-            steps, values = list(series[0]), [list(run.values()) for run in series]
+            steps = list(series[0])
+            values = [list(run.values()) for run in series]
             columns = list(zip(*values, strict=True))
             axes.fill_between(
                 steps, [*map(min, columns)], [*map(max, columns)], color=color, alpha=0.18, lw=0

@@ -97,6 +97,9 @@ class ReproducedFigure(NotebookTable):
 
         Args:
             curve: Id of the curve.
+
+        Returns:
+            The name without parameters.
         """
         return row_objective(curve).partition("(")[0]
 
@@ -105,7 +108,7 @@ class ReproducedFigure(NotebookTable):
         """Sentences that readers of the curves need."""
         rows = self.curves.values()
         objectives = ", ".join(map(row_objective, self.curves))
-        runs = max(map(len, self.outcomes.values()))
+        runs = max(sum(not run.failure for run in each) for each in self.outcomes.values())
         number = "one run" if runs == 1 else f"the mean of {runs} runs"
         return [
             f"{next(iter(rows)).source}. Each curve: {number} on the validation split. {objectives}.",

@@ -692,16 +692,19 @@ def _line_error(line: bytes) -> JSONRPCError | None:
         pass
     else:
         return None
-    code, sent = INVALID_REQUEST, None
+    code = INVALID_REQUEST
+    sent = None
     try:
         sent = json.loads(line)
     except (ValueError, RecursionError):
-        code, problem = PARSE_ERROR, "expected JSON in UTF-8, got other data. Send JSON"
+        code = PARSE_ERROR
+        problem = "expected JSON in UTF-8, got other data. Send JSON"
     else:
         if isinstance(sent, list):
             problem = "expected one message, got a batch. Send each message on a line of its own"
         elif not is_unicode(json.dumps(sent, ensure_ascii=False)):
-            code, problem = PARSE_ERROR, "expected Unicode, got half of a surrogate pair. Send text"
+            code = PARSE_ERROR
+            problem = "expected Unicode, got half of a surrogate pair. Send text"
         else:
             problem = "expected a message of JSON-RPC 2.0, got other JSON. Send one"
     number = sent.get("id") if isinstance(sent, dict) else None

@@ -508,8 +508,11 @@ class HealthResponse(BaseModel):
     items: int
 
 
-# Numbers too large for a float become infinite.
-_UNUSUAL = re.compile(rb"\\u[dD][89a-fA-F]|NaN|Infinity|\d[eE]\+?\d{3}|\d{300}")
+# Numbers too large for a float become infinite. Python also reads halves of surrogate pairs in
+# UTF-8, and UTF-16, which has zero bytes.
+_UNUSUAL = re.compile(
+    rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|\x00|NaN|Infinity|\d[eE]\+?\d{3}|\d{300}"
+)
 
 
 def check_json(value: Any, name: str = "") -> None:

@@ -5,6 +5,7 @@ on a thread of their own.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import logging
 import math
@@ -96,6 +97,7 @@ class ServedIndex:
 
     Attributes:
         count: Number of items.
+        version: Text that changes with the items, the model and the correction.
     """
 
     def __init__(
@@ -107,16 +109,15 @@ class ServedIndex:
         stores: Sequence[str | Path] = (),
     ):
         self.index, self.count = index, index.store.count()
-        self.has_probabilities, self.stores = has_probabilities, stores
+        self.has_probabilities = has_probabilities
+        self.stores = stores
         self.name = name or index.folder.name
         self._text_vectors = LRUCache[Tensor](CACHED_TEXTS)
-        self._files = self._checked = _file_states(index.folder)
-
-    @property
-    def version(self) -> str:
-        """Text that changes with the items."""
-        digest = self.index.manifest.digest
-        return "" if digest is None else digest.digest[:16]
+        self._files = _file_states(index.folder)
+        # The first check reads the manifest: an update may have ended since the index was opened.
+        self._checked = list[_FileState]()
+        opened = repr((index.manifest, self._files[1]))
+        self.version = hashlib.sha256(opened.encode()).hexdigest()[:16]
 
     def newer(self) -> ServedIndex | None:
         """Open the index again after an update.
@@ -128,7 +129,7 @@ class ServedIndex:
             VisavisError: If the new version cannot be opened.
         """
         files = _file_states(self.index.folder)
-        if files in (self._files, self._checked):
+        if files == self._checked:
             return None
         self._checked = files
         manifest = read_manifest(self.index.folder)
@@ -150,8 +151,8 @@ class ServedIndex:
             self.index.manifest.embedding_dim,
         ):
             # The model is loaded already.
-            index.model, newer._text_vectors = self.index.model, self._text_vectors
-        newer.warm_up()
+            index.model = self.index.model
+            newer._text_vectors = self._text_vectors
         return newer
 
     def find_content(self, content: str) -> IndexItem | None:
@@ -363,9 +364,12 @@ class ServedIndex:
         return count_facets(self._table)
 
 
-def _file_states(folder: Path) -> list[tuple[int, int, int] | None]:
+_FileState = tuple[int, int, int] | None
+
+
+def _file_states(folder: Path) -> list[_FileState]:
     """State of the files of an index that change with its version."""
-    states = list[tuple[int, int, int] | None]()
+    states = list[_FileState]()
     for name in (MANIFEST, CORRECTION_FILE):
         try:
             state = os.stat(folder / name)
@@ -613,7 +617,8 @@ class SearchService:
         self.votes, self.images = VoteStore(feedback, metrics), ImageCache(limits, metrics)
         self._recent = RecentQueries()
         # Items of results, which pages show after an update of the index.
-        self._shown = LRUCache[IndexItem](SHOWN_ITEMS)
+        # Each has two entries: with and without the version of its content.
+        self._shown = LRUCache[IndexItem](2 * SHOWN_ITEMS)
         # When the results of a query expire, how many were searched for, and the results.
         self._results = LRUCache[tuple[float, int, SearchResults]](CACHED_QUERIES)
         self._secret = secrets.token_bytes(16)
@@ -676,6 +681,11 @@ class SearchService:
             for number, served in enumerate(self.indexes):
                 try:
                     newer = await asyncio.to_thread(served.newer)
+                    if newer is None:
+                        continue
+                    await asyncio.wrap_future(
+                        self._model_thread.submit(self._replace, number, newer)
+                    )
                 except Exception as error:  # noqa: BLE001 - the old version is still served
                     logging.getLogger(__name__).warning(
                         "%s: the new version cannot be opened, the old one stays: %s",
@@ -683,16 +693,20 @@ class SearchService:
                         error,
                     )
                     continue
-                if newer is None:
-                    continue
-                # Between the searches, so that none uses the texts of one version and the items of
-                # the other.
-                await asyncio.wrap_future(
-                    self._model_thread.submit(self.indexes.__setitem__, number, newer)
-                )
                 self.metrics.items.labels(newer.name).set(newer.count)
                 # No search uses it any more, and no other code of this thread is running.
                 served.index.close()
+
+    def _replace(self, number: int, newer: ServedIndex) -> None:
+        """Serve a new version. This runs on the thread of the models, which the first search uses,
+        and between the searches, so that none mixes two versions.
+        """
+        try:
+            newer.warm_up()
+        except VisavisError:
+            newer.index.close()
+            raise
+        self.indexes[number] = newer
 
     def item(self, number: int, key: str, content_version: str = "") -> IndexItem:
         """Look up an item, or one that a page still shows after an update of the index.
@@ -1067,11 +1081,13 @@ class SearchService:
 
 def _turns(pixels: Sequence[int], max_pixels: int) -> Iterator[slice]:
     """Images of one request that are decoded at once."""
-    start, total = 0, 0
+    start = 0
+    total = 0
     for position, count in enumerate(pixels):
         if position > start and (position - start == IMAGES_PER_TURN or total + count > max_pixels):
             yield slice(start, position)
-            start, total = position, 0
+            start = position
+            total = 0
         total += count
     yield slice(start, len(pixels))
 

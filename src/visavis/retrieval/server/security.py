@@ -447,7 +447,8 @@ class SecurityMiddleware:
         """``receive`` with a limit on the size of the body and on the time until it is complete.
         The event is set then.
         """
-        deadline, num_bytes = time.monotonic() + self.limits.body_timeout_s, 0
+        deadline = time.monotonic() + self.limits.body_timeout_s
+        num_bytes = 0
 
         async def receive_checked() -> Message:
             nonlocal num_bytes
