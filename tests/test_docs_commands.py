@@ -70,6 +70,9 @@ NOT_RUN = {
         "visavis train * visual.encoder=models/long-clip *",
         "visavis mteb *",
     ],
+    "more layers than the small copy of the model, with which tests/training/test_settings.py freezes layers": [
+        "visavis train clip/full *frozen_layers*",
+    ],
     "several GPUs or machines": [
         "torchrun *",
         "* --engine ray *",
