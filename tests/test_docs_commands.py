@@ -70,15 +70,19 @@ NOT_RUN = {
         "visavis train * visual.encoder=models/long-clip *",
         "visavis mteb *",
     ],
+    "more layers than the small copy of the model, with which tests/training/test_settings.py freezes layers": [
+        "visavis train clip/full *frozen_layers*",
+    ],
     "several GPUs or machines": [
         "torchrun *",
         "* --engine ray *",
     ],
-    "an embedding model, with which tests/models/test_embedding_model.py runs these commands": [
+    "an embedding model, with which test_embedding_model.py of models and training runs these commands": [
         "visavis evaluate FOLDER *",
         "visavis index FOLDER *",
         "visavis search index *",
         "visavis train embedding-model/*",
+        "visavis export runs/mine --format sentence-transformers --out exported",
     ],
     "votes of a user, with which tests/experiments/test_feedback.py runs these commands": [
         "visavis [!s]* --feedback votes.jsonl*",
@@ -430,6 +434,12 @@ def test_output_differs_by_spread_at_most():
     ):
         with pytest.raises(AssertionError):
             check_output(shown, printed, 0.1)
+
+
+def test_output_differs_in_ranges_of_seeds():
+    check_output("a 1.0 2.0\n  range 1–2 2–3\n", "a 1.0 2.0\n  range     2–2\n", 0)
+    with pytest.raises(AssertionError):
+        check_output("a 1.0\n  range 1–2\n", "a 1.0\nchance 1–2\n", 0)
 
 
 def test_installation_has_only_named_extras(tmp_path):
