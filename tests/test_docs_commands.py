@@ -395,7 +395,12 @@ def steps_to_run(page: str) -> list[Step]:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=pytest.mark.long if page in LONG else pytest.mark.slow)
+        pytest.param(
+            page,
+            marks=[pytest.mark.long, pytest.mark.timeout(3600)]
+            if page in LONG
+            else pytest.mark.slow,
+        )
         for page in PAGES
         if steps_to_run(page)
     ],
