@@ -149,6 +149,7 @@ FILES = {
     + "".join(f"images/{number:06}.png,a red star\n" for number in range(40)),
     "prompts.txt": "a photo of a {}.\nan image with a {}.\n",
     "titles.txt": "a blue star\n",
+    "products/attributes.csv": "filename,color,brand\nimages/000000.png,red,Acme\n",
 }
 """Files of a reader."""
 GIVEN = {
@@ -346,8 +347,6 @@ class Reader:
 def give(page: str, folder: Path, prepared: Path) -> None:
     """Put what a page starts with into a folder, under each name that the page uses."""
     (folder / "examples").symlink_to(PROJECT / "examples")
-    for name, text in FILES.items():
-        (folder / name).write_text(text, encoding="utf-8")
     for name in ("photo.jpg", "birds/red_circle/1.jpg", "birds/blue_star/1.jpg"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(prepared / "photo.jpg", folder / name)
@@ -359,6 +358,9 @@ def give(page: str, folder: Path, prepared: Path) -> None:
             )  # or by an index
             if is_used and name.startswith(GIVEN.get(page, ("",))):
                 shutil.copytree(prepared / source, folder / name)
+    for name, text in FILES.items():
+        if (folder / name).parent.is_dir():
+            (folder / name).write_text(text, encoding="utf-8")
 
 
 @pytest.fixture
@@ -376,7 +378,8 @@ def reader(page: str, root: Path, hub: Hub, request: pytest.FixtureRequest) -> I
     reader = Reader(folder, hub.environment | settings, extras)
     yield reader
     reader.close()
-    for name in ("to", "installed", "config"):
+    # The default model is one that an earlier page downloaded, if there is one.
+    for name in ("to", "installed", "config", "cache", "hub"):
         shutil.rmtree(root / name, ignore_errors=True)
 
 
@@ -392,7 +395,12 @@ def steps_to_run(page: str) -> list[Step]:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=pytest.mark.long if page in LONG else pytest.mark.slow)
+        pytest.param(
+            page,
+            marks=[pytest.mark.long, pytest.mark.timeout(3600)]
+            if page in LONG
+            else pytest.mark.slow,
+        )
         for page in PAGES
         if steps_to_run(page)
     ],
