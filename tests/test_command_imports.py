@@ -60,10 +60,10 @@ def imported(folder, *arguments):
 @pytest.mark.parametrize(
     ("arguments", "budget"),
     [
-        (["--help"], 22),
+        (["--help"], 23),
         (["catalog", "objectives"], 44),
         (["data", "check", "scenes"], 64),
-        (SEARCH, 70),
+        (SEARCH, 76),
         (["mcp", "index"], 36),
     ],
     ids=lambda value: value if isinstance(value, int) else value[0].strip("-"),

@@ -629,6 +629,7 @@ def test_moved_index_keeps_explicit_store_inside(store, run, photos, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_search_opens_outside_store_only_if_confirmed(run, photos, tmp_path):
     """An index from elsewhere may name any location. Opening it neither creates nor changes
     anything there.

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import visavis
 from visavis import cli
+from visavis.core import own_code
 from visavis.core.errors import DataError
 from visavis.retrieval import source_files
 from visavis.retrieval.index_folder import Index
@@ -388,6 +389,7 @@ def test_report_counts_moved_files_apart_from_removed_ones(run, tmp_path):
 def test_home_folder_is_expanded_where_a_shell_does_not(run, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    monkeypatch.setenv(own_code.VARIABLE, "")  # so that later tests do not name this file
     write_photo(tmp_path / "photos" / "a.jpg")
     arguments = ["index", str(run), "~/photos", "--out=~/index"]
     assert CliRunner().invoke(cli.app, arguments).exit_code == 0

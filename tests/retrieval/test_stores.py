@@ -297,6 +297,7 @@ def test_open_store_selects_store_by_uri(tmp_path):
             open_store(wrong, DIM)
 
 
+@pytest.mark.slow
 def test_open_store_reports_unreachable_server():
     with pytest.raises(
         StorageError, match=r"^http://127\.0\.0\.1:9: the Milvus store cannot be used: .*\.$"

@@ -165,7 +165,7 @@ COMMANDS = [
 ]
 # They need models, data or a kind of run that the inputs lack.
 FAILING = {"agreement", "convert", "doctor", "explain", "mteb", "relevance", "reproduce"}
-ENDED_AFTER_S = {"serve": 60, "demo": 30}
+ENDED_AFTER_S = {"serve": 60, "demo": 30, "relevance": 30}
 
 
 @pytest.mark.slow

@@ -450,7 +450,8 @@ def test_images_have_a_limit_of_pixels(collection):
 def test_images_of_a_request_have_a_limit_of_pixels(collection, path, monkeypatch):
     """The limit is checked before an image is decoded."""
     app = create_app([collection], limits=ServerLimits(max_request_pixels=10_000))
-    images = [{"image": data_url(RED)}] * 4
+    # Equal images are decoded once.
+    images = [{"image": data_url(png(photo(shift=shift)))} for shift in range(4)]
     bodies = {"embeddings": {"input": images}, "rerank": {"query": "a", "documents": images}}
     with TestClient(app, "http://localhost") as client:
         monkeypatch.setattr(ImageCache, "decode", None)
@@ -497,17 +498,25 @@ def test_work_stops_when_a_client_disconnects(collection, path, monkeypatch):
 
 
 @pytest.mark.slow
+def large_image(number):
+    """Data URL of one of several images of 40 million pixels."""
+    image = Image.new("1", (6300, 6300))
+    image.putpixel((number, 0), 1)
+    return data_url(png(image))
+
+
 def test_memory_stays_bounded_with_large_images(index_folder):
     """60 images of 40 million pixels in 400 kB are refused, 6 are encoded one after another."""
-    url, small = data_url(png(Image.new("1", (6300, 6300)))), data_url(RED)
+    urls = [large_image(number) for number in range(60)]
+    small = data_url(RED)
     with served(index_folder) as (address, process), ThreadPoolExecutor(4) as pool:
         ask = openai.OpenAI(base_url=f"{address}/v1", api_key="none", timeout=300).embeddings.create
         ask(model="one", input=small)
         before = peak_memory(process.process.pid)
         with pytest.raises(openai.BadRequestError, match="got 2,381 million"):
-            ask(model="one", input=[url] * 60)
+            ask(model="one", input=urls)
         assert peak_memory(process.process.pid) < before + 100 * 2**20
-        large = [pool.submit(ask, model="one", input=[url] * 6) for _ in range(3)]
+        large = [pool.submit(ask, model="one", input=urls[:6]) for _ in range(3)]
         ask(model="one", input=small)
         assert not all(one.done() for one in large), "a small request does not wait for large ones"
         assert [len(one.result().data) for one in large] == [6, 6, 6]

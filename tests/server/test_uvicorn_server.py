@@ -314,7 +314,9 @@ GUIDE = (Path(__file__).parents[2] / "docs/guides/serve.md").read_text()
 
 
 def test_guide_lists_the_costs_of_requests():
-    rows = dict(re.findall(r"^\| `((?:GET|POST) /[\w/]+)`[^|]* \| (\d+) \|", GUIDE, re.MULTILINE))
+    rows = dict(re.findall(r"^\| `((?:GET |POST )?/[\w/]+)`[^|]* \| (\d+) \|", GUIDE, re.MULTILINE))
+    login = rows.pop("/login")
+    rows |= {"GET /login": login, "POST /login": login}
     documented = {request: float(units) for request, units in rows.items()}
     assert documented == {request: request_cost(*request.split()) for request in documented}
     assert {request.split()[1] for request in documented} >= REQUEST_COSTS.keys()
@@ -333,8 +335,8 @@ def test_guide_has_the_limits_of_the_server():
         f"more than {limits.decode_timeout_s:.0f} s to decode",
         f"one request may have {limits.max_request_pixels // 10**6} million pixels",
         f"have at most {limits.max_decoded_pixels // 10**6} million pixels. Clients take turns",
-        f"complete request within {limits.header_timeout_s:.0f} s",
-        f"its body within {limits.body_timeout_s:.0f} s",
+        f"headers of a request within {limits.header_timeout_s:.0f} s",
+        f"the body within {limits.body_timeout_s:.0f} s",
         f"up to {limits.max_results:,} results",
         f"keeps the last {limits.max_uploads} images",
         f"{rates.burst:.0f} units per client, plus {rates.per_s:.0f} per second",

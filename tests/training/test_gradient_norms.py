@@ -207,6 +207,7 @@ def test_mean_norms_average_common_names():
     assert mean_norms(rows) == {"scores": 1.5}
 
 
+@pytest.mark.slow
 def test_trackers_receive_the_means(recipe, scenes, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

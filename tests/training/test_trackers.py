@@ -177,6 +177,7 @@ def test_tracker_has_each_validation_once_after_resume(name, settings, listener,
     assert runs[name]["step"] == 8
 
 
+@pytest.mark.slow
 def test_tracker_receives_validations_that_it_missed(settings, listener, tmp_path):
     folder = RunFolder(tmp_path / "run")
     with Tracking(settings, folder, listener).open(["tensorboard"], rows(0, 4)):
@@ -197,6 +198,7 @@ def test_failed_tracker_is_called_once(settings, listener, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_resume_sends_validation_at_which_tracker_failed(settings, listener, tmp_path, monkeypatch):
     folder = RunFolder(tmp_path / "run")
     log = TRACKERS["tensorboard"].log

@@ -28,7 +28,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from visavis.core.environment import quote_argument
 from visavis.core.errors import SpecError, format_value, suggest_name
 
 T = TypeVar("T")
@@ -53,6 +52,8 @@ class CodeNotNamed(SpecError):
     """
 
     def __init__(self, name: str, source: str):
+        from visavis.core.environment import quote_argument
+
         super().__init__(
             f"{name}: expected own code that you name, because recipes and stored files never run "
             f"code by themselves. Name it with visavis --code {quote_argument(source)}, or in "
