@@ -19,7 +19,7 @@ LIVE_SUFFIXES = (".mov", ".mp4")
 MAX_LIVE_PHOTO_BYTES = 2**25
 # The clip of a Live Photo lasts about 3 s.
 MAX_LIVE_SECONDS = 4.0
-# The photo is taken while the clip is recorded. Programs round times, and write that of the end.
+# The photo is taken while the clip is recorded. Programs round times, and some write the end of the clip.
 _MAX_DISTANCE = timedelta(seconds=10)
 _QUARTER_HOUR = timedelta(minutes=15)
 
