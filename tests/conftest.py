@@ -25,6 +25,8 @@ import pytest
 import torch
 from tests.platforms import IS_EMULATED
 
+from visavis.core.child_processes import VARIABLES
+
 PROJECT = Path(__file__).resolve().parents[1]
 
 hypothesis.settings.register_profile("visavis", deadline=None, derandomize=True, max_examples=50)
@@ -164,6 +166,16 @@ def interrupts() -> Iterator[None]:
     handler = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     assert handler is signal.default_int_handler
+
+
+@pytest.fixture(autouse=True)
+def import_path_of_children() -> Iterator[None]:
+    """No test leaves the variables that a command sets for its own process. With them, a script that a
+    later test starts finds no module beside itself.
+    """
+    yield
+    for name in VARIABLES:
+        os.environ.pop(name, None)
 
 
 @pytest.fixture

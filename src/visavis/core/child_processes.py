@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_VARIABLES = {
+VARIABLES = {
     "PYTHONSAFEPATH": "1",
     # Windows searches programs, such as git, in the current folder first.
     "NoDefaultCurrentDirectoryInExePath": "1",
@@ -19,7 +19,7 @@ _VARIABLES = {
 
 def exclude_current_folder() -> None:
     """Exclude the current folder from the import path of all children of this process."""
-    os.environ.update(_VARIABLES)
+    os.environ.update(VARIABLES)
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def current_folder_excluded() -> Iterator[None]:
     A worker that multiprocessing starts receives the import path of this process with its first
     object, so that it finds the modules of the user.
     """
-    before = {name: os.environ.get(name) for name in _VARIABLES}
+    before = {name: os.environ.get(name) for name in VARIABLES}
     exclude_current_folder()
     try:
         yield
