@@ -220,10 +220,12 @@ def observed_scores(
     else:
         images_need, texts_need = ([False] * len(pool.needs_grad) for pool in pools)
         scores = ObservedFunction(score, *inputs, (images_need, texts_need), plan.block_columns)
-        lengths = len(images.items), len(texts.items)
-        limits = *plan.block_rows, *reversed(plan.block_columns)
+        num_items = (len(images.items), len(texts.items))
+        image_limit = min(plan.block_rows[0], plan.block_columns[1])
+        text_limit = min(plan.block_rows[1], plan.block_columns[0])
         # With several ranks, the matrix has more scores than both directions of one rank.
-        if plan.num_queries == lengths and all(map(int.__ge__, limits, lengths * 2)):
+        is_one_rank = plan.num_queries == num_items
+        if is_one_rank and image_limit >= num_items[0] and text_limit >= num_items[1]:
             scores.keep_matrix()
     num_queries = [pool.query_rows.stop - pool.query_rows.start for pool in pools]
     factor = 1.0 if scale is None else float(scale)
