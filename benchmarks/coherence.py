@@ -3,7 +3,7 @@ matrices.
 
 The alternative is that of the released code of the Ladder loss: whole matrices of scores and of
 relevance values, with one argsort and one Kendall's tau per query and K. "report" is the work of
-``visavis evaluate --relevance``, which also computes nDCG@K and both metrics of random scores. Each
+``visavis evaluate --section``, which also computes nDCG@K and both metrics of random scores. Each
 method runs in its own process on the same numbers. Prints the median time and the peak memory
 beyond the embeddings.
 
@@ -30,9 +30,9 @@ from torch.nn.functional import normalize
 
 from visavis.core.encoded import Encoded
 from visavis.data.dataset import Dataset, Image
-from visavis.evaluation.graded import RelevanceEstimator, ranking_coherence
-from visavis.evaluation.graded.base import CosineRelevance
 from visavis.evaluation.metrics import coherent_scores
+from visavis.papers.relevance import RelevanceEstimator, ranking_coherence
+from visavis.papers.relevance.base import CosineRelevance
 
 Sides = tuple[Tensor, Tensor, Tensor]
 

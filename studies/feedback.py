@@ -38,6 +38,7 @@ import visavis
 from visavis.core import storage
 from visavis.core.errors import VisavisError
 from visavis.core.progress import NoProgress
+from visavis.data.feedback.records import Judgment, QueryKey, open_feedback
 from visavis.data.synthetic import (
     CaptionFacts,
     Scene,
@@ -46,7 +47,6 @@ from visavis.data.synthetic import (
     write_caption,
     write_synthetic_scenes,
 )
-from visavis.evaluation.feedback.records import Judgment, QueryKey, open_feedback
 from visavis.models.retriever import Retriever
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.search import SearchQuery, SearchResult, SearchResults, search_collection

@@ -23,8 +23,8 @@ from visavis.data import open_dataset
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.words import tokenize
-from visavis.evaluation.graded import CATALOG
-from visavis.evaluation.graded.base import CaptionAggregation
+from visavis.papers.relevance import CATALOG
+from visavis.papers.relevance.base import CaptionAggregation
 
 
 def expert_judgments(data: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -47,10 +47,10 @@ from visavis.data.synthetic import (
     SceneGraphs,
     write_synthetic_scenes,
 )
-from visavis.evaluation.graded import CBoW, RelevanceEstimator, SceneRelevance, SentenceModel
-from visavis.evaluation.graded.human_agreement import rank_correlations, read_flickr8k_judgments
-from visavis.evaluation.graded.ranked_lists import ndcg_without_match
 from visavis.evaluation.metrics import coherent_scores, ndcg_at
+from visavis.papers.relevance import CBoW, RelevanceEstimator, SceneRelevance, SentenceModel
+from visavis.papers.relevance.human_agreement import rank_correlations, read_flickr8k_judgments
+from visavis.papers.relevance.ranked_lists import ndcg_without_match
 from visavis.training.recipes.files import read_recipe
 from visavis.training.runs.open_run import open_run, read_run_recipe, with_absolute_paths
 
@@ -101,7 +101,7 @@ class Study:
         """The metrics of the runs of each objective, by seed."""
         shared_overrides: dict[str, Any] = {
             "training.threads": 1,
-            "evaluation.relevance": "",
+            "evaluation.sections": [],
         }  # coherence is measured below
         if self.data is not None:
             shared_overrides["data.path"] = str(self.data)

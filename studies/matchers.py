@@ -52,10 +52,10 @@ from noise import with_interval
 from visavis.core import storage
 from visavis.core.errors import VisavisError
 from visavis.core.progress import NoProgress
-from visavis.evaluation.protocols import first_images
 from visavis.models import Matcher
 from visavis.models.device import has_native_bfloat16
 from visavis.models.inference import score_all_pairs
+from visavis.training.evaluation.ranked_split import first_images
 from visavis.training.recipes.data_module import DataModule, prepare_training
 from visavis.training.recipes.files import read_recipe
 from visavis.training.runs.open_run import open_run, read_run_recipe

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from visavis.core.errors import VisavisError
 from visavis.core.progress import NoProgress
-from visavis.evaluation.evaluate_items import evaluate_dataset
 from visavis.evaluation.protocols import get_protocols
 from visavis.losses.pair_loss.candidates import truncate_embeddings
 from visavis.models.base import encode_unit_rows, get_vectors
 from visavis.models.inference import device_score
+from visavis.training.evaluation.evaluate_dataset import evaluate_dataset
 from visavis.training.runs.open_run import open_run, read_run_recipe
 
 

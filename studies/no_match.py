@@ -42,8 +42,8 @@ from visavis.core.progress import NoProgress
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.synthetic import SceneGraphs
-from visavis.evaluation.graded.human_agreement import read_flickr8k_judgments
 from visavis.models.retriever import Retriever
+from visavis.papers.relevance.human_agreement import read_flickr8k_judgments
 from visavis.retrieval.index_builder import validation_scores
 from visavis.retrieval.no_match import bank_texts, fit_null_scores
 from visavis.retrieval.search import (

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from visavis.data import open_dataset
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
-from visavis.evaluation.graded import CBoW, SentenceModel
 from visavis.evaluation.metrics import coherent_scores
 from visavis.integrations.pytorch_metric_learning import MetricLoss
 from visavis.losses.pair_loss import cosine
 from visavis.objectives import Ladder
+from visavis.papers.relevance import CBoW, SentenceModel
 
 BATCH_IMAGES = 64
 CAPTIONS_PER_IMAGE = 2

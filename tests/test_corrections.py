@@ -311,7 +311,10 @@ def test_evaluate_corrects_an_ensemble_and_its_coherence(run, tmp_path):
     shutil.copytree(run, tmp_path / "copy")
     bank = tmp_path / "bank.txt"
     bank.write_text("a red star\na blue circle above a square")
-    options = {"correction": "InvertedSoftmax", "relevance": "SceneRelevance()"}
+    options = {
+        "correction": "InvertedSoftmax",
+        "section": "Coherence(relevance='SceneRelevance()')",
+    }
     for source in ("train", bank):
         one, both = (
             visavis.evaluate(runs, bank=source, **options)
@@ -319,9 +322,9 @@ def test_evaluate_corrects_an_ensemble_and_its_coherence(run, tmp_path):
         )
         assert both.text_ranks.tolist() == one.text_ranks.tolist()
         assert both.correction == one.correction
-        assert both.coherence.metrics == pytest.approx(one.coherence.metrics)
-        plain = visavis.evaluate(run, relevance="SceneRelevance()")
-        assert both.coherence.metrics != pytest.approx(plain.coherence.metrics)
+        assert both.sections[0].metrics == pytest.approx(one.sections[0].metrics)
+        plain = visavis.evaluate(run, section="Coherence(relevance='SceneRelevance()')")
+        assert both.sections[0].metrics != pytest.approx(plain.sections[0].metrics)
 
 
 def plain_captions(run) -> tuple[str, ...]:

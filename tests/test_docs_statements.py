@@ -14,6 +14,7 @@ from tests.docs import PROJECT
 
 import visavis
 from visavis import cli
+from visavis.core.own_code import installed_classes
 from visavis.core.progress import NoProgress
 from visavis.data.file_names import VIDEO_SUFFIXES
 from visavis.data.images import MAX_HAMMING_DISTANCE
@@ -45,6 +46,11 @@ from visavis.training.recipes.files import read_recipe
 from visavis.training.recipes.recipe import _all_keys
 
 from .objectives.test_laws import BEYOND_NEGATIVES
+
+SUPERVISIONS = (
+    *supervision.CATALOG,
+    *installed_classes(supervision.Supervision, "supervisions"),
+)
 
 
 def read_page(page: str) -> str:
@@ -95,7 +101,7 @@ def test_positives_page_names_supervisions_of_annotations():
     assert len(annotations) == 8
     provided = {
         (name, kind.__name__)
-        for kind in supervision.CATALOG
+        for kind in SUPERVISIONS
         for node in ast.walk(ast.parse(inspect.cleandoc(inspect.getsource(kind))))
         for name in written_names(node)
         if name in annotations
@@ -178,7 +184,7 @@ def test_scaling_page_names_supervisions_of_one_process():
     named = set(re.findall(r"`([^`]+)`", sentence[1]))
     alone = {
         kind.__name__
-        for kind in supervision.CATALOG
+        for kind in SUPERVISIONS
         if isinstance(kind.one_process_only, str) and kind.one_process_only
     }
     assert named == alone | {"PairSupervision(by='texts')"}

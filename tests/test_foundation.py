@@ -24,7 +24,7 @@ from visavis.core.errors import (
 )
 from visavis.core.spec import UnitFloat, parse, require_field, validate_fields, validate_int
 from visavis.data.dataset import ByteRange, Dataset, Image
-from visavis.evaluation.graded.base import CosineRelevance
+from visavis.papers.relevance.base import CosineRelevance
 from visavis.training.supervision.candidate_scores import _part_means
 
 # errors

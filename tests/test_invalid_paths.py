@@ -16,8 +16,8 @@ import torch
 import visavis
 from visavis import DataError, Retriever, VisavisError, api, cli
 from visavis.data.synthetic import write_synthetic_scenes
-from visavis.evaluation.graded.caption_estimators import CrossEncoder, SentenceModel
 from visavis.models.encoders.pretrained_files import model_folder
+from visavis.papers.relevance.caption_estimators import CrossEncoder, SentenceModel
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.source_files import list_source_files
 
@@ -136,7 +136,7 @@ def test_links_in_a_loop_are_skipped_or_refused(folder):
 
 WORK = {
     "anatomy": "visavis.research.diagnostics.objective_profile.profile_objectives",
-    "coherence": "visavis.api.graded_runs.open_rankers",
+    "coherence": "visavis.papers.relevance.runs.open_rankers",
     "compare": "visavis.research.experiments.run_comparison.cache_setting_features",
     "convert": "visavis.models.encoders.checkpoint_files.read_checkpoint",
     "data_convert": "visavis.data.convert_features._parse_source",
@@ -149,8 +149,8 @@ WORK = {
     "index": "visavis.models.retriever.Retriever.load",
     "mine": "visavis.training.runs.mine_negatives._encode",
     "mteb": "visavis.models.retriever.Retriever.load",
-    "relevance_fit": "visavis.evaluation.graded.fine_tuning.read_stsb",
-    "relevance_thresholds": "visavis.evaluation.graded.estimator_quality.relevance_distributions",
+    "relevance_fit": "visavis.papers.relevance.fine_tuning.read_stsb",
+    "relevance_thresholds": "visavis.papers.relevance.estimator_quality.relevance_distributions",
     "reproduce": "visavis.research.experiments.run_comparison.cache_setting_features",
     "train": "visavis.training.training_run.prepare_training",
 }

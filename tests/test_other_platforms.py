@@ -30,9 +30,9 @@ from visavis.core.errors import DataError
 from visavis.core.memory_budget import UNKNOWN_MEMORY_BYTES, available_memory, free_bytes
 from visavis.core.storage import writing
 from visavis.data import check_dataset, open_dataset, workers
+from visavis.data.feedback.records import Judgment, QueryKey, open_feedback, read_feedback
 from visavis.data.parallel import cpu_cores
-from visavis.evaluation.feedback.records import Judgment, QueryKey, open_feedback, read_feedback
-from visavis.evaluation.graded.caption_estimators import read_word_vectors
+from visavis.papers.relevance.caption_estimators import read_word_vectors
 from visavis.retrieval.source_files import list_source_files
 from visavis.training.recipes.files import read_recipe
 

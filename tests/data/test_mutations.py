@@ -22,9 +22,9 @@ from visavis.data import check_dataset, open_dataset
 from visavis.data.features.arrays import ArrayFeatures, first_nonfinite_row
 from visavis.data.features.store import FeatureStore, FeatureWriter, StoreDescription
 from visavis.data.synthetic import SceneGraphs, write_synthetic_scenes
-from visavis.evaluation.graded import MatrixRelevance
-from visavis.evaluation.graded.caption_estimators import PairCache, read_word_vectors
-from visavis.evaluation.graded.human_agreement import read_crisscrossed_captions, read_stsb
+from visavis.papers.relevance import MatrixRelevance
+from visavis.papers.relevance.caption_estimators import PairCache, read_word_vectors
+from visavis.papers.relevance.human_agreement import read_crisscrossed_captions, read_stsb
 
 NAMES = ("a.png", "bé.png", "c.png", "d.png")
 ODD_VALUES = (

@@ -14,7 +14,7 @@ from PIL import Image
 
 from visavis.core.errors import DataError, NoDataset
 from visavis.data import check_dataset, dataset_reader, open_dataset
-from visavis.evaluation.graded.human_agreement import read_stsb
+from visavis.papers.relevance.human_agreement import read_stsb
 from visavis.retrieval.source_files import list_source_files
 
 DOG, CAT = {"a.png": ["a dog"]}, {"img/b.png": ["a cat, asleep"]}

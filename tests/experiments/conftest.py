@@ -8,8 +8,8 @@ import pytest
 
 import visavis
 from visavis.data import open_dataset
+from visavis.data.feedback.records import Judgment, QueryKey, open_feedback
 from visavis.data.synthetic import write_synthetic_scenes
-from visavis.evaluation.feedback.records import Judgment, QueryKey, open_feedback
 from visavis.research.experiments.comparison_result import Comparison
 
 RECIPE = """

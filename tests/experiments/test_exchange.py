@@ -17,10 +17,9 @@ from visavis.core.errors import RefusedOverwrite
 from visavis.data.dataset import Dataset, Image
 from visavis.evaluation import Evaluation, Protocol, rank_scores
 from visavis.evaluation.bootstrap import BOOTSTRAP_METRICS, bootstrap_images
-from visavis.evaluation.evaluate_items import evaluate_dataset
 from visavis.evaluation.metrics import ndcg_at
 from visavis.evaluation.statistics import differences_from, paired_tests
-from visavis.evaluation.trec import TrecRankings, top_candidates, trec_rankings, write_trec
+from visavis.evaluation.trec import TrecRankings, top_candidates, write_trec
 from visavis.research.experiments.results_table import (
     CSV_COLUMNS,
     MeasurementConditions,
@@ -30,6 +29,8 @@ from visavis.research.experiments.results_table import (
     indistinguishable_rows,
     latex_table,
 )
+from visavis.training.evaluation.evaluate_dataset import evaluate_dataset
+from visavis.training.evaluation.trec_rankings import rank_dataset
 
 
 def measure_with_ir_measures(folder: Path, tag: str, direction: str, measures) -> dict:
@@ -70,7 +71,7 @@ def test_trec_files_reproduce_recalls_and_ndcg_in_ir_measures(tmp_path, decimals
     data, visual, text = synthetic_retrieval(decimals=decimals)
     protocol = Protocol(name="test", description="", folds=folds)
     found = evaluate_dataset(visual, text, dot, data, [protocol])
-    write_trec(tmp_path, "ours", trec_rankings(visual, text, dot, data, protocol))
+    write_trec(tmp_path, "ours", rank_dataset(visual, text, dot, data, protocol))
     for direction, ranks in (("i2t", found.image_ranks), ("t2i", found.text_ranks)):
         theirs = measure_with_ir_measures(
             tmp_path, "ours", direction, [Success @ 1, Success @ 5, Success @ 10, nDCG @ 10]
@@ -124,7 +125,7 @@ def test_trec_files_by_hand(tmp_path):
     )
     matrix = torch.tensor([[0.5, 0.5, -0.25], [0.1, 0.3, 0.2]])
     items = Encoded(torch.arange(2)), Encoded(torch.arange(3))
-    lists = trec_rankings(
+    lists = rank_dataset(
         *items,
         lambda v, t: matrix[v.vectors][:, t.vectors],
         data,
@@ -173,7 +174,7 @@ def test_top_candidates_decrease_strictly_despite_ties():
 def test_write_trec_never_overwrites_files(tmp_path):
     data, visual, text = synthetic_retrieval()
     protocol = Protocol(name="plain", description="")
-    lists = trec_rankings(visual, text, dot, data, protocol)
+    lists = rank_dataset(visual, text, dot, data, protocol)
     write_trec(tmp_path, "ours", lists)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(RefusedOverwrite, match=r"ours\.i2t\.run already exists"):
@@ -183,7 +184,7 @@ def test_write_trec_never_overwrites_files(tmp_path):
     with pytest.raises(
         RefusedOverwrite, match=r"i2t\.qrels holds judgments of other queries\. Nothing was changed"
     ):
-        write_trec(tmp_path, "other", trec_rankings(*items, dot, other, protocol))
+        write_trec(tmp_path, "other", rank_dataset(*items, dot, other, protocol))
     assert {path: path.read_bytes() for path in before} == before
     assert len(list(tmp_path.iterdir())) == 6
 

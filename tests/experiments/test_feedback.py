@@ -17,7 +17,7 @@ from visavis.core.errors import DataError, RecipeError, RunError
 from visavis.core.progress import NoProgress
 from visavis.data import open_dataset
 from visavis.evaluation.bootstrap import bootstrap_queries
-from visavis.evaluation.feedback.evaluate_feedback import JudgedQueryResult, feedback_metrics
+from visavis.evaluation.feedback_metrics import JudgedQueryResult, feedback_metrics
 
 KEYS = ["judged_r1", "judged_r5", "judged_r10", "judged_ordered"]
 

@@ -4,7 +4,7 @@ import pytest
 
 import visavis
 from visavis.core.errors import DataError, RunError
-from visavis.evaluation.feedback.records import Judgment, QueryKey, open_feedback
+from visavis.data.feedback.records import Judgment, QueryKey, open_feedback
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.search import SearchQuery, search_collection
 

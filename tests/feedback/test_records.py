@@ -13,7 +13,7 @@ import pytest
 from tests.platforms import posix
 
 from visavis.core.errors import DataError, RunError, StorageError
-from visavis.evaluation.feedback.records import (
+from visavis.data.feedback.records import (
     Judgment,
     Preference,
     QueryKey,
@@ -117,7 +117,7 @@ def test_feedback_file_survives_killed_process(tmp_path):
     path = tmp_path / "votes.jsonl"
     program = """
 import sys
-from visavis.evaluation.feedback.records import Judgment, QueryKey, open_feedback
+from visavis.data.feedback.records import Judgment, QueryKey, open_feedback
 with open_feedback(sys.argv[1]) as file:
     for number in range(10**6):
         file.append(Judgment("2026-01-01", "i", QueryKey("x" * (number % 3000)), str(number), "c", True))

@@ -16,29 +16,30 @@ from visavis.cli import app, main
 from visavis.core.errors import DataError, RefusedOverwrite, SpecError, VisavisError
 from visavis.core.spec import parse
 from visavis.data.synthetic import write_synthetic_scenes
-from visavis.evaluation.graded import FunctionRelevance
-from visavis.evaluation.graded.estimator_quality import (
+from visavis.models.encoders.frozen_encoders import open_text_encoder
+from visavis.models.encoders.sentence_encoders import open_text_pair_encoder
+from visavis.objectives import CATALOG as OBJECTIVES
+from visavis.objectives import Ladder
+from visavis.papers.relevance import FunctionRelevance
+from visavis.papers.relevance.catalog import parse_estimator
+from visavis.papers.relevance.estimator_quality import (
     random_pairs,
     rating_correlations,
     sample_relevance,
     summarize_relevance,
 )
-from visavis.evaluation.graded.fine_tuning import (
+from visavis.papers.relevance.fine_tuning import (
     _Cosine,
     _LinearOutput,
     _Output,
     _parameter_groups,
     rating_pearson,
 )
-from visavis.evaluation.graded.human_agreement import (
+from visavis.papers.relevance.human_agreement import (
     RatedCaptionPairs,
     read_crisscrossed_captions,
     read_stsb,
 )
-from visavis.models.encoders.frozen_encoders import open_text_encoder
-from visavis.models.encoders.sentence_encoders import open_text_pair_encoder
-from visavis.objectives import CATALOG as OBJECTIVES
-from visavis.objectives import Ladder
 from visavis.training.recipes.files import read_recipe
 
 HEAD = "genre\tfile\tyear\tindex\tscore\tsentence1\tsentence2\n"
@@ -78,7 +79,7 @@ def people(tmp_path, monkeypatch):
     """Both collections of ratings, small, where VISAVIS_DATA points. Speed is measured for a
     moment.
     """
-    monkeypatch.setattr("visavis.evaluation.graded.estimator_quality.SPEED_TEST_SECONDS", 0.01)
+    monkeypatch.setattr("visavis.papers.relevance.estimator_quality.SPEED_TEST_SECONDS", 0.01)
     monkeypatch.setenv("VISAVIS_DATA", str(tmp_path))
     benchmark(tmp_path)
     random = np.random.default_rng(1)
@@ -237,7 +238,7 @@ def test_fine_tuned_model_is_reproducible_and_readable(people, tiny_models, tmp_
     kept = {"bi": _Cosine, "cross": _Output, "regression": _LinearOutput}[kind](opened)
     assert rating_pearson(kept, read_stsb("dev")) == pytest.approx(max(fitted.dev), abs=1e-5)
     assert rating_pearson(kept, read_stsb("test")) == pytest.approx(fitted.test, abs=1e-5)
-    read = parse(fitted.estimator, visavis.evaluation.graded.CATALOG)(
+    read = parse(fitted.estimator, visavis.papers.relevance.CATALOG)(
         ["a dog runs"], ["the cat sleeps"]
     )
     assert read.item() == pytest.approx(
@@ -295,13 +296,13 @@ def test_recipe_of_ladder_paper_refines_by_fine_tuned_bert(
     recipe = read_recipe("cvse++-bert/flickr30k")
     supervision = recipe.phases[0].supervision
     words = f"CBoW(vectors={str(vectors_file)!r})"
-    refined = parse(supervision.relevance, visavis.evaluation.graded.CATALOG)
-    assert refined == recipe.evaluation.relevance
+    refined = parse(supervision.relevance, visavis.papers.relevance.CATALOG)
+    assert refined == parse_estimator(recipe.evaluation.sections[0].relevance)
     found, coarse, fine = (
         one(SENTENCES, SENTENCES)
         for one in (
             replace(refined, coarse=words),
-            *(parse(s, visavis.evaluation.graded.CATALOG) for s in (words, refined.fine)),
+            *(parse(s, visavis.papers.relevance.CATALOG) for s in (words, refined.fine)),
         )
     )
     assert 0 < (coarse > 0.8).float().mean() < 1
@@ -356,7 +357,7 @@ def test_thresholds_are_quantiles_of_training_pairs(scenes, tmp_path):
         scenes, estimator="SceneRelevance()", num_pairs=3000, out=plot
     )
     from visavis.data import open_dataset
-    from visavis.evaluation.graded import SceneRelevance
+    from visavis.papers.relevance import SceneRelevance
 
     train = open_dataset(scenes).split("train")
     relevance = sample_relevance(SceneRelevance().for_dataset(train), train, 3000)

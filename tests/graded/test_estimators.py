@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from visavis.core.errors import DataError, ShapeError, SpecError, StorageError
 from visavis.core.spec import parse
 from visavis.data.dataset import Dataset, Image
-from visavis.evaluation.graded import (
+from visavis.models.encoders.sentence_encoders import TextPairEncoder, open_text_pair_encoder
+from visavis.papers.relevance import (
     CATALOG,
     CBoW,
     CoarseToFine,
@@ -18,8 +19,7 @@ from visavis.evaluation.graded import (
     MatrixRelevance,
     SentenceModel,
 )
-from visavis.evaluation.graded.caption_estimators import read_word_vectors
-from visavis.models.encoders.sentence_encoders import TextPairEncoder, open_text_pair_encoder
+from visavis.papers.relevance.caption_estimators import read_word_vectors
 
 WORDS = ["a", "dog", "runs", "cat", "sleeps", "on", "the", "beach", "two"]
 KINDS = ["plain", "idf", "common", "sentence", "cross", "paper", "reference"]

@@ -17,7 +17,7 @@ import visavis
 from visavis.core.errors import DataError, RunError
 from visavis.data import open_dataset
 from visavis.data.dataset import Dataset, Image
-from visavis.evaluation.graded.human_agreement import (
+from visavis.papers.relevance.human_agreement import (
     FLICKR8K_FILES,
     SEED,
     HumanJudgments,

@@ -26,8 +26,10 @@ from visavis.data.dataset import Dataset
 from visavis.data.dataset import Image as Listed
 from visavis.data.synthetic import SceneGraphs, write_synthetic_scenes
 from visavis.data.words import tokenize
-from visavis.evaluation.graded import RelevanceEstimator
-from visavis.evaluation.graded.ranked_lists import (
+from visavis.papers.relevance import RelevanceEstimator
+from visavis.papers.relevance import coherence_report as page
+from visavis.papers.relevance.coherence_report import plot_ranked_lists
+from visavis.papers.relevance.ranked_lists import (
     ClusteredMean,
     Ranker,
     RelevanceBands,
@@ -36,8 +38,6 @@ from visavis.evaluation.graded.ranked_lists import (
     ndcg_without_match,
     query_lists,
 )
-from visavis.research.reports import coherence_report as page
-from visavis.research.reports.coherence_report import plot_ranked_lists
 from visavis.research.reports.html_report import LIGHT_THEME, ThemedImage, Thumbnails
 from visavis.training.runs.open_run import open_run, read_run_recipe
 

@@ -19,8 +19,7 @@ from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, SpecError
 from visavis.data import open_dataset
 from visavis.data.dataset import Dataset, Image
-from visavis.evaluation import Protocol, evaluate_listed, rank_scores
-from visavis.evaluation.graded import RelevanceEstimator, ranking_coherence
+from visavis.evaluation import Protocol, rank_scores
 from visavis.evaluation.metrics import (
     average_precision_at_r,
     coherent_scores,
@@ -28,7 +27,10 @@ from visavis.evaluation.metrics import (
     positive_ranks,
     r_precision,
 )
-from visavis.evaluation.protocols import get_protocol, read_listed_positives
+from visavis.evaluation.protocols import get_protocol
+from visavis.papers.relevance import RelevanceEstimator, ranking_coherence
+from visavis.training.evaluation.evaluate_dataset import evaluate_dataset
+from visavis.training.evaluation.listed_positives import read_listed_positives
 
 CAPTIONS = 3
 
@@ -261,7 +263,7 @@ def test_listed_positives_of_5k_test(
 @pytest.mark.long
 def test_listed_protocol_ranks_all_candidates(coco: Dataset) -> None:
     visual, text = structured(coco)
-    found = evaluate_listed(visual, text, product, coco, protocol="eccv-caption")
+    found = evaluate_dataset(visual, text, product, coco, [get_protocol("eccv-caption")])
     of_images, of_texts = read_listed_positives(get_protocol("eccv-caption"), coco)
     image_places = positive_ranks(product(visual[of_images.queries], text), of_images.targets)
     text_places = positive_ranks(product(visual, text[of_texts.queries]).T, of_texts.targets)
@@ -288,9 +290,8 @@ def test_listed_protocol_ranks_all_candidates(coco: Dataset) -> None:
 @pytest.mark.parametrize("name", ["eccv-caption", "cxc"])
 def test_listed_protocol_of_collapsed_and_perfect_model(coco: Dataset, name: str) -> None:
     one = torch.nn.functional.normalize(torch.randn(1, 48), dim=1)
-    collapsed = evaluate_listed(
-        Encoded(one.expand(5000, -1)), Encoded(one.expand(25000, -1)), product, coco, protocol=name
-    ).metrics
+    images, texts = Encoded(one.expand(5000, -1)), Encoded(one.expand(25000, -1))
+    collapsed = evaluate_dataset(images, texts, product, coco, [get_protocol(name)]).metrics
     assert collapsed["rsum"] == collapsed["i2t_map_at_r"] == collapsed["t2i_r_precision"] == 0
     if name == "eccv-caption":
         of_images, _ = read_listed_positives(get_protocol(name), coco)
@@ -304,12 +305,12 @@ def test_listed_protocol_of_collapsed_and_perfect_model(coco: Dataset, name: str
             ]
             return (known & (rows < len(of_images.queries))[:, None]).float()
 
-        found = evaluate_listed(
+        found = evaluate_dataset(
             Encoded(torch.arange(5000)),
             Encoded(torch.arange(25000)),
             perfect_score,
             coco,
-            protocol=name,
+            [get_protocol(name)],
         ).metrics
         assert found["i2t_r1"] == 100
         assert found["i2t_map_at_r"] == found["i2t_r_precision"] == 1
@@ -320,7 +321,7 @@ def test_listed_protocol_rejects_other_data(coco: Dataset) -> None:
     few = coco.take(np.arange(10))
     visual, text = structured(few)
     with pytest.raises(SpecError, match=r"^protocol cxc: expected 5000 images, got 10"):
-        evaluate_listed(visual, text, product, few, protocol="cxc")
+        evaluate_dataset(visual, text, product, few, [get_protocol("cxc")])
     data, _, _, _ = world(3)
     with pytest.raises(
         DataError, match=r"^image 0\.jpg is not in .*coco_5k_test_text/dataset_coco_5k_test\.json"

@@ -15,7 +15,7 @@ import visavis
 from visavis.cli import app
 from visavis.core.errors import DataError, RunError
 from visavis.core.progress import NoProgress
-from visavis.evaluation.feedback.records import QueryKey
+from visavis.data.feedback.records import QueryKey
 from visavis.retrieval.index_builder import build_index
 from visavis.retrieval.index_folder import Index, check_index
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter

@@ -18,8 +18,8 @@ from PIL import Image, ImageDraw, TiffImagePlugin
 from tests.processes import Command
 
 import visavis
+from visavis.data.feedback.records import open_feedback
 from visavis.data.synthetic import write_synthetic_scenes
-from visavis.evaluation.feedback.records import open_feedback
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.server.application import create_app
 from visavis.retrieval.server.search_service import ServedIndex

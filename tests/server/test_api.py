@@ -24,7 +24,7 @@ from tests.videos import write_video
 
 import visavis
 from visavis.core.errors import VisavisError
-from visavis.evaluation.feedback.records import (
+from visavis.data.feedback.records import (
     FeedbackFile,
     QueryKey,
     latest_judgments,

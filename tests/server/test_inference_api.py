@@ -22,8 +22,8 @@ from tests.processes import peak_memory
 
 import visavis
 from visavis.core.errors import VisavisError
+from visavis.data.feedback.records import QueryKey
 from visavis.data.images import is_data_url
-from visavis.evaluation.feedback.records import QueryKey
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.items import NO_FILTER
 from visavis.retrieval.search import SearchQuery, search_collection

@@ -26,7 +26,7 @@ from tests.docs import read_blocks
 import visavis
 from visavis import cli
 from visavis.core.errors import VisavisError
-from visavis.evaluation.feedback.records import Judgment, QueryKey, open_feedback, read_feedback
+from visavis.data.feedback.records import Judgment, QueryKey, open_feedback, read_feedback
 from visavis.retrieval.items import index_names
 from visavis.retrieval.server import mcp_server
 from visavis.retrieval.server.mcp_server import (

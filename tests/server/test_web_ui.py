@@ -18,7 +18,7 @@ from tests.platforms import posix
 from tests.videos import write_video
 
 import visavis
-from visavis.evaluation.feedback.records import (
+from visavis.data.feedback.records import (
     Preference,
     QueryKey,
     latest_judgments,

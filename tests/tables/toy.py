@@ -14,7 +14,7 @@ import torch
 
 from visavis.data.synthetic import write_synthetic_clips, write_synthetic_scenes
 from visavis.models import CATALOG
-from visavis.training import supervision
+from visavis.papers.relevance.supervision import GradedSupervision
 from visavis.training.recipes.data_module import prepare_training
 from visavis.training.recipes.files import read_recipe
 from visavis.training.recipes.recipe import Recipe
@@ -85,12 +85,12 @@ def overrides(address: str, toys: Path) -> dict[str, Any]:
         changed["text.encoder"] = (
             str(toys / "bert") if recipe.text.granularity == "tokens" else "minilm"
         )
-    if recipe.evaluation.relevance:
-        changed["evaluation.relevance"] = RELEVANCE
+    if recipe.evaluation.sections:
+        changed["evaluation.sections"] = [f"Coherence(relevance='{RELEVANCE}')"]
     graded = [
         number
         for number, phase in enumerate(recipe.phases)
-        if isinstance(phase.supervision, supervision.GradedSupervision)
+        if isinstance(phase.supervision, GradedSupervision)
     ]
     changed |= {
         f"phases.{number}.supervision": f"GradedSupervision(relevance='{RELEVANCE}', by='position')"

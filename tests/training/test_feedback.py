@@ -13,15 +13,15 @@ from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, RecipeError, RunError
 from visavis.data import open_dataset
 from visavis.data.dataset import Dataset, Image
-from visavis.data.item_sources import ConcatSource
-from visavis.data.loader import BatchSchedule, Loader
-from visavis.data.synthetic import write_synthetic_scenes
-from visavis.evaluation.feedback.records import Judgment, Preference, QueryKey, open_feedback
-from visavis.evaluation.feedback.training_pairs import (
+from visavis.data.feedback.records import Judgment, Preference, QueryKey, open_feedback
+from visavis.data.feedback.training_pairs import (
     MAX_ADDED_NEGATIVES,
     FeedbackPairs,
     FeedbackSplit,
 )
+from visavis.data.item_sources import ConcatSource
+from visavis.data.loader import BatchSchedule, Loader
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.losses.targets import Targets
 from visavis.models.encoders import feature_extraction as caching
 from visavis.objectives import CATALOG

@@ -13,14 +13,14 @@ from visavis.data import open_dataset
 from visavis.data.loader import BatchSchedule, Loader
 from visavis.data.synthetic import SceneGraphs
 from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
-from visavis.evaluation.graded import CBoW
 from visavis.models import CATALOG
-from visavis.training.supervision import (
+from visavis.papers.relevance import CBoW
+from visavis.papers.relevance.supervision import (
     GradedSupervision,
     RelevanceMargins,
     RelevanceWeights,
-    TrainingContext,
 )
+from visavis.training.supervision import TrainingContext
 
 RECIPE = """
 name = "tiny"
@@ -142,7 +142,8 @@ def test_ladder_improves_coherence_over_its_first_level(recipe, scenes, tmp_path
     [
         pytest.param(name, marks=() if name == "VSE++" else pytest.mark.long)
         for name, kind in CATALOG.items()
-        if "experts" not in kind.visual_granularities
+        # An EmbeddingModel is a model of sentence-transformers, see test_embedding_model.py.
+        if "experts" not in kind.visual_granularities and name != "EmbeddingModel"
     ],
 )
 def test_ladder_trains_every_model(kind, recipe, scenes, vectors, dual_encoders, towers, tmp_path):
@@ -378,7 +379,7 @@ def test_quantiles_of_equal_values_are_equal(scenes):
 
 
 def test_quantile_sample_depends_on_seed(scenes, vectors, monkeypatch):
-    monkeypatch.setattr("visavis.training.supervision.graded_relevance.QUANTILE_SAMPLE_SIZE", 20)
+    monkeypatch.setattr("visavis.papers.relevance.supervision.QUANTILE_SAMPLE_SIZE", 20)
     usual = []
     for seed in (3, 3, 4):
         supervision = GradedSupervision(relevance=cbow(vectors), scale="quantile")

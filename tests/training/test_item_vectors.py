@@ -17,7 +17,7 @@ from visavis.core.process_group import ONE_PROCESS
 from visavis.core.progress import NoProgress
 from visavis.data.dataset import Image
 from visavis.data.dataset_reader import open_dataset
-from visavis.evaluation.feedback.records import Judgment, QueryKey, open_feedback
+from visavis.data.feedback.records import Judgment, QueryKey, open_feedback
 from visavis.retrieval.index_vectors import read_index_vectors
 from visavis.training.recipes.files import read_recipe
 from visavis.training.runs.open_run import open_run, read_run_recipe

@@ -19,8 +19,10 @@ from pydantic import BaseModel
 
 from visavis import models
 from visavis.core.errors import VisavisError
-from visavis.evaluation import Protocol, graded
+from visavis.core.own_code import installed_classes
+from visavis.evaluation import Protocol
 from visavis.losses import objectives
+from visavis.papers import relevance as graded
 from visavis.research.experiments.jobs import Workers
 from visavis.research.experiments.run_comparison import plan_comparison
 from visavis.training import supervision
@@ -29,6 +31,11 @@ from visavis.training.recipes.recipe import Recipe, parse_override
 from visavis.training.recipes.settings import Phase
 
 from ..mutation import ODD, changed, flipped
+
+SUPERVISIONS = (
+    *supervision.CATALOG,
+    *installed_classes(supervision.Supervision, "supervisions"),
+)
 
 
 def resolve(path: Any, overrides: dict[str, Any]) -> None:
@@ -207,7 +214,7 @@ def test_nan_and_none_on_command_line_are_rejected(text, command_line, scenes, t
 
 CATALOGS = (
     objectives.CATALOG,
-    supervision.CATALOG,
+    SUPERVISIONS,
     graded.CATALOG,
     [model.Config for model in models.CATALOG.values()],
     [Protocol],

@@ -67,7 +67,7 @@ from dataclasses import dataclass
 
 import torch
 
-from visavis.evaluation.graded.base import CaptionRelevance, RelevanceEstimator
+from visavis.papers.relevance.base import CaptionRelevance, RelevanceEstimator
 
 
 class LengthRelevance(CaptionRelevance):
@@ -433,11 +433,11 @@ def test_edited_code_is_not_mixed_with_runs_of_the_old_one(lab, scenes):
 
 def test_relevance_estimator_and_supervision_come_from_a_file(lab, scenes):
     (lab / "estim.py").write_text(ESTIMATOR)
-    trained = train(scenes, **{"evaluation.relevance": "estim.py:Length()"})
-    assert trained.test.coherence.relevance == "estim.py:Length(scale=1.0)"
+    trained = train(scenes, **{"evaluation.sections": ["Coherence(relevance='estim.py:Length()')"]})
+    assert trained.test.sections[0].relevance == "estim.py:Length(scale=1.0)"
     forget()
-    again = visavis.evaluate("run", relevance="estim.py:Length()")
-    assert again.coherence.relevance == "estim.py:Length(scale=1.0)"
+    again = visavis.evaluate("run", section="Coherence(relevance='estim.py:Length()')")
+    assert again.sections[0].relevance == "estim.py:Length(scale=1.0)"
 
 
 @pytest.mark.slow
@@ -455,7 +455,7 @@ RECIPES_WITH_CODE = {
         '[[phases]]\nepochs = 1\nobjective = "Ladder()"\n'
         "supervision = \"GradedSupervision(relevance='evil.py:Evil()')\""
     ),
-    "estimator": 'evaluation = { relevance = "evil.py:Evil()" }',
+    "estimator": "evaluation = { sections = \"Coherence(relevance='evil.py:Evil()')\" }",
     "metric": 'evaluation = { extra_metrics = ["evil.py:Evil"] }',
     "model": 'model = { kind = "evil.py:Evil", embedding_dim = 8 }',
 }

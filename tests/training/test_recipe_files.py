@@ -10,8 +10,8 @@ from tests.docs import read_blocks
 import visavis
 from visavis.core.errors import RecipeError, VisavisError
 from visavis.data.synthetic import write_synthetic_scenes
-from visavis.evaluation.graded.catalog import parse_estimator
 from visavis.models import CATALOG
+from visavis.papers.relevance.ranking_coherence import Coherence
 from visavis.training.recipes.files import (
     read_recipe,
     read_recipe_file,
@@ -59,9 +59,9 @@ SHIPPED = {
     "demo-unified": "ea34be2e",
     "demo-vlc": "0973f89c",
     "heads-flickr8k": "e0137cf4",
-    "ladder-scenes": "61e35cf5",
+    "ladder-scenes": "4e906519",
     "aoq-heads-flickr8k": "43ce7685",
-    "ladder-heads-flickr8k": "79e363d7",
+    "ladder-heads-flickr8k": "454bf15d",
     "learned-weights-heads-flickr8k": "d7a63658",
     "ncr-heads-flickr8k": "150a834d",
     "maxsim-minilm-flickr8k": "3fcb451a",
@@ -347,7 +347,7 @@ def test_bert_recipes_are_rows_with_their_relevance(name):
     recipe = read_recipe(name)
     row = read_recipe(recipe.published)
     relevance = "CoarseToFine(fine=\"CrossEncoder(model='sts-bert', output='identity')\")"
-    assert recipe.evaluation.relevance == parse_estimator(relevance)
+    assert recipe.evaluation.sections == (Coherence(relevance=relevance),)
     for phase, of_row in zip(recipe.phases, row.phases, strict=True):
         assert phase.supervision.relevance == relevance
         assert replace(phase.supervision, relevance="CoarseToFine()") == of_row.supervision

@@ -12,6 +12,7 @@ import visavis
 from visavis import PairLoss, parse
 from visavis.core import spec
 from visavis.core.errors import MissingSupervision, RecipeError, RunError
+from visavis.core.own_code import installed_classes
 from visavis.data import open_dataset
 from visavis.data.loader import derive_seed
 from visavis.losses.targets import Targets
@@ -214,7 +215,9 @@ def test_missing_annotations_are_rejected_before_training(
     ],
 )
 def test_sufficient_annotations_are_accepted(objective, supervision_spec):
-    spec.parse(supervision_spec, CATALOG).check_objective(parse(objective))
+    spec.parse(supervision_spec, CATALOG, Supervision, "supervisions").check_objective(
+        parse(objective)
+    )
 
 
 REPORTED = {
@@ -247,7 +250,11 @@ REPORTED = {
 }
 
 
-@pytest.mark.parametrize("source", CATALOG, ids=lambda source: source.__name__)
+@pytest.mark.parametrize(
+    "source",
+    [*CATALOG, *installed_classes(Supervision, "supervisions")],
+    ids=lambda source: source.__name__,
+)
 def test_report_names_supervision_with_settings(source, recipes):
     settings, positives_by, reported = REPORTED[source.__name__]
     overrides = {"phases.1.supervision": source.__name__ + settings}

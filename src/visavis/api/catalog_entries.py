@@ -87,14 +87,27 @@ def protocols() -> list[CatalogEntry]:
 
 def supervisions() -> list[CatalogEntry]:
     """Return every supervision with its source and defaults."""
-    from visavis.training.supervision import CATALOG
+    from visavis.core.own_code import installed_classes
+    from visavis.training.supervision import CATALOG, Supervision
 
-    return [_class_entry(kind, "Source:") | {"defaults": repr(kind())} for kind in CATALOG]
+    kinds = [*CATALOG, *installed_classes(Supervision, "supervisions")]
+    return [_class_entry(kind, "Source:") | {"defaults": repr(kind())} for kind in kinds]
+
+
+def sections() -> list[CatalogEntry]:
+    """Return every further part of an evaluation result with its defaults."""
+    from visavis.core.own_code import installed_classes
+    from visavis.training.evaluation.sections import ResultSection
+
+    return [
+        _class_entry(kind, "Source:") | {"defaults": _defaults(kind)}
+        for kind in installed_classes(ResultSection, "sections")
+    ]
 
 
 def relevance_estimators() -> list[CatalogEntry]:
     """Return every relevance estimator with its source and defaults."""
-    from visavis.evaluation.graded import CATALOG
+    from visavis.papers.relevance import CATALOG
 
     return [_class_entry(kind, "Source:") | {"defaults": _defaults(kind)} for kind in CATALOG]
 
@@ -266,6 +279,7 @@ CATALOGS: dict[str, Callable[[], list[CatalogEntry]]] = {
     "metrics": metrics,
     "formats": data_formats,
     "supervisions": supervisions,
+    "sections": sections,
     "relevance": relevance_estimators,
     "recipes": recipes,
     "protocols": protocols,

@@ -15,10 +15,10 @@ from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
-    from visavis.evaluation.graded.estimator_quality import EstimatorQuality, RelevanceDistribution
-    from visavis.evaluation.graded.fine_tuning import FineTunedModel
-    from visavis.evaluation.graded.human_agreement import HumanAgreement
-    from visavis.evaluation.graded.ranked_lists import RankedListComparison
+    from visavis.papers.relevance.estimator_quality import EstimatorQuality, RelevanceDistribution
+    from visavis.papers.relevance.fine_tuning import FineTunedModel
+    from visavis.papers.relevance.human_agreement import HumanAgreement
+    from visavis.papers.relevance.ranked_lists import RankedListComparison
 
 
 def agreement(
@@ -54,7 +54,7 @@ def agreement(
         visavis agreement runs/mine --data flickr8k
         ```
     """
-    from visavis.api.graded_runs import measure_run_agreement
+    from visavis.papers.relevance.runs import measure_run_agreement
 
     return measure_run_agreement(
         to_paths(runs), optional_text(data), relevance, progress or NoProgress()
@@ -109,11 +109,11 @@ def coherence(
         visavis coherence runs/mine runs/other --out coherence
         ```
     """
-    from visavis.api.graded_runs import check_relevance_varies, open_rankers, trained_on
     from visavis.core import storage
     from visavis.core.spec import MAX_SEED, validate_int
-    from visavis.evaluation.graded.catalog import named_estimator
-    from visavis.evaluation.graded.ranked_lists import (
+    from visavis.papers.relevance.catalog import named_estimator
+    from visavis.papers.relevance.coherence_report import write_coherence_report
+    from visavis.papers.relevance.ranked_lists import (
         RankedListComparison,
         Ranker,
         RelevanceBands,
@@ -121,7 +121,7 @@ def coherence(
         measure_lists,
         query_lists,
     )
-    from visavis.research.reports.coherence_report import write_coherence_report
+    from visavis.papers.relevance.runs import check_relevance_varies, open_rankers, trained_on
 
     # The report is written as JSON, which has no numbers of numpy.
     top, irrelevant_share = validate_int(top, "top", 1), float(irrelevant_share)
@@ -200,7 +200,7 @@ def relevance(
         visavis relevance --estimator "CBoW()"
         ```
     """
-    from visavis.evaluation.graded.estimator_quality import DEFAULT_ESTIMATORS, evaluate_estimators
+    from visavis.papers.relevance.estimator_quality import DEFAULT_ESTIMATORS, evaluate_estimators
 
     return evaluate_estimators(to_list(estimator) or DEFAULT_ESTIMATORS, progress or NoProgress())
 
@@ -241,11 +241,11 @@ def relevance_thresholds(
     """
     from visavis.core import storage
     from visavis.data import open_dataset
-    from visavis.evaluation.graded.estimator_quality import (
+    from visavis.papers.relevance.distribution_plot import plot_relevance_distributions
+    from visavis.papers.relevance.estimator_quality import (
         DEFAULT_ESTIMATORS,
         relevance_distributions,
     )
-    from visavis.research.reports.html_report import plot_relevance_distributions
 
     if out is not None:
         storage.require_new_file(out)
@@ -299,7 +299,7 @@ def relevance_fit(
         visavis relevance fit --kind cross --out models/cross
         ```
     """
-    from visavis.evaluation.graded.fine_tuning import EncoderKind, fine_tune
+    from visavis.papers.relevance.fine_tuning import EncoderKind, fine_tune
 
     check_choice("kind", kind, get_args(EncoderKind))
     return fine_tune(

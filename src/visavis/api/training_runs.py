@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from visavis.data import Dataset
     from visavis.evaluation import Evaluation
     from visavis.evaluation.classification import ZeroShotResult
-    from visavis.evaluation.feedback.evaluate_feedback import FeedbackEvaluation
+    from visavis.evaluation.feedback_metrics import FeedbackEvaluation
     from visavis.models.retriever import Retriever
     from visavis.research.experiments.comparison_result import Comparison
     from visavis.research.experiments.reproduced_figure import ReproducedFigure
@@ -207,8 +207,7 @@ def evaluate(
     protocol: str | Sequence[str] | None = None,
     split: str | None = None,
     data: str | Path | None = None,
-    relevance: str | None = None,
-    semantics: Literal["reference", "paper"] = "reference",
+    section: str | Sequence[str] | None = None,
     average: bool | None = None,
     pretrained: bool = False,
     published: str | None = None,
@@ -237,9 +236,8 @@ def evaluate(
             positives of it.
         split: Split. Default: the test split of the recipe.
         data: Data set. Default: the run's.
-        relevance: Relevance estimator for CS@K and nDCG@K, such as "CBoW()". Default: the recipe's.
-        semantics: Definition of CS@K: tau-b over first captions (reference), or tau-a over all
-            captions (paper, keys end in _paper).
+        section: Further part of the result, see visavis catalog sections, such as
+            "Coherence(relevance='CBoW()')" for CS@K and nDCG@K. Default: the recipe's.
         average: Average the scores of both networks if a run trained two. Default: the recipe's.
         pretrained: Also evaluate the pretrained model that the training started from.
         published: Row of a paper's table to compare with, such as unified/2/clip-coco. Default: the
@@ -286,12 +284,12 @@ def evaluate(
         visavis evaluate runs/mine --classes photos_by_species
         ```
     """
-    relevance, correction = as_text(relevance), as_text(correction)
+    correction = as_text(correction)
     options = {
         "protocol": protocol,
         "split": split,
         "data": data,
-        "relevance": relevance,
+        "section": section,
         "published": published,
         "trec": trec,
         "distractors": distractors or None,
@@ -320,8 +318,8 @@ def evaluate(
             )
         return _evaluate_index(to_paths(run), Path(feedback), model, store, memory)
     from visavis.evaluation.corrections import parse_correction
-    from visavis.evaluation.graded.catalog import named_estimator
     from visavis.retrieval.index_folder import is_index
+    from visavis.training.evaluation.sections import named_section
     from visavis.training.recipes.published_tables import measured_result
     from visavis.training.runs.evaluate_runs import evaluate_runs, with_base_model
     from visavis.training.runs.open_run import read_run_recipe
@@ -354,8 +352,7 @@ def evaluate(
         split,
         data,
         progress,
-        named_estimator(relevance) if relevance else ("" if relevance == "" else None),
-        semantics,
+        None if section is None else [named_section(text) for text in to_list(section) if text],
         memory,
         average_networks=average,
         trec=optional_path(trec),
@@ -374,8 +371,8 @@ def _read_distractors(path: Path, frames_per_second: float, progress: Progress) 
     """The images of a folder or data set, or the texts of a file."""
     from visavis.data.dataset import Image, without_captions
     from visavis.data.dataset_reader import list_dataset
-    from visavis.evaluation.protocols import without_images
     from visavis.retrieval.run_images import open_image_collection
+    from visavis.training.evaluation.ranked_split import without_images
 
     if path.suffix == ".txt":
         if not (texts := read_lines(path)):
@@ -432,7 +429,7 @@ def _evaluate_index(
     memory: MemoryLimit,
 ) -> FeedbackEvaluation:
     """Evaluate an index with the judgments of a feedback file."""
-    from visavis.evaluation.feedback.evaluate_feedback import evaluate_feedback
+    from visavis.retrieval.feedback_evaluation import evaluate_feedback
     from visavis.retrieval.index_folder import Index
     from visavis.retrieval.search import SearchQuery
 

@@ -13,10 +13,10 @@ from visavis.cli.terminal import print_line
 from visavis.core.encoded import DIRECTIONS
 
 if TYPE_CHECKING:
-    from visavis.evaluation.graded.estimator_quality import EstimatorQuality, RelevanceDistribution
-    from visavis.evaluation.graded.fine_tuning import FineTunedModel
-    from visavis.evaluation.graded.human_agreement import HumanAgreement, RankCorrelation
-    from visavis.evaluation.graded.ranked_lists import RankedListComparison
+    from visavis.papers.relevance.estimator_quality import EstimatorQuality, RelevanceDistribution
+    from visavis.papers.relevance.fine_tuning import FineTunedModel
+    from visavis.papers.relevance.human_agreement import HumanAgreement, RankCorrelation
+    from visavis.papers.relevance.ranked_lists import RankedListComparison
     from visavis.research.experiments.comparison_result import Comparison
     from visavis.research.experiments.reproduced_figure import ReproducedFigure
     from visavis.research.experiments.reproduction import Reproduction
@@ -131,7 +131,7 @@ def print_coherence(result: RankedListComparison) -> None:
     Args:
         result: Statistics of the ranked lists.
     """
-    from visavis.evaluation.graded.ranked_lists import DIRECTION_ORDER
+    from visavis.papers.relevance.ranked_lists import DIRECTION_ORDER
 
     rows = []
     for index, ranker in enumerate(result.rankers):
@@ -179,7 +179,7 @@ def print_estimator_evaluation(rows: Sequence[EstimatorQuality]) -> None:
     Args:
         rows: One entry per estimator.
     """
-    from visavis.evaluation.graded.estimator_quality import PUBLISHED_CORRELATIONS
+    from visavis.papers.relevance.estimator_quality import PUBLISHED_CORRELATIONS
 
     cells = []
     for row in rows:
@@ -214,7 +214,7 @@ def print_distributions(rows: Sequence[RelevanceDistribution]) -> None:
     Args:
         rows: One entry per estimator.
     """
-    from visavis.evaluation.graded.estimator_quality import TAIL_SHARES
+    from visavis.papers.relevance.estimator_quality import TAIL_SHARES
 
     for row in rows:
         shares = ", ".join(

@@ -21,8 +21,7 @@ from visavis.evaluation.published_row import (
 if TYPE_CHECKING:
     from visavis.evaluation import Evaluation
     from visavis.evaluation.classification import ZeroShotResult
-    from visavis.evaluation.feedback.evaluate_feedback import FeedbackEvaluation
-    from visavis.evaluation.graded.ranking_coherence import RankingCoherence
+    from visavis.evaluation.feedback_metrics import FeedbackEvaluation
     from visavis.integrations.mteb import MtebReport
     from visavis.training.export.export_model import ExportedModel
     from visavis.training.runs.mine_negatives import MiningReport
@@ -82,7 +81,7 @@ def print_evaluation(result: Evaluation | FeedbackEvaluation | ZeroShotResult) -
         result: Evaluation of a run, of an index with feedback, or on a folder of classes.
     """
     from visavis.evaluation.classification import ZeroShotResult
-    from visavis.evaluation.feedback.evaluate_feedback import FeedbackEvaluation
+    from visavis.evaluation.feedback_metrics import FeedbackEvaluation
 
     if isinstance(result, FeedbackEvaluation):
         print_feedback_evaluation(result)
@@ -220,42 +219,11 @@ def _print_protocol(result: Evaluation) -> None:
             f"{metrics['t2i_map_at_r']:.3f}, over the {queries[0]:,} images and {queries[1]:,} "
             "texts that are queries"
         )
-    if result.coherence is not None:
-        _print_coherence(result.coherence)
-
-
-def _print_coherence(result: RankingCoherence) -> None:
-    from visavis.evaluation.metrics import GRADED
-
-    measures = [(metric, k) for metric in GRADED[result.semantics] for k in result.ks]
-    rows = []
-    for direction, title in DIRECTIONS.items():
-        for name, means in ((title, result.metrics), ("  random scores", result.random_baseline)):
-            values = [means[metric.key(direction, k)] for metric, k in measures]
-            rows.append(
-                [name, *("undefined" if value is None else f"{value:.3f}" for value in values)]
-            )
-    print_table(["", *(metric.label.replace("K", str(k)) for metric, k in measures)], rows)
-    tau, captions = (
-        ("tau-b", "the first caption of each image")
-        if result.semantics == "reference"
-        else ("tau-a", "all captions")
-    )
-    undefined = (
-        ", ".join(f"{name} {count:,}" for name, count in result.undefined.items() if count)
-        or "none"
-    )
-    print_line(
-        f"Relevance by {result.relevance}. CS is {tau} over the top K of {captions}: "
-        f"{result.candidates[0]:,} texts, "
-        f"{result.candidates[1]:,} images, the upper limit of K. Queries left out as undefined "
-        f"(constant in the top K): {undefined}."
-    )
-    if None in result.metrics.values():
-        print_line(
-            "undefined: expected a query with different relevance in its top K, got none. Use "
-            "another --relevance or more images."
-        )
+    for section in result.sections:
+        table = section.table()
+        print_table(table.columns, table.rows, text_columns=table.text_columns)
+        for note in table.notes:
+            print_line(note)
 
 
 def print_differences(result: Evaluation) -> None:

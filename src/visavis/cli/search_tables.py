@@ -9,7 +9,7 @@ from visavis.cli.console import print_table, standard_output
 from visavis.cli.terminal import print_line
 
 if TYPE_CHECKING:
-    from visavis.evaluation.feedback.evaluate_feedback import FeedbackEvaluation
+    from visavis.evaluation.feedback_metrics import FeedbackEvaluation
     from visavis.retrieval.compression import CompressionReport
     from visavis.retrieval.index_builder import IndexReport
     from visavis.retrieval.index_queries import QueryModels

@@ -34,7 +34,16 @@ T = TypeVar("T")
 
 VARIABLE = "VISAVIS_CODE"
 """Environment variable with the named sources. Worker processes inherit it."""
-GROUPS = ("objectives", "supervisions", "estimators", "models", "metrics", "formats", "stores")
+GROUPS = (
+    "objectives",
+    "supervisions",
+    "estimators",
+    "models",
+    "metrics",
+    "sections",
+    "formats",
+    "stores",
+)
 """Kinds of parts. An installed package extends them by an entry point of the group
 ``visavis.objectives`` and so on.
 """
@@ -184,6 +193,31 @@ def loaded_parts(kind: type[T], group: str) -> list[T]:
     return list(
         {id(part): part for part in (*named, *installed) if isinstance(part, kind)}.values()
     )
+
+
+def installed_classes(kind: type, group: str) -> list[Any]:
+    """Return the classes of one kind from installed packages.
+
+    Args:
+        kind: Base class of the classes.
+        group: Kind of part, the end of the group of entry points.
+
+    Returns:
+        The classes, in the order of their names.
+    """
+    return [_installed_part(group, name, kind) for name in installed_names(group)]
+
+
+def installed_names(group: str) -> list[str]:
+    """Return the names of the parts of installed packages.
+
+    Args:
+        group: Kind of part, the end of the group of entry points.
+
+    Returns:
+        The names in ascending order.
+    """
+    return sorted(_installed(group))
 
 
 def name_part(part: type[T]) -> type[T]:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeVar
 from annotated_types import Ge, Gt, Interval
 
 from visavis.core.errors import SpecError, format_value, suggest_name
-from visavis.core.own_code import find_part
+from visavis.core.own_code import find_part, installed_names
 
 T = TypeVar("T")
 
@@ -97,8 +97,9 @@ def parse(text: str, catalog: Iterable[type[T]], kind: type[T] | None = None, gr
     name, values = parse_call(text)
     entry = by_name.get(name) if kind is None else find_part(name, by_name, kind, group)
     if entry is None:
+        names = [*by_name, *(installed_names(group) if group else ())]
         raise SpecError(
-            f"{name!r} in {_short(text)} is not in the catalog: {suggest_name(name, by_name)}"
+            f"{name!r} in {_short(text)} is not in the catalog: {suggest_name(name, names)}"
         )
     return build_object(entry, values)
 

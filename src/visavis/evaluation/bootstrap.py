@@ -21,7 +21,7 @@ import numpy as np
 
 from visavis.core.encoded import DIRECTIONS
 from visavis.core.errors import ShapeError
-from visavis.evaluation.feedback.evaluate_feedback import JudgedQueryResult, feedback_metrics
+from visavis.evaluation.feedback_metrics import JudgedQueryResult, feedback_metrics
 from visavis.evaluation.metrics.catalog import RECALLS, RSUM
 from visavis.evaluation.query_ranks import QueryRanks
 from visavis.evaluation.statistics import CONFIDENCE, ROUNDING_TOLERANCE, Interval, format_number

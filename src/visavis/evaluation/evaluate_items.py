@@ -1,13 +1,12 @@
 """Evaluation of encoded items, or of a score matrix, under a protocol: ranks, then metrics.
 
-`evaluate` pairs images and texts by ids, `evaluate_listed` reads the positives that a protocol lists,
-and `evaluate_dataset` chooses between them.
+`evaluate` pairs images and texts by ids, `evaluate_listed` ranks the queries and positives that a
+protocol lists.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,20 +17,15 @@ from visavis.core.encoded import Encoded, EncodedBatches
 from visavis.core.errors import ShapeError, SpecError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.process_group import ONE_PROCESS, ProcessGroup
-from visavis.data.dataset import Dataset
 from visavis.evaluation.corrections import CorrectedScore
-from visavis.evaluation.graded import RelevanceEstimator
-from visavis.evaluation.graded.ranking_coherence import ranking_coherence
 from visavis.evaluation.metrics import ranking_metrics
 from visavis.evaluation.metrics.ranking import Ties, best_rank_column
 from visavis.evaluation.protocols import (
     UNPAIRED,
+    ListedPositives,
     Protocol,
-    gallery_ids,
     get_protocol,
     pair_targets,
-    read_listed_positives,
-    select_for_protocol,
 )
 from visavis.evaluation.results import Evaluation
 from visavis.evaluation.tiled_ranking import RankedQueries, rank_by_rows, rank_by_tiles
@@ -230,7 +224,8 @@ def evaluate_listed(
     visual: Encoded,
     text: Encoded,
     score: Score,
-    data: Dataset,
+    text_ids: Ids,
+    positives: tuple[ListedPositives, ListedPositives],
     *,
     protocol: str | Protocol,
     ties: Ties | None = None,
@@ -240,10 +235,11 @@ def evaluate_listed(
     are candidates.
 
     Args:
-        visual: Encoded images of the data set, in its order.
-        text: Encoded captions of the data set, in its order.
+        visual: Encoded images.
+        text: Encoded texts.
         score: Score function.
-        data: The data set.
+        text_ids: Position of the image for which each text was written, shape ``[T]``.
+        positives: Listed positives of the images and of the texts.
         protocol: Name of a protocol, or a protocol.
         ties: Tie rule. None: the protocol's.
         memory: Memory of a block.
@@ -252,8 +248,8 @@ def evaluate_listed(
         The result.
 
     Raises:
-        SpecError: If the protocol lists no positives.
-        ShapeError: If there is not one encoded item per image and caption.
+        SpecError: If the protocol lists no positives, or the items do not match it.
+        ShapeError: If there is not one encoded item per candidate of the lists.
     """
     protocol = get_protocol(protocol)
     ties = ties or protocol.ties
@@ -262,14 +258,18 @@ def evaluate_listed(
             f"protocol {protocol.name}: expected a protocol with listed positives. Use evaluate "
             "with the ids of images and texts."
         )
-    for name, encoded, items in (("visual", visual, data.images), ("text", text, data.captions)):
-        if len(encoded) != len(items):
+    text_ids = to_id_tensor(text_ids, "text_ids").cpu()
+    listed_images, listed_texts = positives
+    for name, encoded, expected in (
+        ("visual", visual, listed_texts.targets.shape[1]),
+        ("text", text, listed_images.targets.shape[1]),
+    ):
+        if len(encoded) != expected:
             raise ShapeError(
-                f"{name}: expected {len(items)} items, one per image or caption of {data.name}, "
-                f"got {len(encoded)}."
+                f"{name}: expected {expected} items, the candidates of the listed positives, got "
+                f"{len(encoded)}."
             )
-    protocol.validate(torch.arange(len(visual)), torch.from_numpy(data.image_of))
-    listed_images, listed_texts = read_listed_positives(protocol, data)
+    protocol.validate(torch.arange(len(visual)), text_ids)
     images = rank_by_rows(
         select_items(visual, listed_images.queries),
         text,
@@ -299,7 +299,7 @@ def evaluate_listed(
         image_ranks=best_rank_column(images.positive_ranks, ties).numpy(),
         text_ranks=best_rank_column(texts.positive_ranks, ties).numpy(),
         image_ids=listed_images.queries.numpy(),
-        text_ids=data.image_of[listed_texts.queries.numpy()],
+        text_ids=text_ids[listed_texts.queries].numpy(),
         top_texts=images.top_candidates.numpy(),
         top_images=texts.top_candidates.numpy(),
     )
@@ -346,74 +346,3 @@ def rank_scores(
     return evaluate(
         visual, text, score, image_ids, text_ids, keys=keys, protocol=protocol, ties=ties
     )
-
-
-def evaluate_dataset(
-    visual: Encoded,
-    text: Encoded,
-    score: Score,
-    data: Dataset,
-    protocols: Sequence[Protocol],
-    *,
-    relevance: RelevanceEstimator | None = None,
-    semantics: str = "reference",
-    memory: MemoryLimit = None,
-    group: ProcessGroup = ONE_PROCESS,
-) -> Evaluation:
-    """Evaluate encoded images and captions with `evaluate` or `evaluate_listed`, as each protocol
-    requires.
-
-    Args:
-        visual: Encoded images of the data set, in its order, then its unpaired images.
-        text: Encoded captions of the data set, in its order, then its unpaired texts.
-        score: Score function.
-        data: The data set. Its unpaired items are candidates under protocols that take them.
-        protocols: The first is the result, the others are its ``other_protocols``.
-        relevance: Relevance estimator, for the coherence of the ranking with graded relevance.
-            Empty: none.
-        semantics: Semantics of CS@K.
-        memory: Memory of a tile.
-        group: Processes that share out the scores. Each holds all items and receives the result.
-
-    Returns:
-        The result.
-    """
-    results = []
-    for protocol in protocols:
-        selected, images, captions = select_for_protocol(data, visual, text, protocol)
-        if protocol.positives_file:
-            result = evaluate_listed(
-                images, captions, score, selected, protocol=protocol, memory=memory
-            )
-        else:
-            image_ids, text_ids, keys = gallery_ids(selected, protocol)
-            result = evaluate(
-                images,
-                captions,
-                score,
-                image_ids,
-                text_ids,
-                keys=keys,
-                protocol=protocol,
-                memory=memory,
-                group=group,
-            )
-        if relevance:
-            if selected.unpaired:  # the relevance of items without a caption is not known
-                images = select_items(images, torch.arange(len(selected.images)))
-                captions = select_items(captions, torch.arange(len(selected.captions)))
-            result = replace(
-                result,
-                coherence=ranking_coherence(
-                    images,
-                    captions,
-                    score,
-                    selected,
-                    relevance,
-                    semantics=semantics,
-                    folds=protocol.folds,
-                    memory=memory,
-                ),
-            )
-        results.append(result)
-    return replace(results[0], other_protocols=tuple(results[1:]))

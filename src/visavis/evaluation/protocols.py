@@ -8,30 +8,17 @@ negative.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from visavis.core import storage
-from visavis.core.encoded import Encoded
-from visavis.core.errors import DataError, SpecError, suggest_name
+from visavis.core.errors import SpecError, suggest_name
 from visavis.core.spec import PositiveInt, validate_fields
-from visavis.data.dataset import ByteRange, Dataset, Image, without_captions
-from visavis.data.dataset_reader import resolve_path
-from visavis.data.equal_texts import equal_text_pairs, text_keys, unseen_texts
-from visavis.data.formats.published_lists import match_coco_ids
 from visavis.evaluation.metrics.ranking import Ties
-from visavis.losses.scoring import select_items
-from visavis.losses.targets import Ids, Targets, to_id_tensor
-
-COCO_5K_FILE = "coco_5k_test_text/dataset_coco_5k_test.json"
-"""The 5,000 test images: file names, captions, and their MS-COCO ids, which the lists use."""
+from visavis.losses.targets import Ids, Targets, equal_text_pairs, to_id_tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +35,7 @@ class Protocol:
         positives_file: Prefix of the files that list the positives. None: an image and its captions
             belong together.
         ties: Tie rule of the published results.
-        equal_texts: Whether images that have captions with the same text (see `text_keys`) are
+        equal_texts: Whether images that have captions with the same text (see `visavis.data.equal_texts.text_keys`) are
             "positives" of it, or "negatives", as in the papers.
 
     Example:
@@ -291,7 +278,7 @@ def pair_targets(image_ids: Tensor, text_ids: Tensor, keys: Tensor | None = None
     Args:
         image_ids: One id per image, shape ``[V]``. -1: an image without a text.
         text_ids: One id per text, shape ``[T]``. -1: a text without an image.
-        keys: Number of each different text, see `text_keys`. An image is then a positive of all
+        keys: Number of each different text, see `visavis.data.equal_texts.text_keys`. An image is then a positive of all
             texts that are equal to one of its own. None: of its own texts.
 
     Returns:
@@ -309,135 +296,6 @@ def pair_targets(image_ids: Tensor, text_ids: Tensor, keys: Tensor | None = None
     return Targets.from_pairs(*pairs, len(image_ids), len(text_ids))
 
 
-def first_images(split: Dataset, max_images: int) -> Dataset:
-    """Take the first images of a split with their captions.
-
-    Args:
-        split: Split of a data set.
-        max_images: Number of images. 0: all.
-
-    Returns:
-        The smaller split.
-    """
-    return split.take(np.arange(len(split.images))[: max_images or None])
-
-
-def select_captions(data: Dataset, protocols: Sequence[Protocol]) -> Dataset:
-    """Select the captions of a split that any of the protocols ranks: all images with the first
-    captions of each.
-
-    Args:
-        data: A split.
-        protocols: The protocols.
-
-    Returns:
-        The split, with as many captions per image as the protocols need.
-    """
-    # One protocol without a limit needs all captions.
-    limits = [
-        protocol.captions_per_image
-        for protocol in protocols
-        if protocol.captions_per_image is not None
-    ]
-    return data.first_captions(max(limits)) if len(limits) == len(protocols) else data
-
-
-def gallery_ids(data: Dataset, protocol: Protocol) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the ids of the candidates of a protocol: all items of a data set, then its unpaired
-    items if the protocol takes them.
-
-    Args:
-        data: The data set.
-        protocol: The protocol.
-
-    Returns:
-        Ids of the images and of the texts, -1 for unpaired ones, and the keys of the texts if equal
-        texts are positives.
-    """
-    images, texts = torch.arange(len(data.images)), torch.from_numpy(data.image_of)
-    captions: Sequence[str] = data.captions
-    if data.unpaired and protocol.takes_unpaired:
-        images = pad(images, (0, len(data.unpaired_images)), value=UNPAIRED)
-        texts = pad(texts, (0, len(data.unpaired_texts)), value=UNPAIRED)
-        captions = [*captions, *data.unpaired_texts]
-    return images, texts, text_keys(captions) if protocol.equal_texts == "positives" else None
-
-
-def without_images(name: str, texts: Sequence[str]) -> Dataset:
-    """Make a data set of texts without images, for ``Dataset.unpaired``.
-
-    Args:
-        name: Name of the data set.
-        texts: The texts.
-
-    Returns:
-        The data set.
-    """
-    return Dataset(name, (), tuple(texts), np.full(len(texts), UNPAIRED))
-
-
-def with_distractors(
-    split: Dataset, data: Dataset, added: Dataset
-) -> tuple[Dataset, dict[str, int]]:
-    """Add images and texts to the candidates of a split. Images that it has are left out: the same
-    file, the same part of an archive, or the same bytes. So are texts that equal one of its own,
-    see ``text_keys``: an image would count its own captions as negatives.
-
-    Args:
-        split: The split.
-        data: The whole data set, whose images keep their stored features.
-        added: Images, whose captions are ignored, and unpaired texts.
-
-    Returns:
-        The split with more ``unpaired`` items, and the numbers of "images" and "texts" that were
-        left out.
-
-    Raises:
-        DataError: If an added image has no file.
-    """
-
-    def place(image: Image) -> tuple[str, int] | None:
-        where = image.location
-        return None if where is None else (os.path.realpath(where.path), where.offset)
-
-    own = [*split.images, *split.unpaired_images]
-    # Several images without a location are different ones.
-    seen = {where for image in own if (where := place(image)) is not None}
-    by_size: dict[int, list[ByteRange]] = {}
-    for image in own:
-        if image.location is not None:
-            by_size.setdefault(image.location.num_bytes, []).append(image.location)
-    listed = {where: row for row, image in enumerate(data.images) if (where := place(image))}
-    rows, others, left_out = list[int](), list[Image](), 0
-    for image in (*added.images, *added.unpaired_images):
-        where = place(image)
-        if image.location is None:
-            raise DataError(
-                f"{added.name}: expected images with files, got {image.name} without one. Put "
-                "the images next to their list."
-            )
-        same_size = by_size.get(image.location.num_bytes, ())
-        if where in seen or any(
-            other.content_hash == image.location.content_hash for other in same_size
-        ):
-            left_out += 1
-        elif where in listed:
-            rows.append(listed[where])
-        else:
-            others.append(image)
-    parts = list(split.unpaired)
-    if rows:
-        known = data.take(np.sort(rows))
-        parts.append(without_captions(added.name, known.images, known.image_origin))
-    if others:
-        parts.append(without_captions(added.name, tuple(others)))
-    texts = unseen_texts(added.unpaired_texts, [*split.captions, *split.unpaired_texts])
-    if texts:
-        parts.append(without_images(added.name, texts))
-    num_texts = len(added.unpaired_texts) - len(texts)
-    return replace(split, unpaired=tuple(parts)), {"images": left_out, "texts": num_texts}
-
-
 @dataclass(frozen=True)
 class ListedPositives:
     """Listed positives of one direction.
@@ -449,64 +307,3 @@ class ListedPositives:
 
     queries: Tensor
     targets: Targets
-
-
-def read_listed_positives(
-    protocol: Protocol, data: Dataset
-) -> tuple[ListedPositives, ListedPositives]:
-    """Read the positives that a protocol lists.
-
-    Args:
-        protocol: A protocol with a positives_file.
-        data: Its data set.
-
-    Returns:
-        Positives of the images and of the captions.
-    """
-    # positions by the ids of MS-COCO
-    images, captions = match_coco_ids(data, resolve_path(COCO_5K_FILE))
-    return (
-        _read(f"{protocol.positives_file}_image_to_caption.json", images, captions),
-        _read(f"{protocol.positives_file}_caption_to_image.json", captions, images),
-    )
-
-
-def _read(name: str, queries: dict[int, int], candidates: dict[int, int]) -> ListedPositives:
-    """Read one list. A positive that is not a candidate is left out."""
-    content: dict[int, list[int]] = storage.read_json(resolve_path(name), dict[int, list[int]])
-    if (unknown := next((query for query in content if query not in queries), None)) is not None:
-        raise DataError(f"{name}: expected ids of {COCO_5K_FILE}, got {unknown}.")
-    listed = {
-        queries[query]: [candidates[positive] for positive in positives if positive in candidates]
-        for query, positives in content.items()
-    }
-    num_positives = torch.tensor([len(positives) for positives in listed.values()])  # [Q]
-    query = torch.arange(len(listed)).repeat_interleave(num_positives)
-    candidate = torch.tensor([position for positives in listed.values() for position in positives])
-    return ListedPositives(
-        torch.tensor(list(listed)),
-        Targets.from_pairs(query, candidate, len(listed), len(candidates)),
-    )
-
-
-def select_for_protocol(
-    data: Dataset, visual: Encoded, text: Encoded, protocol: Protocol
-) -> tuple[Dataset, Encoded, Encoded]:
-    """Select the captions and the unpaired items that a protocol ranks.
-
-    Args:
-        data: The data set.
-        visual: Encoded images of the data set, in its order, then its unpaired images.
-        text: Encoded captions of the data set, in its order, then its unpaired texts.
-        protocol: The protocol.
-
-    Returns:
-        The data set, the encoded images and the encoded texts that the protocol ranks.
-    """
-    if protocol.takes_unpaired:
-        return data, visual, text
-    selected = replace(select_captions(data, [protocol]), unpaired=())
-    captions = np.flatnonzero(np.isin(data.caption_rows, selected.caption_rows))
-    if data.unpaired:
-        visual = select_items(visual, torch.arange(len(data.images)))
-    return selected, visual, select_items(text, torch.from_numpy(captions))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,10 +10,29 @@ import numpy as np
 from torch import Tensor
 
 from visavis.core.notebook import NotebookTable, flat_row
-from visavis.evaluation.graded.ranking_coherence import RankingCoherence
+from visavis.core.table import Table
 from visavis.evaluation.metrics.catalog import equivalent_measures
 from visavis.evaluation.published_row import PublishedRow
 from visavis.evaluation.query_ranks import QueryRanks
+
+
+class SectionResult(ABC):
+    """Further part of a result, such as the coherence with graded relevance (base class)."""
+
+    @property
+    @abstractmethod
+    def metrics(self) -> dict[str, float | None]:
+        """Metrics by key. None: undefined for these items."""
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """Return a flat JSON object with the metrics and the rules behind them. No other part of
+        the result has its keys.
+        """
+
+    @abstractmethod
+    def table(self) -> Table:
+        """Return the table that is printed below the recalls."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +50,7 @@ class Evaluation(NotebookTable):
             all images in the order given, shape ``[V]``, or those that the protocol lists, in its
             order.
         text_ranks: The same for text queries.
-        coherence: How well the whole ranking follows graded relevance, if it was given.
+        sections: Further parts of the result.
         other_protocols: The same items under further protocols.
         extra_metrics: Metric keys to print next to the usual ones.
         published: Row of a paper to compare with.
@@ -55,7 +75,7 @@ class Evaluation(NotebookTable):
     metrics: dict[str, float]
     image_ranks: np.ndarray
     text_ranks: np.ndarray
-    coherence: RankingCoherence | None = None
+    sections: tuple[SectionResult, ...] = ()
     other_protocols: tuple[Evaluation, ...] = ()
     extra_metrics: tuple[str, ...] = ()
     published: PublishedRow | None = None
@@ -86,8 +106,11 @@ class Evaluation(NotebookTable):
 
     @property
     def all_metrics(self) -> dict[str, float | None]:
-        """All metrics, including those of coherence."""
-        return {**self.metrics, **(self.coherence.metrics if self.coherence else {})}
+        """All metrics, including those of the sections."""
+        metrics = dict[str, float | None](self.metrics)
+        for section in self.sections:
+            metrics |= section.metrics
+        return metrics
 
     @property
     def under_published_protocol(self) -> Evaluation:
@@ -132,5 +155,7 @@ class Evaluation(NotebookTable):
         rules = ["protocol", "num_images", "num_texts", "captions_per_image", "ties"]
         rules += ["correction"] * bool(self.correction)
         queries = {"image_queries": len(self.image_ranks), "text_queries": len(self.text_ranks)}
-        graded = self.coherence.to_json() if self.coherence else {}
-        return {name: getattr(self, name) for name in rules} | queries | self.metrics | graded
+        flat = {name: getattr(self, name) for name in rules} | queries | self.metrics
+        for section in self.sections:
+            flat |= section.to_json()
+        return flat

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -32,15 +33,7 @@ from visavis.core.blocking import Score
 from visavis.core.encoded import Direction, Encoded
 from visavis.core.errors import RefusedOverwrite
 from visavis.core.memory_budget import MemoryLimit
-from visavis.data.dataset import Dataset
 from visavis.evaluation.metrics.catalog import DIRECTION_ROLES
-from visavis.evaluation.protocols import (
-    UNPAIRED,
-    Protocol,
-    gallery_ids,
-    pair_targets,
-    read_listed_positives,
-)
 from visavis.evaluation.tiled_ranking import iter_score_rows, stack_rows
 from visavis.losses.scoring import select_items
 from visavis.losses.targets import Targets
@@ -114,45 +107,53 @@ def _sort_candidates(
     return scores.gather(1, order), candidates.gather(1, order)
 
 
+class RankedPart(NamedTuple):
+    """Items that are ranked together: all of them, or a fold.
+
+    Attributes:
+        queries: Positions of the queries, shape ``[Q]``.
+        candidates: Positions of the candidates, shape ``[C]``.
+        targets: Which candidates are relevant, ``[Q, C]``.
+    """
+
+    queries: Tensor
+    candidates: Tensor
+    targets: Targets
+
+
 def trec_rankings(
     visual: Encoded,
     text: Encoded,
     score: Score,
-    data: Dataset,
-    protocol: Protocol,
+    names: Mapping[str, Sequence[str]],
+    parts: Mapping[Direction, Sequence[RankedPart]],
     *,
     top: int = MAX_CANDIDATES,
     memory: MemoryLimit = None,
 ) -> dict[Direction, TrecRankings]:
-    """Rank both directions as ``evaluate_dataset`` does under one protocol.
+    """Rank the candidates of each part.
 
     Args:
-        visual: Encoded images of ``data``, in its order, then its unpaired images.
-        text: Encoded captions of ``data``, in its order, then its unpaired texts.
+        visual: Encoded images.
+        text: Encoded texts.
         score: Score function.
-        data: The data set.
-        protocol: The protocol.
+        names: Names of the images ("image") and of the texts ("text").
+        parts: The parts of each direction.
         top: Number of candidates per query.
         memory: Memory for blocks of scores.
 
     Returns:
         Rankings by direction.
     """
-    captions = np.empty(len(data.captions), object)
-    for image, captions_of_image in zip(data.images, data.captions_of, strict=True):
-        captions[captions_of_image] = [
-            f"{image.name}#{number}" for number in range(len(captions_of_image))
-        ]
-    texts_without_image = [f"#{number}" for number in range(len(data.unpaired_texts))]
-    names = {
-        "image": escape_names([image.name for image in (*data.images, *data.unpaired_images)]),
-        "text": escape_names([*captions, *texts_without_image]),
-    }
+    escaped = {kind: escape_names(of_kind) for kind, of_kind in names.items()}
     rankings: dict[Direction, TrecRankings] = {}
-    for direction, parts in _ranked_parts(data, protocol).items():
+    for direction, ranked_parts in parts.items():
         roles = DIRECTION_ROLES[direction]
-        orders, values, relevant, ranked = [], [], [], list[int]()
-        for queries, candidates, targets in parts:
+        orders = list[Tensor]()
+        values = list[Tensor]()
+        relevant = list[Tensor]()
+        ranked = list[int]()
+        for queries, candidates, targets in ranked_parts:
             rows, columns = (queries, candidates) if direction == "i2t" else (candidates, queries)
             blocks = iter_score_rows(
                 select_items(visual, rows),
@@ -164,7 +165,7 @@ def trec_rankings(
             for block_rows, block in blocks:
                 positive = targets[block_rows].positive
                 order, scores = top_candidates(block, positive.byte(), top)
-                query, candidate = positive.nonzero(as_tuple=True)  # within the block and the fold
+                query, candidate = positive.nonzero(as_tuple=True)  # within the block and the part
                 orders.append(candidates[order])
                 values.append(scores)
                 relevant.append(
@@ -177,38 +178,10 @@ def trec_rankings(
             stack_rows(orders, -1).numpy(),
             stack_rows(values, -torch.inf).numpy(),
             torch.cat(relevant).numpy(),
-            tuple(names[roles["query"]][query] for query in ranked),
-            names[roles["candidate"]],
+            tuple(escaped[roles["query"]][query] for query in ranked),
+            escaped[roles["candidate"]],
         )
     return rankings
-
-
-def _ranked_parts(
-    data: Dataset, protocol: Protocol
-) -> dict[Direction, list[tuple[Tensor, Tensor, Targets]]]:
-    """Items that are ranked together: positions of queries and of candidates, and their targets.
-    All, each fold, or the listed positives.
-    """
-    image_ids, text_ids, keys = gallery_ids(data, protocol)
-    protocol.validate(image_ids, text_ids)
-    if protocol.positives_file:
-        listed_images, listed_texts = read_listed_positives(protocol, data)
-        return {
-            "i2t": [(listed_images.queries, torch.arange(len(text_ids)), listed_images.targets)],
-            "t2i": [(listed_texts.queries, image_ids, listed_texts.targets)],
-        }
-    parts: dict[Direction, list[tuple[Tensor, Tensor, Targets]]] = {"i2t": [], "t2i": []}
-    for images, texts in protocol.split_folds(image_ids, text_ids):
-        targets = pair_targets(
-            image_ids[images], text_ids[texts], None if keys is None else keys[texts]
-        )
-        # Unpaired items are candidates only.
-        paired_images, paired_texts = (
-            (ids != UNPAIRED).nonzero()[:, 0] for ids in (image_ids[images], text_ids[texts])
-        )
-        parts["i2t"].append((images[paired_images], texts, targets[paired_images]))
-        parts["t2i"].append((texts[paired_texts], images, targets.T[paired_texts]))
-    return parts
 
 
 def write_trec(folder: str | Path, tag: str, lists: dict[Direction, TrecRankings]) -> list[Path]:

@@ -807,3 +807,28 @@ def with_annotation_leaves(targets: Targets, names: list[str]) -> tuple[Targets,
         name: get_annotation_tensor(targets, name).detach().requires_grad_() for name in names
     }
     return replace_annotation_tensors(targets, leaves), list(leaves.values())
+
+
+def equal_text_pairs(image: Tensor, key: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Pair images with all texts that are equal to one of their own.
+
+    Args:
+        image: Position of the image of each own text, shape ``[P]``.
+        key: Key of this text, see `visavis.data.equal_texts.text_keys`, shape ``[P]``.
+        keys: Keys of the texts to pair, shape ``[T]``.
+
+    Returns:
+        The image and the text of each pair, ascending, each pair once.
+
+    Example:
+        >>> equal_text_pairs(torch.tensor([0, 1]), torch.tensor([5, 7]), torch.tensor([7, 5, 5]))
+        (tensor([0, 0, 1]), tensor([1, 2, 0]))
+    """
+    image, key = torch.stack([image, key]).unique(dim=1).contiguous()  # the texts of an image
+    ascending, order = keys.sort(stable=True)
+    first = torch.searchsorted(ascending, key)
+    counts = torch.searchsorted(ascending, key, right=True) - first
+    # Position in ``order``: the first text of a key, plus the number within its texts.
+    starts = first - (counts.cumsum(0) - counts)
+    texts = order[starts.repeat_interleave(counts) + torch.arange(int(counts.sum()))]
+    return image.repeat_interleave(counts), texts

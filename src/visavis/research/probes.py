@@ -38,7 +38,6 @@ from visavis.data.synthetic.captions import make_scene_pairs
 from visavis.data.synthetic.lexicon import STYLES
 from visavis.data.words import tokenize
 from visavis.evaluation import Evaluation, evaluate
-from visavis.evaluation.protocols import first_images
 from visavis.models.base import evaluation_mode
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.inference import (
@@ -49,6 +48,7 @@ from visavis.models.inference import (
     score_indexed_pairs,
 )
 from visavis.models.retriever import Retriever
+from visavis.training.evaluation.ranked_split import first_images
 from visavis.training.runs.open_run import open_run, read_run_recipe
 
 CHANCE_PERCENT = 50.0

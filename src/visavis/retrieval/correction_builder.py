@@ -235,7 +235,7 @@ def _validation_ranks(
     split = read_run_recipe(run).evaluation.validation
     results = [
         evaluate_runs(
-            [run], "plain", split, None, BarsOnly(progress), "", correction=each, bank=texts
+            [run], "plain", split, None, BarsOnly(progress), (), correction=each, bank=texts
         )
         for each in (None, parse_correction(correction))
     ]

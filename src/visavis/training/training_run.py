@@ -429,7 +429,7 @@ def _evaluate_test(
         if settings.average_networks
         else matcher
     )
-    evaluation = data_module.evaluate(tested, settings.test, settings.protocols, settings.relevance)
+    evaluation = data_module.evaluate(tested, settings.test, settings.protocols, settings.sections)
     return with_published(evaluation, data_module.recipe)
 
 

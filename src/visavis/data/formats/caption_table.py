@@ -169,7 +169,7 @@ class TableLayout:
 
 
 @dataclass(frozen=True)
-class Table:
+class TableContent:
     """A table that was read.
 
     Attributes:
@@ -207,7 +207,7 @@ class Table:
 
 def parse_table(
     text: str, path: object, names: Collection[str], expected: str, *, has_quotes: bool = True
-) -> Table:
+) -> TableContent:
     """Parse a table.
 
     If rows are malformed, the quoting that other programs write is tried. The reading with the
@@ -237,7 +237,7 @@ def parse_table(
             readings.append(replace(layout, has_escapes=True))
         if layout.delimiter in "\t|" and '"' in text:
             readings.append(replace(layout, has_quotes=False))
-    best: Table | None = None
+    best: TableContent | None = None
     for reading in readings:
         table = _read_table(text, reading)
         # Without quotes every row can be read. Cells in quotes show that the table has them.
@@ -289,7 +289,7 @@ def read_layout(path: Path, names: Collection[str], expected: str) -> tuple[Tabl
     return parse_table(text, path, names, expected).layout, encoding
 
 
-def _read_table(text: str, layout: TableLayout) -> Table:
+def _read_table(text: str, layout: TableLayout) -> TableContent:
     if layout.has_escapes:
         # Doubled quotes instead of quotes after a backslash. Other backslashes, as in paths of
         # Windows, stay.
@@ -297,7 +297,7 @@ def _read_table(text: str, layout: TableLayout) -> Table:
             lambda match: "\\" * (len(match[1]) // 2) + '"' * (1 + len(match[1]) % 2), text
         )
     stream = io.StringIO(text, newline="")
-    table, width = Table(layout, [], []), len(layout.columns)
+    table, width = TableContent(layout, [], []), len(layout.columns)
     for _ in range(layout.num_lines):
         stream.readline()
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if layout.has_quotes else csv.QUOTE_NONE

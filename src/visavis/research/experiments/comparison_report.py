@@ -25,10 +25,10 @@ from visavis.core.progress import NoProgress, Progress
 from visavis.data.dataset import Dataset
 from visavis.evaluation.bootstrap import BootstrapEstimate
 from visavis.evaluation.metrics.catalog import RSUM
-from visavis.evaluation.protocols import Protocol, get_protocol, get_protocols, select_captions
+from visavis.evaluation.protocols import Protocol, get_protocol, get_protocols
 from visavis.evaluation.query_ranks import read_query_ranks
 from visavis.evaluation.statistics import PairedTest, format_number
-from visavis.evaluation.trec import trec_rankings, write_trec
+from visavis.evaluation.trec import write_trec
 from visavis.losses.scoring import select_items
 from visavis.models.base import Matcher, evaluation_mode
 from visavis.models.inference import device_score, score_all_pairs
@@ -53,6 +53,8 @@ from visavis.research.reports.html_report import (
     style_axes,
     with_own_style,
 )
+from visavis.training.evaluation.ranked_split import select_captions
+from visavis.training.evaluation.trec_rankings import rank_dataset
 from visavis.training.recipes.recipe import Recipe
 from visavis.training.runs.open_run import open_run, read_run_recipe
 from visavis.training.runs.run_folder import RunFolder
@@ -553,7 +555,7 @@ def write_trec_files(comparison: Comparison, progress: Progress) -> None:
         protocol = get_protocol(comparison.table.conditions.protocol)
         recipe, test, (visual, text), matcher = _encode_test_split(run.folder, protocol)
         with evaluation_mode(matcher):
-            lists = trec_rankings(
+            lists = rank_dataset(
                 visual, text, device_score(matcher), test, protocol, memory=recipe.memory or None
             )
         write_trec(comparison.folder / "trec", run.folder.name, lists)

@@ -16,7 +16,6 @@ from visavis.core.notebook import NotebookTable
 from visavis.core.own_code import CodeNotNamed
 from visavis.core.spec import is_number, parse
 from visavis.evaluation.bootstrap import BootstrapSamples, bootstrap_images, bootstrap_queries
-from visavis.evaluation.feedback.evaluate_feedback import FeedbackTest
 from visavis.evaluation.metrics.catalog import RSUM, own_metric_keys
 from visavis.evaluation.query_ranks import read_query_ranks
 from visavis.evaluation.statistics import (
@@ -27,6 +26,7 @@ from visavis.evaluation.statistics import (
     spread_over_seeds,
 )
 from visavis.losses.objectives import CATALOG, Objective
+from visavis.research.experiments.feedback_test import FeedbackTest
 from visavis.research.experiments.grid import Setting
 from visavis.research.experiments.jobs import RunOutcome
 from visavis.research.experiments.results_table import (

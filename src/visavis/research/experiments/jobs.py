@@ -32,15 +32,12 @@ from visavis.core.run_context import RunContext
 from visavis.core.spec import validate_int
 from visavis.data.parallel import Engine, connect_to_ray, cpu_cores
 from visavis.data.workers import STOP_SIGNALS, start_resource_tracker
-from visavis.evaluation.feedback.evaluate_feedback import (
-    FeedbackTest,
-    JudgedQueryResult,
-    feedback_metrics,
-)
+from visavis.evaluation.feedback_metrics import JudgedQueryResult, feedback_metrics
 from visavis.models.inference import ScoreEnsemble, device_of, score_all_pairs
 from visavis.models.retriever import Retriever
 from visavis.research.diagnostics.contributing_samples import Semantics
 from visavis.research.diagnostics.contribution_analysis import diagnose_run
+from visavis.research.experiments.feedback_test import FeedbackTest
 from visavis.research.experiments.results_table import MeasurementConditions
 from visavis.training.recipes.recipe import build_recipe
 from visavis.training.runs.open_run import open_peer_network, open_run, read_run_recipe

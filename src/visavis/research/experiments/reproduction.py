@@ -587,7 +587,7 @@ def _on_base(rows: Iterable[PublishedRow], base: Recipe) -> dict[str, Setting]:
         recipe = read_recipe(row.id)
         changes: dict[str, Any] = {
             "objective": repr(recipe.phases[-1].objective),
-            "evaluation.relevance": str(recipe.evaluation.relevance or ""),
+            "evaluation.sections": [repr(section) for section in recipe.evaluation.sections],
             "evaluation.extra_metrics": recipe.evaluation.extra_metrics,
         }
         changes |= {

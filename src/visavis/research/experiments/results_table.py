@@ -18,11 +18,11 @@ from visavis.core.encoded import DIRECTIONS
 from visavis.core.errors import RunError
 from visavis.evaluation import Evaluation
 from visavis.evaluation.bootstrap import BOOTSTRAP_METRICS, BootstrapSamples
-from visavis.evaluation.feedback.evaluate_feedback import FeedbackTest
 from visavis.evaluation.metrics.catalog import RECALLS, RSUM, SIX_RECALLS, own_metrics
 from visavis.evaluation.metrics.ranking import TIES_IN_WORDS, random_recall, random_rsum
 from visavis.evaluation.published_row import find_metric, metric_title
 from visavis.evaluation.statistics import MIN_SEEDS, Interval, PairedTest, spread_over_seeds
+from visavis.research.experiments.feedback_test import FeedbackTest
 
 # min, max: the range over seeds. low, high: the 95 % interval of the mean, from four seeds on. images_low, images_high: the interval of the
 # difference over test images, or over judged text queries for feedback metrics.

@@ -31,8 +31,8 @@ from visavis.core.progress import Progress
 from visavis.core.run_context import RunContext
 from visavis.core.spec import validate_int
 from visavis.core.stopping import kept_if_stopped
-from visavis.evaluation.feedback.evaluate_feedback import FeedbackTest
 from visavis.research.experiments.comparison_result import Comparison
+from visavis.research.experiments.feedback_test import FeedbackTest
 from visavis.research.experiments.grid import Choices, Setting, build_settings
 from visavis.research.experiments.jobs import (
     MAX_RUNS,

@@ -306,5 +306,5 @@ def shortened(recipe_values: Mapping[str, Any], batches: int, share: float) -> d
         "metric_batches": 1,  # the curves of a try are not read
         "track": [],
     }
-    values["evaluation"] |= {"test": "", "forgetting": "", "relevance": ""}
+    values["evaluation"] |= {"test": "", "forgetting": "", "sections": []}
     return values

@@ -20,7 +20,7 @@ from starlette.responses import FileResponse, RedirectResponse, Response
 
 from visavis.core.environment import installed_version
 from visavis.core.errors import StorageError, VisavisError
-from visavis.evaluation.feedback.records import FeedbackFile
+from visavis.data.feedback.records import FeedbackFile
 from visavis.retrieval.items import IndexItem
 from visavis.retrieval.server.image_cache import ImageSize
 from visavis.retrieval.server.inference_api import inference_routes

@@ -24,7 +24,7 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 from visavis.core.environment import installed_version
 from visavis.core.errors import DataError, VisavisError, format_value, requires_extra, suggest_name
 from visavis.core.progress import Progress
-from visavis.evaluation.feedback.records import FeedbackFile, QueryKey, open_feedback
+from visavis.data.feedback.records import FeedbackFile, QueryKey, open_feedback
 from visavis.retrieval.items import (
     MANIFEST,
     IndexItem,

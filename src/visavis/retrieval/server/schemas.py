@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse, Response
 
 from visavis.core.errors import format_value, suggest_name
 from visavis.core.spec import expected_value
-from visavis.evaluation.feedback.records import QueryKey
+from visavis.data.feedback.records import QueryKey
 from visavis.retrieval.items import ItemFilter, ItemKind
 from visavis.retrieval.server.limits import LRUCache, ServerLimits
 

@@ -31,7 +31,7 @@ from visavis.core.blocking import chunk_slices
 from visavis.core.encoded import Direction, unit_rows
 from visavis.core.errors import DataError, VisavisError
 from visavis.data.capture_time import TAKEN, UNREADABLE_TIME, modified_time
-from visavis.evaluation.feedback.records import (
+from visavis.data.feedback.records import (
     FeedbackFile,
     Judgment,
     Preference,

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from visavis.core.errors import VisavisError, requires_extra
 from visavis.core.progress import Progress
-from visavis.evaluation.feedback.records import open_feedback
+from visavis.data.feedback.records import open_feedback
 
 if TYPE_CHECKING:
     from visavis.retrieval.server.limits import ServerLimits

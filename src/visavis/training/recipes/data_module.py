@@ -23,6 +23,11 @@ from visavis.data.dataset import Dataset
 from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.item_vectors import ItemVectors
 from visavis.data.features.standardization import Standardization
+from visavis.data.feedback.training_pairs import (
+    FeedbackPairs,
+    FeedbackSplit,
+    read_feedback_pairs,
+)
 from visavis.data.item_sources import (
     AnyFeatures,
     ConcatSource,
@@ -39,14 +44,7 @@ from visavis.data.shard_stream import (
 from visavis.data.vocabulary import TokenizedCaptions
 from visavis.data.workers import choose_workers
 from visavis.evaluation import Evaluation
-from visavis.evaluation.evaluate_items import evaluate_dataset
-from visavis.evaluation.feedback.training_pairs import (
-    FeedbackPairs,
-    FeedbackSplit,
-    read_feedback_pairs,
-)
-from visavis.evaluation.graded import RelevanceEstimator
-from visavis.evaluation.protocols import Protocol, first_images, get_protocols, select_captions
+from visavis.evaluation.protocols import Protocol, get_protocols
 from visavis.models import CATALOG, Matcher, find_model
 from visavis.models.base import evaluation_mode, get_vectors
 from visavis.models.device import choose_device
@@ -69,6 +67,9 @@ from visavis.models.layers import Whitening
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
 from visavis.models.text_side import text_side
+from visavis.training.evaluation.evaluate_dataset import evaluate_dataset
+from visavis.training.evaluation.ranked_split import first_images, select_captions
+from visavis.training.evaluation.sections import ResultSection
 from visavis.training.recipes.features import (
     caption_rows,
     feedback_query_features,
@@ -363,7 +364,7 @@ class DataModule:
         matcher: Matcher,
         split: str | Dataset,
         protocol: str | Protocol | Sequence[str | Protocol] = "plain",
-        relevance: RelevanceEstimator | None = None,
+        sections: Sequence[ResultSection] = (),
         encoded: tuple[Encoded, Encoded] | None = None,
     ) -> Evaluation:
         """Evaluate a model on a split, which is encoded once for all protocols.
@@ -372,7 +373,7 @@ class DataModule:
             matcher: Model.
             split: Split, or its name.
             protocol: Protocol or protocols.
-            relevance: Relevance estimator, for graded metrics.
+            sections: Further parts of the result.
             encoded: Encoded images and captions of the split. None: they are encoded.
 
         Returns:
@@ -396,7 +397,7 @@ class DataModule:
                 score,
                 data,
                 protocols,
-                relevance=relevance,
+                sections=sections,
                 memory=memory,
                 group=self.group,
             )

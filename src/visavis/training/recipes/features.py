@@ -30,12 +30,12 @@ from visavis.data.features.arrays import ArrayFeatures, first_nonfinite_row
 from visavis.data.features.expert_store import ExpertStore, RegionFeatures
 from visavis.data.features.item_vectors import ItemVectors
 from visavis.data.features.store import FeatureStore
+from visavis.data.feedback.training_pairs import FeedbackPairs
 from visavis.data.item_sources import AnyFeatures, ItemSource
 from visavis.data.sequences import read_items
 from visavis.data.shard_stream import ShardStream
 from visavis.data.vocabulary import MULTILINGUAL_ADVICE, Vocabulary
 from visavis.data.words import has_unspaced_script
-from visavis.evaluation.feedback.training_pairs import FeedbackPairs
 from visavis.models import find_model
 from visavis.models.base import MatcherConfig, get_mask, get_vectors
 from visavis.models.encoders.encoder_spec import EncoderSpec, image_size_note

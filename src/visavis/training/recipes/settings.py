@@ -21,53 +21,44 @@ from torch.utils._pytree import tree_flatten_with_path
 from visavis.core import own_code, spec
 from visavis.core.errors import format_value, suggest_name
 from visavis.core.spec import PositiveFloat
-from visavis.evaluation import graded, metrics
-from visavis.evaluation.graded import RelevanceEstimator
+from visavis.evaluation import metrics
 from visavis.evaluation.metrics.catalog import own_metric_keys, own_metrics
 from visavis.losses import objectives
 from visavis.losses.objectives import Objective
 from visavis.models.encoders.cnn_backbones import SMALL_CNN
 from visavis.training import supervision
+from visavis.training.evaluation.sections import ResultSection
 from visavis.training.supervision import PairSupervision, Supervision
 
 
 def _object_of(
-    kind: type, catalog: Sequence[type], group: str, *, optional: bool = False
+    kind: type, catalog: Sequence[type], group: str
 ) -> tuple[PlainValidator, PlainSerializer]:
-    """How a key holds an object of a catalog: as text in TOML, which is parsed once, here. An empty
-    text is None if ``optional``, because TOML has no null.
-    """
+    """How a key holds an object of a catalog: as text in TOML, which is parsed once, here."""
 
     def parse(value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, kind):
             spec.require_dataclass(own_code.name_part(type(value)))
             return value
-        if optional and value == "":
-            return None
         if isinstance(value, str):
             try:
                 return spec.parse(value, catalog, kind, group)
             except own_code.CodeNotNamed as error:
                 # A run of somebody else is evaluated and searched without its training code.
                 return own_code.stand_in(kind, value, error)
-        example = f"{catalog[0].__name__}()"
+        [example, *_] = [each.__name__ for each in catalog] or own_code.installed_names(group)
         raise ValueError(
-            f"{info.field_name}: expected a text such as {example!r}, got {format_value(value)}."
+            f"{info.field_name}: expected a text such as '{example}()', got {format_value(value)}."
         )
 
-    return PlainValidator(parse), PlainSerializer(
-        lambda value: "" if value is None else repr(value)
-    )
+    return PlainValidator(parse), PlainSerializer(repr)
 
 
 ObjectiveKey = Annotated[Objective, *_object_of(Objective, objectives.CATALOG, "objectives")]
 SupervisionKey = Annotated[
     Supervision, *_object_of(Supervision, supervision.CATALOG, "supervisions")
 ]
-RelevanceKey = Annotated[
-    RelevanceEstimator | None,
-    *_object_of(RelevanceEstimator, graded.CATALOG, "estimators", optional=True),
-]
+SectionKey = Annotated[ResultSection, *_object_of(ResultSection, (), "sections")]
 
 
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -452,8 +443,8 @@ class EvaluationSettings(RecipeSection):
         test: Name of the test split. "": no test.
         validation_images: A validation ranks the first images of its split with all their captions.
             0: all images.
-        relevance: Relevance estimator, such as "CBoW()", with which the test also reports CS@K and
-            nDCG@K.
+        sections: Further part of the result of the test, or a list of several, such as
+            "Coherence(relevance='CBoW()')" for CS@K and nDCG@K. See ``visavis catalog sections``.
         extra_metrics: Keys of further metrics to print, such as ["i2t_map_at_5_hits"], or own
             metrics in a file, such as ["mrr.py:MRR"].
         average_networks: Whether to test the mean of the scores of both networks of
@@ -466,7 +457,7 @@ class EvaluationSettings(RecipeSection):
     validation: str = "val"
     test: str = "test"
     validation_images: int = Field(0, ge=0)
-    relevance: RelevanceKey = None
+    sections: tuple[SectionKey, ...] = Field((), strict=False)
     extra_metrics: tuple[str, ...] = Field((), strict=False)
     average_networks: bool = False
     forgetting: str = ""
@@ -491,6 +482,12 @@ class EvaluationSettings(RecipeSection):
                 "each protocol once."
             )
         return value if isinstance(value, str) else names
+
+    @field_validator("sections", mode="before")
+    @classmethod
+    def _list_sections(cls, value: Any) -> Any:
+        """Take one text for a list of it, and an empty one for none."""
+        return tuple(filter(None, [value])) if isinstance(value, str) else value
 
     @field_validator("extra_metrics")
     @classmethod

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -22,20 +22,20 @@ from visavis.data.dataset import Dataset
 from visavis.data.equal_texts import unseen_texts
 from visavis.evaluation import Evaluation
 from visavis.evaluation.corrections import CorrectedScore, Correction, QueryBank
-from visavis.evaluation.evaluate_items import evaluate_dataset
-from visavis.evaluation.graded import RelevanceEstimator
-from visavis.evaluation.protocols import (
-    first_images,
-    get_protocols,
-    select_captions,
-    select_for_protocol,
-    with_distractors,
-    without_images,
-)
-from visavis.evaluation.trec import trec_rankings, write_trec
+from visavis.evaluation.protocols import get_protocols
+from visavis.evaluation.trec import write_trec
 from visavis.losses.scoring import select_items
 from visavis.models.base import Matcher, evaluation_mode
 from visavis.models.inference import ScoreEnsemble, device_of, device_score, join_member_encodings
+from visavis.training.evaluation.evaluate_dataset import evaluate_dataset
+from visavis.training.evaluation.ranked_split import (
+    first_images,
+    select_captions,
+    with_distractors,
+    without_images,
+)
+from visavis.training.evaluation.sections import ResultSection
+from visavis.training.evaluation.trec_rankings import rank_dataset
 from visavis.training.recipes.data_module import DataModule
 from visavis.training.recipes.published_tables import with_published
 from visavis.training.recipes.recipe import Recipe
@@ -52,7 +52,7 @@ from visavis.training.runs.open_run import (
 EVALUATION_OPTIONS = {
     "evaluation.test": "split",
     "evaluation.protocol": "protocol",
-    "evaluation.relevance": "relevance",
+    "evaluation.sections": "section",
 }
 TEST_QUERIES = "queries"
 """Bank of a correction that consists of the test queries."""
@@ -157,8 +157,7 @@ def evaluate_runs(
     split: str | None,
     data: str | None,
     progress: Progress,
-    relevance: RelevanceEstimator | Literal[""] | None = None,
-    semantics: str = "reference",
+    sections: Sequence[ResultSection] | None = None,
     memory: MemoryLimit = None,
     *,
     average_networks: bool | None = None,
@@ -177,8 +176,7 @@ def evaluate_runs(
         split: Name of the split. None: the test split of the recipes.
         data: Data set. None: the runs' own.
         progress: Receives progress and warnings.
-        relevance: Relevance estimator. Empty: none. None: the recipes'.
-        semantics: Definition of the graded metrics, "paper" or "reference".
+        sections: Further parts of the result. None: the recipes'.
         memory: Memory limit of score blocks. None: the recipes'.
         average_networks: Whether to average both networks of a run. None: as its recipe has it.
         max_images: Evaluate the first images of the split only. 0: all.
@@ -207,7 +205,7 @@ def evaluate_runs(
     protocols = get_protocols(
         common_value(recipes, "evaluation.protocol", protocol or (None if is_own_test else "plain"))
     )
-    relevance = common_value(recipes, "evaluation.relevance", relevance)
+    sections = common_value(recipes, "evaluation.sections", sections)
     for one in protocols:
         if distractors and not one.takes_unpaired:
             raise SpecError(
@@ -253,8 +251,7 @@ def evaluate_runs(
     with evaluation_mode(scorer):
         if trec is not None:
             for one in protocols:
-                selected, images, captions = select_for_protocol(ranked, visual, text, one)
-                lists = trec_rankings(images, captions, score, selected, one, memory=limit)
+                lists = rank_dataset(visual, text, score, ranked, one, memory=limit)
                 write_trec(trec / one.name if len(protocols) > 1 else trec, name, lists)
         result = evaluate_dataset(
             visual,
@@ -262,8 +259,7 @@ def evaluate_runs(
             score,
             ranked,
             protocols,
-            relevance=relevance or None,
-            semantics=semantics,
+            sections=sections,
             memory=limit,
         )
     if not is_own_test or len(folders) > 1:
@@ -406,7 +402,7 @@ def with_base_model(
         split,
         data,
         progress,
-        "",
+        (),
         memory=memory,
         distractors=distractors,
         correction=correction,

@@ -40,7 +40,7 @@ CHANGEABLE_KEYS = (
     "data.path", "data.stream", "data.requires", "data.feedback",
     "visual.features", "text.features",
     "training.threads", "training.device", "training.checkpoint_s", "training.workers", "training.track", "training.gradients_every",
-    "evaluation.protocol", "evaluation.test", "evaluation.relevance", "evaluation.extra_metrics", "evaluation.average_networks",
+    "evaluation.protocol", "evaluation.test", "evaluation.sections", "evaluation.extra_metrics", "evaluation.average_networks",
     "evaluation.forgetting",
 )  # fmt: skip
 

@@ -24,11 +24,10 @@ from visavis.core.memory_budget import MemoryLimit
 from visavis.core.process_group import ONE_PROCESS, ProcessGroup
 from visavis.core.spec import validate_fields
 from visavis.data.dataset import Dataset
-from visavis.data.equal_texts import equal_text_pairs
 from visavis.data.loader import Batch, Loader
 from visavis.data.shard_stream import StreamImages
 from visavis.losses.objectives import Objective
-from visavis.losses.targets import ANNOTATIONS, Annotation, Targets
+from visavis.losses.targets import ANNOTATIONS, Annotation, Targets, equal_text_pairs
 from visavis.models.base import Matcher
 
 PairScores: TypeAlias = Callable[[Tensor, Tensor], Tensor]

@@ -11,8 +11,8 @@ from torch import Tensor
 from visavis.core.encoded import Encoded
 from visavis.core.errors import RecipeError
 from visavis.core.spec import require_field, validate_fields
+from visavis.data.feedback.training_pairs import FeedbackSplit
 from visavis.data.loader import Batch, Loader
-from visavis.evaluation.feedback.training_pairs import FeedbackSplit
 from visavis.losses.scoring import score_matrix
 from visavis.losses.targets import Targets
 from visavis.training.supervision.base import PairSupervision, Supervision, TrainingContext

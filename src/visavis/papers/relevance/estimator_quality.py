@@ -28,13 +28,13 @@ from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
 from visavis.core.spec import validate_int
 from visavis.data.dataset import Dataset
-from visavis.evaluation.graded.base import (
+from visavis.papers.relevance.base import (
     CaptionAggregation,
     ImageRelevance,
     RelevanceEstimator,
 )
-from visavis.evaluation.graded.catalog import named_estimator
-from visavis.evaluation.graded.human_agreement import (
+from visavis.papers.relevance.catalog import named_estimator
+from visavis.papers.relevance.human_agreement import (
     RatedCaptionPairs,
     read_crisscrossed_captions,
     read_stsb,

@@ -30,7 +30,7 @@ from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.formats.caption_table import parse_table
 from visavis.data.formats.published_lists import match_coco_ids
-from visavis.evaluation.graded.base import ImageRelevance
+from visavis.papers.relevance.base import ImageRelevance
 
 MAX_RATING = 5.0
 """Highest rating of both collections. The lowest is 0."""

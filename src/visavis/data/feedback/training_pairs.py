@@ -20,13 +20,13 @@ import numpy as np
 from visavis.core.errors import DataError
 from visavis.core.progress import NoProgress, Progress
 from visavis.data.dataset import Dataset
-from visavis.data.formats.listing import MAX_CAPTION_CHARS
-from visavis.evaluation.feedback.records import (
+from visavis.data.feedback.records import (
     FeedbackRecord,
     Judgment,
     latest_judgments,
     read_feedback,
 )
+from visavis.data.formats.listing import MAX_CAPTION_CHARS
 
 MAX_ADDED_NEGATIVES = 4
 """Number of known negatives that one query or image adds to its batch. If there are more, they are

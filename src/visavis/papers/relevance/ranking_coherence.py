@@ -10,25 +10,28 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from visavis.core.blocking import Score
-from visavis.core.encoded import Direction, Encoded
+from visavis.core.encoded import DIRECTIONS, Direction, Encoded
 from visavis.core.errors import SpecError, format_value
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.spec import validate_int
+from visavis.core.table import Table
 from visavis.data.dataset import Dataset
-from visavis.evaluation.graded.base import RelevanceEstimator
-from visavis.evaluation.graded.catalog import parse_estimator
 from visavis.evaluation.metrics import GRADED
 from visavis.evaluation.metrics.catalog import DIRECTION_ROLES
 from visavis.evaluation.metrics.graded_metrics import INVALID_GAINS
 from visavis.evaluation.metrics.ranking import raise_on_invalid_row
+from visavis.evaluation.results import SectionResult
 from visavis.losses.scoring import score_query_rows, select_items
+from visavis.papers.relevance.base import RelevanceEstimator
+from visavis.papers.relevance.catalog import parse_estimator
+from visavis.training.evaluation.sections import ResultSection
 
 KS_FOR_1K_IMAGES = (100, 200, 1000)
 """Values of K of the Ladder paper for 1,000 test images."""
@@ -45,7 +48,7 @@ _DIRECTIONS: tuple[Direction, ...] = ("i2t", "t2i")
 
 
 @dataclass(frozen=True, eq=False)
-class RankingCoherence:
+class RankingCoherence(SectionResult):
     """How well the order of candidates follows graded relevance.
 
     Attributes:
@@ -83,6 +86,77 @@ class RankingCoherence:
             | self.metrics
             | {f"{name}_undefined": count for name, count in self.undefined.items()}
             | {f"{name}_random": mean for name, mean in self.random_baseline.items()}
+        )
+
+    def table(self) -> Table:
+        """Return the means by direction, next to those of random scores."""
+        measures = [(metric, k) for metric in GRADED[self.semantics] for k in self.ks]
+        rows = []
+        for direction, title in DIRECTIONS.items():
+            for name, means in (
+                (title, self.metrics),
+                ("  random scores", self.random_baseline),
+            ):
+                values = [means[metric.key(direction, k)] for metric, k in measures]
+                rows.append(
+                    (name, *("undefined" if value is None else f"{value:.3f}" for value in values))
+                )
+        if self.semantics == "reference":
+            tau, captions = "tau-b", "the first caption of each image"
+        else:
+            tau, captions = "tau-a", "all captions"
+        undefined = [f"{name} {count:,}" for name, count in self.undefined.items() if count]
+        rules = (
+            f"Relevance by {self.relevance}. CS is {tau} over the top K of {captions}: "
+            f"{self.candidates[0]:,} texts, {self.candidates[1]:,} images, the upper limit of K. "
+            f"Queries left out as undefined (constant in the top K): {', '.join(undefined) or 'none'}."
+        )
+        notes = [rules]
+        if None in self.metrics.values():
+            notes.append(
+                "undefined: expected a query with different relevance in its top K, got none. Use "
+                "another relevance or more images."
+            )
+        columns = ("", *(metric.label.replace("K", str(k)) for metric, k in measures))
+        return Table(columns, tuple(rows), tuple(notes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coherence(ResultSection):
+    """Coherence of the ranking with graded relevance, as CS@K and nDCG@K. See `ranking_coherence`.
+
+    Attributes:
+        relevance: Spec of the relevance estimator.
+        semantics: "reference" or "paper".
+    """
+
+    relevance: str = "CBoW()"
+    semantics: Literal["reference", "paper"] = "reference"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parse_estimator(self.relevance)
+
+    def measure(
+        self,
+        visual: Encoded,
+        text: Encoded,
+        score: Score,
+        data: Dataset,
+        *,
+        folds: int,
+        memory: MemoryLimit,
+    ) -> RankingCoherence:
+        """Measure the coherence. See `ResultSection.measure`."""
+        return ranking_coherence(
+            visual,
+            text,
+            score,
+            data,
+            self.relevance,
+            semantics=self.semantics,
+            folds=folds,
+            memory=memory,
         )
 
 

@@ -29,16 +29,16 @@ from visavis.core.spec import require_field
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.words import tokenize
-from visavis.evaluation.graded.base import (
+from visavis.models.encoders.encoder_spec import EncoderSpec
+from visavis.models.encoders.feature_extraction import cache_features
+from visavis.models.encoders.pretrained_files import model_files, weights_fingerprint
+from visavis.models.encoders.sentence_encoders import TextPairEncoder, open_text_pair_encoder
+from visavis.papers.relevance.base import (
     CaptionRelevance,
     CosineRelevance,
     RelevanceEstimator,
     treatment_note,
 )
-from visavis.models.encoders.encoder_spec import EncoderSpec
-from visavis.models.encoders.feature_extraction import cache_features
-from visavis.models.encoders.pretrained_files import model_files, weights_fingerprint
-from visavis.models.encoders.sentence_encoders import TextPairEncoder, open_text_pair_encoder
 
 MAX_LINE_LENGTH = 2**20
 """Maximum number of characters per line of a file of word vectors. The rest of a longer line is

@@ -14,19 +14,19 @@ from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import find_source
-from visavis.evaluation.graded.base import ImageRelevance, RelevanceEstimator
-from visavis.evaluation.graded.catalog import named_estimator, parse_estimator
-from visavis.evaluation.graded.human_agreement import (
+from visavis.models.inference import device_score, score_indexed_pairs
+from visavis.papers.relevance.base import ImageRelevance, RelevanceEstimator
+from visavis.papers.relevance.catalog import named_estimator, parse_estimator
+from visavis.papers.relevance.human_agreement import (
     HumanAgreement,
     find_human_judgments,
     measure_agreement,
     relevance_of_pairs,
 )
-from visavis.evaluation.graded.ranked_lists import Ranker
-from visavis.models.inference import device_score, score_indexed_pairs
+from visavis.papers.relevance.ranked_lists import Ranker
+from visavis.papers.relevance.supervision import GradedSupervision
 from visavis.training.recipes.recipe import Recipe
 from visavis.training.runs.open_run import open_run, read_run_recipe
-from visavis.training.supervision import GradedSupervision
 
 CHECKED_CAPTIONS = 128
 """Number of captions whose relevance values are checked before ranked lists are compared."""

@@ -20,13 +20,13 @@ from visavis.core.errors import SpecError
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
 from visavis.core.spec import MAX_SEED, validate_int
-from visavis.evaluation.graded.human_agreement import MAX_RATING, RatedCaptionPairs, read_stsb
 from visavis.models.encoders.frozen_encoders import open_text_encoder
 from visavis.models.encoders.pretrained_files import model_folder, quiet_transformers
 from visavis.models.encoders.sentence_encoders import (
     open_text_pair_encoder,
     read_sentence_transformers_modules,
 )
+from visavis.papers.relevance.human_agreement import MAX_RATING, RatedCaptionPairs, read_stsb
 
 EncoderKind = Literal["bi", "cross", "regression"]
 """Kind of model: one embedding per caption, or two captions read together, with a sigmoid ("cross")

@@ -20,13 +20,13 @@ from visavis.core.spec import parse, require_field
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.synthetic import SceneGraphs
-from visavis.evaluation.graded.base import (
+from visavis.papers.relevance.base import (
     CaptionAggregation,
     CaptionRelevance,
     ImageRelevance,
     RelevanceEstimator,
 )
-from visavis.evaluation.graded.caption_estimators import CBoW, CrossEncoder, SentenceModel
+from visavis.papers.relevance.caption_estimators import CBoW, CrossEncoder, SentenceModel
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,21 +1,21 @@
 """Graded relevance: estimators, ranking coherence of models, and agreement with human judgments."""
 
-from visavis.evaluation.graded.base import (
+from visavis.papers.relevance.base import (
     CaptionAggregation,
     CaptionRelevance,
     ImageRelevance,
     RelevanceEstimator,
 )
-from visavis.evaluation.graded.caption_estimators import CBoW, CrossEncoder, SentenceModel
-from visavis.evaluation.graded.catalog import (
+from visavis.papers.relevance.caption_estimators import CBoW, CrossEncoder, SentenceModel
+from visavis.papers.relevance.catalog import (
     CATALOG,
     CoarseToFine,
     FunctionRelevance,
     MatrixRelevance,
     SceneRelevance,
 )
-from visavis.evaluation.graded.human_agreement import measure_agreement
-from visavis.evaluation.graded.ranking_coherence import RankingCoherence, ranking_coherence
+from visavis.papers.relevance.human_agreement import measure_agreement
+from visavis.papers.relevance.ranking_coherence import RankingCoherence, ranking_coherence
 
 __all__ = [
     "CATALOG",

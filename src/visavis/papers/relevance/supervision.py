@@ -17,9 +17,9 @@ from visavis.core.encoded import Encoded
 from visavis.core.spec import require_field, validate_fields
 from visavis.data.dataset import Dataset
 from visavis.data.loader import Batch
-from visavis.evaluation.graded.base import CaptionAggregation
-from visavis.evaluation.graded.catalog import parse_estimator
 from visavis.losses.targets import Targets
+from visavis.papers.relevance.base import CaptionAggregation
+from visavis.papers.relevance.catalog import parse_estimator
 from visavis.training.supervision.base import PairSupervision, Supervision, TrainingContext
 
 BlockFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]

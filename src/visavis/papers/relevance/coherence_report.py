@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from visavis.core import storage
 from visavis.core.encoded import DIRECTIONS, Direction
 from visavis.data.dataset import Dataset
-from visavis.evaluation.graded.ranked_lists import (
+from visavis.papers.relevance.ranked_lists import (
     DIRECTION_ORDER,
     ClusteredMean,
     ListItem,

@@ -31,15 +31,15 @@ from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
 from visavis.data.words import tokenize
-from visavis.evaluation.graded.base import (
+from visavis.evaluation.metrics import COHERENT_SCORE, ndcg_at
+from visavis.losses.scoring import max_query_rows, score_direction, select_items
+from visavis.models.base import get_vectors
+from visavis.papers.relevance.base import (
     CaptionAggregation,
     ImageRelevance,
     RelevanceEstimator,
 )
-from visavis.evaluation.graded.ranking_coherence import ranking_coherence
-from visavis.evaluation.metrics import COHERENT_SCORE, ndcg_at
-from visavis.losses.scoring import max_query_rows, score_direction, select_items
-from visavis.models.base import get_vectors
+from visavis.papers.relevance.ranking_coherence import ranking_coherence
 
 DIRECTION_ORDER: tuple[Direction, ...] = ("t2i", "i2t")
 """The directions in the order in which reports show them."""

@@ -1,0 +1,1 @@
+"""Evaluation of data sets: the items of a split that a protocol ranks, and the result."""
