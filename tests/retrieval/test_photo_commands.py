@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -324,6 +325,26 @@ def test_clip_belongs_to_photo_of_its_time_or_identifier(run, tmp_path):
     write_clip(folder / "IMG_1.MOV", 30, **BERLIN)
     assert "IMG_1.MOV" not in visavis.index(run, folder, out=index).companions
     assert "IMG_1.MOV" in found(index, kind="video")
+
+
+def test_clip_is_an_item_while_its_metadata_cannot_be_read(run, tmp_path, monkeypatch):
+    folder, index = tmp_path / "photos", tmp_path / "index"
+    make.write(folder / "IMG_1.JPG", live_photo(1, time="2024:05:31 18:30:15", offset="+02:00"))
+    clip = write_clip(folder / "IMG_1.MOV", **BERLIN)
+    write_photo(folder / "IMG_2.JPG", 2)
+    make.write(folder / "IMG_2.MOV", damage(clip.read_bytes()))
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "av", None)
+        report = visavis.index(run, folder, out=index)
+    assert report.companions == {}
+    for name in ("IMG_1.MOV", "IMG_2.MOV"):
+        [sentence] = [text for text in report.skipped if name in text]
+        assert "pip install 'visavis[video]'" in sentence
+    # PyAV is installed later. The answer without it was not recorded.
+    report = visavis.index(run, folder, out=index)
+    assert report.companions == {"IMG_1.MOV": "IMG_1.JPG"}
+    [sentence] = report.skipped
+    assert "IMG_2.MOV" in sentence and "damaged" in sentence
 
 
 def test_time_comes_from_gps_raw_file_or_takeout(zone, run, tmp_path):
