@@ -155,6 +155,9 @@ def test_thumbnail_of_a_photo_has_srgb_colors_and_no_metadata():
         ({36867: "2019:05:31 18:30:15", 36881: "-3"}, "2019-05-31T18:30:15.000-03:00"),
         ({36867: "2019:05:31 18:30:15", 36881: "   :  "}, "2019-05-31T18:30:15.000"),
         ({36867: "2019:05:31 18:30:15", 36881: "+99:00"}, "2019-05-31T18:30:15.000"),
+        ({36867: "2019:05:31 18:30:15", 36881: "+14:15"}, "2019-05-31T18:30:15.000"),
+        ({36867: "2019:05:31 18:30:15", 36881: "-12:15"}, "2019-05-31T18:30:15.000"),
+        ({36867: "2019:05:31 18:30:15", 36881: "+05:75"}, "2019-05-31T18:30:15.000"),
         ({36867: "2019:05:31 06:30:15 PM"}, "2019-05-31T18:30:15.000"),
         ({36867: "2019:05:31 12:30:15 am"}, "2019-05-31T00:30:15.000"),
         ({36867: "2019/05/31 18:30:15.25"}, "2019-05-31T18:30:15.250"),
@@ -175,7 +178,7 @@ def test_capture_time_of_exif(tags, expected):
 
 @pytest.mark.parametrize(
     "text",
-    ["2024:13:31 18:30:15", "31/05/2019 18:30", "2019:05:31 13:30:15 PM", "2019:05:31 25:00:00", "x7"],
+    ["2024:13:31 18:30:15", "31/05/2019 18:30", "2019:05:31 13:30:15 PM", "2019:05:31 25:00:00", "2019:05:31 18:30:15+23:00", "x7"],
 )  # fmt: skip
 def test_unreadable_capture_time_is_kept_as_text(text):
     exif = Image.Exif()
@@ -195,6 +198,14 @@ def test_capture_time_in_microseconds():
     assert instant("2024-05-31T02:00:00.000+02:00") == instant("2024-05-31T00:00:00Z")
     assert time_us(parse_time("1970-01-01T02:00+02:00"), clock=True) == 7200 * 10**6
     assert parse_time("last summer") is None and parse_time("") is None
+
+
+@pytest.mark.parametrize("form", ["2024-05-31T18:30:15{}", "2024:05:31 6:30:15 PM {}"])
+def test_offset_of_a_time_is_that_of_a_place(form):
+    for offset in ("+14:00", "-12:00", "+05:45", "+1400", "Z"):
+        assert parse_time(form.format(offset)).utcoffset() is not None, offset
+    for offset in ("+14:01", "-12:01", "+23:00", "+25:00", "-2300", "+05:75"):
+        assert parse_time(form.format(offset)) is None, offset
 
 
 def test_jpeg_xl_header_of_all_ratios():
