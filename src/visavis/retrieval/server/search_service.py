@@ -75,6 +75,8 @@ SHOWN_ITEMS = 20_000
 """Number of items of results whose images are served after they left the index."""
 UPDATE_SECONDS = 2.0
 """Time between two checks for an update of the index."""
+MAX_RETRY_SECONDS = 60.0
+"""Longest time until a version that cannot be opened is tried again."""
 CACHED_TEXTS = 1024
 """Number of texts whose vectors are cached."""
 MAX_TEXTS_AT_ONCE, TEXTS_PER_TURN, IMAGES_PER_TURN = 128, 64, 4
@@ -131,17 +133,19 @@ class ServedIndex:
         files = _file_states(self.index.folder)
         if files == self._checked:
             return None
-        self._checked = files
         manifest = read_manifest(self.index.folder)
         is_same = manifest == self.index.manifest and files[1] == self._files[1]
         if is_same or manifest.digest is None:
+            self._checked = files
             return None
         index = Index.open(
             self.index.folder, store=self.stores, ignore_captions=self.index.ignore_captions
         )
         if index.is_unfinished:  # another update began
             index.close()
+            self._checked = files
             return None
+        # Not recorded as checked: after an error, the next call opens it again.
         newer = ServedIndex(
             index, self.name, has_probabilities=self.has_probabilities, stores=self.stores
         )
@@ -671,14 +675,20 @@ class SearchService:
         return self.indexes[number]
 
     async def follow_updates(self, seconds: float = UPDATE_SECONDS) -> None:
-        """Open each new version of the indexes, until the task is cancelled.
+        """Open each new version of the indexes, until the task is cancelled. A version that cannot
+        be opened is tried again, after twice as long each time.
 
         Args:
             seconds: Time between two checks.
         """
+        problems = [""] * len(self.indexes)
+        waits = [0.0] * len(self.indexes)
+        retries = [0.0] * len(self.indexes)
         while True:
             await asyncio.sleep(seconds)
             for number, served in enumerate(self.indexes):
+                if time.monotonic() < retries[number]:
+                    continue
                 try:
                     newer = await asyncio.to_thread(served.newer)
                     if newer is None:
@@ -687,12 +697,19 @@ class SearchService:
                         self._model_thread.submit(self._replace, number, newer)
                     )
                 except Exception as error:  # noqa: BLE001 - the old version is still served
-                    logging.getLogger(__name__).warning(
-                        "%s: the new version cannot be opened, the old one stays: %s",
-                        served.name,
-                        error,
-                    )
+                    if str(error) != problems[number]:
+                        logging.getLogger(__name__).warning(
+                            "%s: the new version cannot be opened. The old one stays until it can: "
+                            "%s",
+                            served.name,
+                            error,
+                        )
+                    problems[number] = str(error)
+                    waits[number] = min(max(2 * waits[number], seconds), MAX_RETRY_SECONDS)
+                    retries[number] = time.monotonic() + waits[number]
                     continue
+                problems[number] = ""
+                waits[number] = 0.0
                 self.metrics.items.labels(newer.name).set(newer.count)
                 # No search uses it any more, and no other code of this thread is running.
                 served.index.close()
