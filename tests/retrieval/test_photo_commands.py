@@ -380,6 +380,26 @@ def test_time_comes_from_gps_raw_file_or_takeout(zone, run, tmp_path):
     assert found(index, before="2017") == ["dated.jpg"]
 
 
+def test_json_of_takeout_that_is_added_later_dates_its_photo(zone, run, tmp_path):
+    zone("Europe/Berlin")
+    folder, index = tmp_path / "photos", tmp_path / "index"
+    times = {"none.jpg": "", "bad.jpg": "31/05/2019 18:30", "dated.jpg": "2016:01:01 00:00:00"}
+    for seed, (name, text) in enumerate(times.items()):
+        write_photo(folder / name, seed, time=text)
+    write_clip(folder / "clip.mp4", 9)
+    content = json.dumps({"photoTakenTime": {"timestamp": "1496255415"}}).encode()
+    make.write(folder / "none.jpg.json", b"{}")
+    visavis.index(run, folder, out=index)
+    assert found(index, after="2017", before="2018") == []
+    for name in (*times, "clip.mp4"):
+        make.write(folder / f"{name}.json", content)
+    report = visavis.index(run, folder, out=index)
+    assert report.num_encoded == 0
+    assert set(found(index, after="2017", before="2018")) == {"none.jpg", "bad.jpg", "clip.mp4"}
+    assert found(index, before="2017") == ["dated.jpg"]
+    assert visavis.index(run, folder, out=index).num_unchanged == 4
+
+
 def test_path_patterns_ignore_case(run, tmp_path):
     folder, index = tmp_path / "photos", tmp_path / "index"
     for number, name in enumerate(("Spain/IMG_1.JPG", "spain/img_2.jpg", "ÜBER.Jpg", "[a].png")):
