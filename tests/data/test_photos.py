@@ -8,6 +8,7 @@ import importlib.metadata
 import io
 import os
 import random
+import re
 import signal
 import struct
 import subprocess
@@ -23,6 +24,8 @@ from PIL import Image
 from visavis.core.errors import DataError, MissingExtra
 from visavis.data import photo_decoder, photo_worker
 from visavis.data.capture_time import exif_times, parse_time, time_us
+from visavis.data.file_names import LAST_CASED, any_case_expression, fold_case
+from visavis.data.formats.image_files import Exclusion
 from visavis.data.images import (
     ImageError,
     convert_image,
@@ -206,6 +209,21 @@ def test_offset_of_a_time_is_that_of_a_place(form):
         assert parse_time(form.format(offset)).utcoffset() is not None, offset
     for offset in ("+14:01", "-12:01", "+23:00", "+25:00", "-2300", "+05:75"):
         assert parse_time(form.format(offset)) is None, offset
+
+
+def test_letters_of_both_cases_are_equal():
+    for letter in map(chr, range(sys.maxunicode + 1)):
+        folded = fold_case(letter)
+        assert len(folded) == 1 and fold_case(folded) == folded
+        if folded != letter:
+            assert ord(letter) <= LAST_CASED
+            assert re.fullmatch(any_case_expression(folded), letter)
+    for one, other in (("ß", "ẞ"), ("K", "k"), ("ſ", "S"), ("ς", "Σ"), ("Å", "å"), ("ǅ", "ǆ")):
+        assert fold_case(one) == fold_case(other)
+    for one, other in (("ß", "s"), ("İ", "i"), ("ı", "i"), ("é", "e")):
+        assert fold_case(one) != fold_case(other)
+    assert Exclusion(("KELVIN*",)).covers("photos/Kelvin.jpg")
+    assert not Exclusion(("i*",)).covers("İstanbul.jpg")
 
 
 def test_jpeg_xl_header_of_all_ratios():
