@@ -224,7 +224,7 @@ INVALID = [
     ({"input": [data_url(RED[:60])]}, None, "input[0] is truncated"),
     ({"input": {"image": data_url(RED), "text": "a"}}, "input", "one text or one image"),
     ({"input": {"audio": "a"}}, "input", "expected a text"),
-    ({"messages": [{"role": "user", "content": MIXED}]}, "messages", "1 texts and 1 images"),
+    ({"messages": [{"role": "user", "content": MIXED}]}, "messages", "got 1 text and 1 image"),
     ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "messages", "image_url"),
     ({"messages": [{"role": "user"}]}, "messages", "or parts"),
     ({"input": "a star", "messages": []}, "messages", "expected one text or one image"),

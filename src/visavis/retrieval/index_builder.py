@@ -579,7 +579,7 @@ def _compare_files(
             new_files.append(file)
             continue
         # Equal content has an equal time, unless a table contained another one.
-        times = file_times(items[0].metadata)
+        times: Mapping[str, str] = file_times(items[0].metadata)
         if TAKEN not in times:
             times = read_file_times(file)
         for item in items:

@@ -245,7 +245,7 @@ class ImageCache:
     async def _run(
         self, pool: ThreadPoolExecutor, work: Callable[[], T], turn: Turn | None = None
     ) -> T:
-        """Work on a thread, up to the time limit. It goes on after the limit, during its turn."""
+        """Work on a thread, up to the time limit. It continues after the limit, during its turn."""
         future = pool.submit(work)
         if turn is not None:
             turn.running = future

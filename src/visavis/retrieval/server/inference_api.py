@@ -138,7 +138,8 @@ def read_item(value: Any, field: str = "input") -> str | bytes:
     if parts and not texts and len(parts) == 1:
         return read_image_input(parts[0][1])
     if not texts or len(texts) < len(parts):
-        given = f"{len(texts)} texts and {len(parts) - len(texts)} images"
+        counts = (len(texts), "text"), (len(parts) - len(texts), "image")
+        given = " and ".join(f"{count} {noun}{'s' * (count != 1)}" for count, noun in counts)
         raise ValueError(ONE_PART.format(given, SEPARATELY[field]))
     text = "\n".join(texts)
     if not text.strip():
