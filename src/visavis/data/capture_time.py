@@ -46,9 +46,8 @@ READ_TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}\.[0-9]{3}(?:[+-][0-9]{2}:[0-9
 """Pattern of the times that are read from files. Times of a table have another form."""
 _OWN_FORM = re.compile(READ_TIME)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-MIN_OFFSET = timedelta(hours=-12)
 MAX_OFFSET = timedelta(hours=14)
-"""Smallest and largest offset to UTC of any place."""
+"""Largest offset to UTC of any place, and in ISO 8601 of XML, in both directions."""
 
 
 def parse_time(text: str) -> datetime | None:
@@ -107,7 +106,7 @@ def _parse_offset(text: str) -> timezone | None:
 
 def _is_of_a_place(offset: timedelta | None) -> bool:
     """Whether the clock of some place has an offset to UTC. A time may have none."""
-    return offset is None or MIN_OFFSET <= offset <= MAX_OFFSET
+    return offset is None or abs(offset) <= MAX_OFFSET
 
 
 def exif_times(exif: Image.Exif) -> dict[str, str]:
