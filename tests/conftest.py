@@ -171,7 +171,7 @@ def interrupts() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def import_path_of_children() -> Iterator[None]:
     """No test leaves the variables that a command sets for its own process. With them, a script that a
-    later test starts finds no module beside itself.
+    later test starts finds no module next to itself.
     """
     yield
     for name in VARIABLES:

@@ -307,7 +307,10 @@ def test_random_horizontal_flip_has_probability_half(generator):
         (np.ones((4, 5, 3)), "got float64 of shape [4, 5, 3]. Convert the image"),
         (torch.ones(3, 4, 5, dtype=torch.int64), "got int64 of shape [3, 4, 5]. Convert the image"),
         (torch.ones(4, 5, 3, dtype=torch.uint8), "got uint8 of shape [4, 5, 3]. Convert the image"),
-        (torch.full((3, 4, 5), 255.0), "expected floats from 0 to 1 in a tensor"),
+        (
+            torch.full((3, 4, 5), 255.0),
+            "from 0 to 1 in a tensor [3, H, W], got 255 to 255",
+        ),
         (torch.full((3, 4, 5), torch.nan), "expected floats from 0 to 1 in a tensor"),
     ],
 )

@@ -8,6 +8,7 @@ import importlib.metadata
 import io
 import os
 import random
+import re
 import signal
 import struct
 import subprocess
@@ -23,6 +24,8 @@ from PIL import Image
 from visavis.core.errors import DataError, MissingExtra
 from visavis.data import photo_decoder, photo_worker
 from visavis.data.capture_time import exif_times, parse_time, time_us
+from visavis.data.file_names import LAST_CASED, any_case_expression, fold_case
+from visavis.data.formats.image_files import Exclusion
 from visavis.data.images import (
     ImageError,
     convert_image,
@@ -155,6 +158,9 @@ def test_thumbnail_of_a_photo_has_srgb_colors_and_no_metadata():
         ({36867: "2019:05:31 18:30:15", 36881: "-3"}, "2019-05-31T18:30:15.000-03:00"),
         ({36867: "2019:05:31 18:30:15", 36881: "   :  "}, "2019-05-31T18:30:15.000"),
         ({36867: "2019:05:31 18:30:15", 36881: "+99:00"}, "2019-05-31T18:30:15.000"),
+        ({36867: "2019:05:31 18:30:15", 36881: "+14:15"}, "2019-05-31T18:30:15.000"),
+        ({36867: "2019:05:31 18:30:15", 36881: "-14:15"}, "2019-05-31T18:30:15.000"),
+        ({36867: "2019:05:31 18:30:15", 36881: "+05:75"}, "2019-05-31T18:30:15.000"),
         ({36867: "2019:05:31 06:30:15 PM"}, "2019-05-31T18:30:15.000"),
         ({36867: "2019:05:31 12:30:15 am"}, "2019-05-31T00:30:15.000"),
         ({36867: "2019/05/31 18:30:15.25"}, "2019-05-31T18:30:15.250"),
@@ -175,7 +181,7 @@ def test_capture_time_of_exif(tags, expected):
 
 @pytest.mark.parametrize(
     "text",
-    ["2024:13:31 18:30:15", "31/05/2019 18:30", "2019:05:31 13:30:15 PM", "2019:05:31 25:00:00", "x7"],
+    ["2024:13:31 18:30:15", "31/05/2019 18:30", "2019:05:31 13:30:15 PM", "2019:05:31 25:00:00", "2019:05:31 18:30:15+23:00", "x7"],
 )  # fmt: skip
 def test_unreadable_capture_time_is_kept_as_text(text):
     exif = Image.Exif()
@@ -195,6 +201,29 @@ def test_capture_time_in_microseconds():
     assert instant("2024-05-31T02:00:00.000+02:00") == instant("2024-05-31T00:00:00Z")
     assert time_us(parse_time("1970-01-01T02:00+02:00"), clock=True) == 7200 * 10**6
     assert parse_time("last summer") is None and parse_time("") is None
+
+
+@pytest.mark.parametrize("form", ["2024-05-31T18:30:15{}", "2024:05:31 6:30:15 PM {}"])
+def test_offset_of_a_time_is_that_of_a_place(form):
+    for offset in ("+14:00", "-14:00", "+05:45", "+1400", "Z"):
+        assert parse_time(form.format(offset)).utcoffset() is not None, offset
+    for offset in ("+14:01", "-14:01", "+23:00", "+25:00", "-2300", "+05:75"):
+        assert parse_time(form.format(offset)) is None, offset
+
+
+def test_letters_of_both_cases_are_equal():
+    for letter in map(chr, range(sys.maxunicode + 1)):
+        folded = fold_case(letter)
+        assert len(folded) == 1 and fold_case(folded) == folded
+        if folded != letter:
+            assert ord(letter) <= LAST_CASED
+            assert re.fullmatch(any_case_expression(folded), letter)
+    for one, other in (("ß", "ẞ"), ("K", "k"), ("ſ", "S"), ("ς", "Σ"), ("Å", "å"), ("ǅ", "ǆ")):
+        assert fold_case(one) == fold_case(other)
+    for one, other in (("ß", "s"), ("İ", "i"), ("ı", "i"), ("é", "e")):
+        assert fold_case(one) != fold_case(other)
+    assert Exclusion(("KELVIN*",)).covers("photos/Kelvin.jpg")
+    assert not Exclusion(("i*",)).covers("İstanbul.jpg")
 
 
 def test_jpeg_xl_header_of_all_ratios():

@@ -407,7 +407,9 @@ def test_cross_encoder_rejects_other_models(tiny_models, tmp_path):
         encoder.model.classifier.bias.fill_(float("nan"))
     encoder.model.save_pretrained(tmp_path / "nan")
     encoder.tokenizer.save_pretrained(tmp_path / "nan")
-    with pytest.raises(DataError, match=r"expected finite weights, got others in classifier\.bias"):
+    with pytest.raises(
+        DataError, match=r"expected finite weights, got NaN or infinity in classifier\.bias"
+    ):
         CrossEncoder(model=str(tmp_path / "nan"))(["a"], ["dog"])
 
 

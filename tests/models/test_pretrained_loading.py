@@ -166,7 +166,7 @@ DAMAGES = {
     "weights not finite": (
         "vit bert cross",
         not_finite,
-        "is damaged: expected finite weights, got others in",
+        "is damaged: expected finite weights, got NaN or infinity in",
     ),
     "config cut": ("vit bert cross clip", shortened("config.json"), r"config\.json is not JSON"),
     "config a list": (
@@ -278,7 +278,7 @@ DAMAGES = {
         edited("preprocessor_config.json", size={"height": 30, "width": 30}),
         (
             r"preprocessor_config\.json: expected images of 32 x 32 pixels, the image_size of "
-            r"config\.json, got 30 x 30\. Correct the file\."
+            r"config\.json, got 30 x 30\. Set its size and crop_size to \d+ x \d+\."
         ),
     ),
 }

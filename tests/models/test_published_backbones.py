@@ -190,7 +190,7 @@ WRONG = {
     ),
     "not finite": (
         lambda state: state | {"bn1.bias": torch.full((64,), torch.nan)},
-        r"is damaged: expected finite weights, got others in bn1\.bias",
+        r"is damaged: expected finite weights, got NaN or infinity in bn1\.bias",
     ),
     "an object": (
         lambda state: Stranger(),

@@ -245,7 +245,7 @@ class Trap:
     [
         (lambda given: given.pop("itm_head.0.bias"), r"got missing weights itm_head\.0\.bias\."),
         (lambda given: given.update(extra=torch.ones(1)), r"got unknown weights extra\."),
-        (lambda given: given["text_proj.bias"].fill_(torch.nan), r"expected finite weights, got others in text_proj\.bias"),
+        (lambda given: given["text_proj.bias"].fill_(torch.nan), r"expected finite weights, got NaN or infinity in text_proj\.bias"),
         (lambda given: given.update({"itm_head.0.bias": Trap()}), "expected a checkpoint of tensors and plain values"),
         (lambda given: given.update(step=7), "expected the state_dict of a model"),
         (

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -326,6 +327,26 @@ def test_clip_belongs_to_photo_of_its_time_or_identifier(run, tmp_path):
     assert "IMG_1.MOV" in found(index, kind="video")
 
 
+def test_clip_is_an_item_while_its_metadata_cannot_be_read(run, tmp_path, monkeypatch):
+    folder, index = tmp_path / "photos", tmp_path / "index"
+    make.write(folder / "IMG_1.JPG", live_photo(1, time="2024:05:31 18:30:15", offset="+02:00"))
+    clip = write_clip(folder / "IMG_1.MOV", **BERLIN)
+    write_photo(folder / "IMG_2.JPG", 2)
+    make.write(folder / "IMG_2.MOV", damage(clip.read_bytes()))
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "av", None)
+        report = visavis.index(run, folder, out=index)
+    assert report.companions == {}
+    for name in ("IMG_1.MOV", "IMG_2.MOV"):
+        [sentence] = [text for text in report.skipped if name in text]
+        assert "pip install 'visavis[video]'" in sentence
+    # PyAV is installed later. The answer without it was not recorded.
+    report = visavis.index(run, folder, out=index)
+    assert report.companions == {"IMG_1.MOV": "IMG_1.JPG"}
+    [sentence] = report.skipped
+    assert "IMG_2.MOV" in sentence and "damaged" in sentence
+
+
 def test_time_comes_from_gps_raw_file_or_takeout(zone, run, tmp_path):
     zone("Europe/Berlin")
     folder, index = tmp_path / "photos", tmp_path / "index"
@@ -357,6 +378,26 @@ def test_time_comes_from_gps_raw_file_or_takeout(zone, run, tmp_path):
     dated = sorted(name for name in tables if name not in ("dated.jpg", "broken.jpg"))
     assert found(index, after="2017-05-31T20:30", before="2017-06") == dated
     assert found(index, before="2017") == ["dated.jpg"]
+
+
+def test_json_of_takeout_that_is_added_later_dates_its_photo(zone, run, tmp_path):
+    zone("Europe/Berlin")
+    folder, index = tmp_path / "photos", tmp_path / "index"
+    times = {"none.jpg": "", "bad.jpg": "31/05/2019 18:30", "dated.jpg": "2016:01:01 00:00:00"}
+    for seed, (name, text) in enumerate(times.items()):
+        write_photo(folder / name, seed, time=text)
+    write_clip(folder / "clip.mp4", 9)
+    content = json.dumps({"photoTakenTime": {"timestamp": "1496255415"}}).encode()
+    make.write(folder / "none.jpg.json", b"{}")
+    visavis.index(run, folder, out=index)
+    assert found(index, after="2017", before="2018") == []
+    for name in (*times, "clip.mp4"):
+        make.write(folder / f"{name}.json", content)
+    report = visavis.index(run, folder, out=index)
+    assert report.num_encoded == 0
+    assert set(found(index, after="2017", before="2018")) == {"none.jpg", "bad.jpg", "clip.mp4"}
+    assert found(index, before="2017") == ["dated.jpg"]
+    assert visavis.index(run, folder, out=index).num_unchanged == 4
 
 
 def test_path_patterns_ignore_case(run, tmp_path):

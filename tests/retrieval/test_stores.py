@@ -195,6 +195,26 @@ def test_store_filters_equal_item_filter(store):
         "axb",
         "aB",
         "",
+        *(
+            "ß",
+            "ẞ",
+            "ss",
+            "İ",
+            "i",
+            "I",
+            "ı",
+            "K",
+            "k",
+            "ſ",
+            "s",
+            "S",
+            "σ",
+            "ς",
+            "Σ",
+            "Å",
+            "å",
+            "ŉ",
+        ),
     ]
     items += [dataclasses.replace(items[0], key=f"p{path}", path=path) for path in paths]
     vectors = np.concatenate([vectors, random_vectors(generator, len(paths))])
@@ -207,7 +227,8 @@ def test_store_filters_equal_item_filter(store):
             ItemFilter,
             path=texts
             | values
-            | st.sampled_from(["*.jpg", "*/0?1.jpg", "*東京*", "*'*", "a?b", "*\\*", "*%_*"]),
+            | st.sampled_from(["*.jpg", "*/0?1.jpg", "*東京*", "*'*", "a?b", "*\\*", "*%_*"])
+            | st.sampled_from(paths),
             kind=st.sampled_from([None, "image", "video", "moment"]),
             after=bounds,
             before=bounds,

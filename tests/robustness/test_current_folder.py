@@ -97,6 +97,20 @@ def test_child_imports_nothing_from_the_current_folder(folder, ran):
     assert dict(os.environ) == variables
 
 
+@pytest.mark.parametrize("value", [None, "0"])
+def test_last_of_overlapping_blocks_restores_the_variables(monkeypatch, value):
+    if value is not None:
+        monkeypatch.setenv("PYTHONSAFEPATH", value)
+    variables = dict(os.environ)
+    first, second = current_folder_excluded(), current_folder_excluded()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert os.environ["PYTHONSAFEPATH"] == "1", "the second block still starts processes"
+    second.__exit__(None, None, None)
+    assert dict(os.environ) == variables
+
+
 def test_command_line_protects_children_of_other_libraries(monkeypatch, capsys):
     assert "PYTHONSAFEPATH" not in os.environ
     monkeypatch.setattr(sys, "argv", ["visavis", "--version"])

@@ -158,6 +158,36 @@ def test_served_index_notices_an_update_while_it_is_opened(index_folder, tmp_pat
         each.index.close()
 
 
+def test_update_is_opened_again_after_an_error(index_folder, tmp_path, monkeypatch, caplog):
+    folder = shutil.copytree(index_folder, tmp_path / "index")
+    index = Index.open(folder)
+    served = ServedIndex(index)
+    write_manifest(folder, replace(index.manifest, calibration=None, exclude=("other",)))
+    opened, open_index = list[float](), Index.open
+
+    def fail_at_first(*arguments, **options):
+        opened.append(time.monotonic())
+        if len(opened) < 4:
+            raise OSError("the drive is busy")
+        return open_index(*arguments, **options)
+
+    monkeypatch.setattr(Index, "open", fail_at_first)
+    service = SearchService([served], None, ServerLimits(), ServerMetrics())
+
+    async def follow():
+        following = asyncio.ensure_future(service.follow_updates(0.05))
+        while service.indexes[0] is served:
+            await asyncio.sleep(0.01)
+        following.cancel()
+
+    asyncio.run(asyncio.wait_for(follow(), 60))
+    service.close()
+    service.indexes[0].index.close()
+    assert len(opened) == 4
+    assert opened[3] - opened[2] > 0.2, "each time, it waits twice as long"
+    assert caplog.text.count("the drive is busy") == 1
+
+
 @pytest.mark.slow
 def test_server_opens_each_update_and_serves_former_images(runs, tmp_path):
     """Images of former results: moved, replaced by another photo, removed."""

@@ -224,7 +224,7 @@ INVALID = [
     ({"input": [data_url(RED[:60])]}, None, "input[0] is truncated"),
     ({"input": {"image": data_url(RED), "text": "a"}}, "input", "one text or one image"),
     ({"input": {"audio": "a"}}, "input", "expected a text"),
-    ({"messages": [{"role": "user", "content": MIXED}]}, "messages", "1 texts and 1 images"),
+    ({"messages": [{"role": "user", "content": MIXED}]}, "messages", "got 1 text and 1 image"),
     ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "messages", "image_url"),
     ({"messages": [{"role": "user"}]}, "messages", "or parts"),
     ({"input": "a star", "messages": []}, "messages", "expected one text or one image"),
@@ -470,9 +470,9 @@ def test_work_stops_when_a_client_disconnects(collection, path, monkeypatch):
     }
     decoded, decode = list[str](), ImageCache.decode
 
-    async def decode_and_note(self, image, min_side):
+    async def decode_and_note(self, image, min_side, turn):
         decoded.append(image.name)
-        return await decode(self, image, min_side)
+        return await decode(self, image, min_side, turn)
 
     monkeypatch.setattr(ImageCache, "decode", decode_and_note)
     content = json.dumps(bodies[path]).encode()
@@ -717,9 +717,9 @@ def test_embeddings_and_searches_share_a_batch(index_folder, model, monkeypatch)
 
     async def ask():
         asking = [
-            service.encode_texts(0, ["a red circle", "a star"]),
+            service.encode_texts(service.index(0), ["a red circle", "a star"]),
             service.search(0, QueryKey("a blue square"), NO_FILTER, 5),
-            service.encode_texts(0, ["zzz", "a star"]),
+            service.encode_texts(service.index(0), ["zzz", "a star"]),
         ]
         tasks = [asyncio.ensure_future(one) for one in asking]
         await asyncio.sleep(0)
@@ -735,14 +735,37 @@ def test_embeddings_and_searches_share_a_batch(index_folder, model, monkeypatch)
     assert "zzz" in str(failed)
 
 
+def test_request_keeps_its_model_when_the_index_is_replaced(index_folder, model, monkeypatch):
+    service, batches, started = waiting_service(index_folder, monkeypatch)
+    newer = ServedIndex(Index.open(index_folder))
+    newer.index.model.encode_texts = None
+    texts = [f"a star {number}" for number in range(100)]
+
+    async def ask():
+        served = service.index(0)
+        encoding = asyncio.ensure_future(service.encode_texts(served, texts))
+        searching = asyncio.ensure_future(service.search(0, QueryKey("a star"), NO_FILTER, 5))
+        await asyncio.sleep(0)
+        service.indexes[0] = newer
+        started.set()
+        return await asyncio.gather(encoding, searching, return_exceptions=True)
+
+    (found, _), search = asyncio.run(ask())
+    service.close()
+    newer.index.close()
+    assert_equal(found, model.encode_texts(texts))
+    assert len(batches) == 2
+    assert isinstance(search, TypeError), "the search uses the new version and its model"
+
+
 def test_long_requests_do_not_hold_up_others(index_folder, monkeypatch):
     service, batches, started = waiting_service(index_folder, monkeypatch)
     texts = [f"a star {number}" for number in range(300)]
 
     async def ask():
-        long = asyncio.ensure_future(service.encode_texts(0, texts))
+        long = asyncio.ensure_future(service.encode_texts(service.index(0), texts))
         await asyncio.sleep(0)
-        short = asyncio.ensure_future(service.encode_texts(0, ["a red circle"]))
+        short = asyncio.ensure_future(service.encode_texts(service.index(0), ["a red circle"]))
         await asyncio.sleep(0)
         started.set()
         await short

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import itertools
 import json
 import re
@@ -18,13 +19,17 @@ from urllib.parse import urlsplit
 
 import pytest
 import uvicorn
+from starlette.exceptions import HTTPException
 from tests.platforms import posix
 
 import visavis
-from visavis.core.errors import RunError, VisavisError
+from visavis.core.errors import DataError, RunError, VisavisError
+from visavis.evaluation.feedback.records import QueryKey
+from visavis.retrieval.items import NO_FILTER
 from visavis.retrieval.search import parse_query
+from visavis.retrieval.server import image_cache
 from visavis.retrieval.server.application import create_app
-from visavis.retrieval.server.image_cache import MAX_SIDE
+from visavis.retrieval.server.image_cache import MAX_SIDE, ImageCache
 from visavis.retrieval.server.limits import (
     IMAGE_INPUT_COST,
     REQUEST_COSTS,
@@ -33,13 +38,14 @@ from visavis.retrieval.server.limits import (
     LRUCache,
     RateLimits,
     ServerLimits,
+    ServerMetrics,
     request_cost,
 )
-from visavis.retrieval.server.search_service import uncertainties
+from visavis.retrieval.server.search_service import SearchService, uncertainties
 from visavis.retrieval.server.security import MIN_TOKEN_LENGTH, RateLimiter, client_name
 from visavis.retrieval.server.uvicorn_server import listening_socket, server_config
 
-from .conftest import served
+from .conftest import photo, served
 
 
 def serve(*arguments, **options):
@@ -213,7 +219,7 @@ def test_fair_turns_alternate_between_clients(capacity):
             await asyncio.sleep(0)
 
     async def ask_all():
-        turns = FairTurns(capacity)
+        turns = FairTurns(capacity, max_waiting=20)
         clients = [("a", 2)] * 10 + [("b", 1), ("c", 9)]
         await asyncio.gather(*(ask(turns, *each) for each in clients))
         assert (turns.free, turns.num_waiting) == (capacity, 0)
@@ -226,7 +232,7 @@ def test_fair_turns_alternate_between_clients(capacity):
 
 def test_fair_turns_are_returned_after_disconnects():
     async def ask():
-        turns = FairTurns(2)
+        turns = FairTurns(2, max_waiting=20)
 
         async def work(client):
             async with turns.turn(client, 2):
@@ -245,6 +251,70 @@ def test_fair_turns_are_returned_after_disconnects():
         assert turns.free == 2
 
     asyncio.run(ask())
+
+
+def test_each_client_has_its_own_limit_of_waiting_requests(collection):
+    limits = ServerLimits(max_waiting=2, max_decoded_pixels=64 * 48)
+    service = SearchService([collection], None, limits, ServerMetrics())
+    started = threading.Event()
+    service._model_thread.submit(started.wait, 60)
+
+    async def upload(client, number):
+        content = io.BytesIO()
+        photo("red", size=(60 + number, 48)).save(content, "PNG")
+        return await service.images.upload(content.getvalue(), client)
+
+    def search(client, number):
+        return service.search(0, QueryKey(f"a star {number}"), NO_FILTER, 5, client)
+
+    async def ask(send):
+        sending = [asyncio.ensure_future(send("one", number)) for number in range(4)]
+        sending += [asyncio.ensure_future(send("other", number)) for number in range(4, 6)]
+        return sending
+
+    async def ask_all():
+        searching = await ask(search)
+        async with service.images.turns.turn("third", 64 * 48):
+            uploading = await ask(upload)
+            while service.images.turns.num_waiting < 4 or sum(map(is_done, uploading)) < 2:
+                await asyncio.sleep(0.001)
+        started.set()
+        for sent in (searching, uploading):
+            answers = await asyncio.gather(*sent, return_exceptions=True)
+            refused = [answer for answer in answers if isinstance(answer, HTTPException)]
+            assert [error.status_code for error in refused] == [429, 429]
+            assert not any(isinstance(answer, Exception) for answer in answers[4:])
+
+    def is_done(task):
+        return task.done()
+
+    asyncio.run(ask_all())
+    service.close()
+
+
+def test_turn_lasts_until_a_slow_decoder_ends(monkeypatch):
+    ended = threading.Event()
+    monkeypatch.setattr(image_cache, "make_thumbnail", lambda *arguments, **options: ended.wait(60))
+    images = ImageCache(ServerLimits(decode_timeout_s=0.2), ServerMetrics())
+    content = io.BytesIO()
+    photo("red", size=(64, 48)).save(content, "PNG")
+
+    async def ask():
+        capacity = images.turns.capacity
+        with pytest.raises(DataError, match="takes longer than"):
+            await images.upload(content.getvalue(), "one")
+        assert images.turns.free == capacity - 64 * 48, "the thread is still decoding"
+        leaving = asyncio.ensure_future(images.upload(content.getvalue(), "one"))
+        await asyncio.sleep(0.1)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        assert images.turns.free == capacity - 2 * 64 * 48, "also if the client left"
+        ended.set()
+        while images.turns.free < capacity:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(asyncio.wait_for(ask(), 30))
+    images.close()
 
 
 def test_lru_cache_respects_max_size():

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import pad
 
 import visavis
 from visavis.cli.run_tables import print_trained
@@ -43,8 +44,12 @@ def train_split(folder, data=None):
         return split, matcher.score(visual, text)
 
 
-def reference(scores, guide_scores, is_positive, size, max_ratio):
-    """Negatives of each row by plain loops."""
+ROUNDING = 1e-5
+"""Relative difference of a score that is computed in blocks, and of one in a matrix."""
+
+
+def reference(scores, guide_scores, is_positive, size, max_ratio, rounding=0.0):
+    """Negatives of each row by plain loops. ``rounding`` moves the bound of the false negatives."""
     rows = []
     for row, judge, positive in zip(
         scores.tolist(), guide_scores.tolist(), is_positive.tolist(), strict=True
@@ -52,6 +57,7 @@ def reference(scores, guide_scores, is_positive, size, max_ratio):
         own = [value for value, is_own in zip(judge, positive, strict=True) if is_own]
         mean = sum(own) / len(own)
         bound = mean - (1 - max_ratio) * abs(mean) if max_ratio else float("inf")
+        bound += rounding * abs(bound) if max_ratio else 0
         allowed = [i for i, is_own in enumerate(positive) if not is_own and judge[i] <= bound]
         best = sorted(allowed, key=lambda i: -row[i])[:size]
         rows.append(best + [-1] * (size - len(best)))
@@ -76,24 +82,21 @@ def test_mined_negatives_match_plain_loops(run, scenes, stopped_run, tmp_path, m
     guide_scores = train_split(guide)[1] if guided else scores
     mined = MinedNegatives.read(report.file, split)
     own = torch.arange(len(split.images))[:, None] == torch.from_numpy(split.image_of)
-    for found, kept, expected, matrix in (
-        (
-            mined.negative_captions,
-            mined.caption_scores,
-            reference(scores, guide_scores, own, 7, max_ratio),
-            scores,
-        ),
-        (
-            mined.negative_images,
-            mined.image_scores,
-            reference(scores.T, guide_scores.T, own.T, 7, max_ratio),
-            scores.T,
-        ),
+    for found, kept, matrix, guide_matrix, is_own in (
+        (mined.negative_captions, mined.caption_scores, scores, guide_scores, own),
+        (mined.negative_images, mined.image_scores, scores.T, guide_scores.T, own.T),
     ):
-        assert (found >= 0).equal(expected >= 0)
-        # Equal scores may be listed in another order.
-        values = torch.where(expected >= 0, matrix.gather(1, expected.clamp(min=0)), float("-inf"))
-        torch.testing.assert_close(kept, values, rtol=1e-5, atol=1e-6)
+        assert (kept > -torch.inf).equal(found >= 0)
+        kept = pad(kept, (0, 7 - kept.shape[1]), value=-torch.inf)
+        is_right = torch.zeros(len(found), dtype=torch.bool)
+        # The rounding of a kernel decides about a candidate at the bound.
+        for rounding in (-ROUNDING, 0.0, ROUNDING):
+            expected = reference(matrix, guide_matrix, is_own, 7, max_ratio, rounding)
+            values = torch.where(expected >= 0, matrix.gather(1, expected.clamp(min=0)), -torch.inf)
+            values = pad(values, (0, 7 - values.shape[1]), value=-torch.inf)
+            # Equal scores may be listed in another order.
+            is_right |= torch.isclose(kept, values, rtol=ROUNDING, atol=1e-6).all(1)
+        assert is_right.all(), is_right.logical_not().nonzero()
     counts = [
         (index >= 0).sum(1).double().mean().item()
         for index in (mined.negative_captions, mined.negative_images)
@@ -345,7 +348,10 @@ def test_mining_errors_name_the_remedy(run, scenes, few_scenes, recipe, tmp_path
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"negative_captions": torch.zeros(4, 0, dtype=torch.int32)}, "expected indices below"),
+        (
+            {"negative_captions": torch.zeros(4, 0, dtype=torch.int32)},
+            "expected indices below .* got shape ",
+        ),
         ({"negative_captions": torch.full((4, 3), 0.5)}, "expected a file of visavis mine"),
         ({"fingerprint": torch.tensor(3.0)}, "expected a file of visavis mine"),
         (

@@ -47,7 +47,7 @@ READ_TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}\.[0-9]{3}(?:[+-][0-9]{2}:[0-9
 _OWN_FORM = re.compile(READ_TIME)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_OFFSET = timedelta(hours=14)
-"""Largest offset to UTC of any place."""
+"""Largest offset to UTC of any place, and in ISO 8601 of XML, in both directions."""
 
 
 def parse_time(text: str) -> datetime | None:
@@ -58,7 +58,8 @@ def parse_time(text: str) -> datetime | None:
             year and the month.
 
     Returns:
-        The time, with a time zone if the text has an offset to UTC. None if the text is not a time.
+        The time, with a time zone if the text has an offset to UTC. None if the text is not a time,
+        or no place has its offset.
 
     Example:
         >>> parse_time("2024:05:31 06:30:15 PM"), parse_time("2024-05")
@@ -67,8 +68,12 @@ def parse_time(text: str) -> datetime | None:
     text = text.strip("\0 ")
     if re.fullmatch(r"\d{4}(-\d\d)?", text):
         text += "-01" if "-" in text else "-01-01"
+    # Some versions of Python accept an offset of 60 minutes and more after the hours.
+    if re.search(r"[+-]\d\d:?[6-9]\d$", text):
+        return None
     with suppress(ValueError):
-        return datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
+        return time if _is_of_a_place(time.utcoffset()) else None
     match = _TIME.fullmatch(text)
     if match is None:
         return None
@@ -78,21 +83,30 @@ def parse_time(text: str) -> datetime | None:
         # 12 AM is midnight, 12 PM is noon.
         hour = hour % 12 + 12 * match["half"].upper().startswith("P") if 1 <= hour <= 12 else 24
     microsecond = int(f"{match['fraction'] or '':0<6}"[:6])
+    zone = _parse_offset(match["offset"] or "")
+    if match["offset"] and zone is None:
+        return None
     with suppress(ValueError):
-        zone = _parse_offset(match["offset"] or "")
         return datetime(year, month, day, hour, minute, second, microsecond, zone)
     return None
 
 
 def _parse_offset(text: str) -> timezone | None:
-    """Parse an offset to UTC, such as ``+02:00``, ``+0200`` or ``Z``. None: there is none."""
+    """Parse an offset to UTC, such as ``+02:00``, ``+0200`` or ``Z``. None: it is not one."""
     match = re.fullmatch(_OFFSET, text.strip("\0 "), re.IGNORECASE)
     if match is None:
         return None
     digits = match[0][1:].replace(":", "")
     hours = int(digits[:-2] if len(digits) > 2 else digits or 0)
-    offset = timedelta(hours=hours, minutes=int(digits[-2:]) if len(digits) > 2 else 0)
-    return None if offset > MAX_OFFSET else timezone(-offset if match[0][0] == "-" else offset)
+    minutes = int(digits[-2:]) if len(digits) > 2 else 0
+    sign = -1 if match[0][0] == "-" else 1
+    offset = sign * timedelta(hours=hours, minutes=minutes)
+    return timezone(offset) if minutes < 60 and _is_of_a_place(offset) else None
+
+
+def _is_of_a_place(offset: timedelta | None) -> bool:
+    """Whether the clock of some place has an offset to UTC. A time may have none."""
+    return offset is None or abs(offset) <= MAX_OFFSET
 
 
 def exif_times(exif: Image.Exif) -> dict[str, str]:
@@ -183,9 +197,9 @@ def format_time(time: datetime) -> str:
     Returns:
         ISO time in milliseconds, with its offset to UTC if that is known.
     """
-    # Offsets of the time before time zones have seconds. The clock is kept.
+    # Offsets of the time before time zones have seconds, or more hours. The clock is kept.
     offset = time.utcoffset()
-    if offset is not None and offset % timedelta(minutes=1):
+    if offset is not None and (offset % timedelta(minutes=1) or not _is_of_a_place(offset)):
         time = time.replace(tzinfo=None)
     return time.isoformat(timespec="milliseconds")
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path, PurePath
 
 SPLITS = ("train", "val", "test")
@@ -24,6 +25,65 @@ _STANDARD_NAMES = {
     **dict.fromkeys(("dev", "valid", "validate", "validation"), "val"),
     "testing": "test",
 }
+
+
+LAST_CASED = 0x1FFFF
+"""Unicode has no letters of upper and lower case beyond this number."""
+
+
+def fold_case(text: str) -> str:
+    """Replace letters by those of one case, as names are compared without regard to case.
+
+    Regular expressions of Python and of Arrow differ for letters such as ``İ`` and ``ſ``.
+
+    Args:
+        text: A text.
+
+    Returns:
+        A text with the same number of characters. ``ß`` and ``İ``, whose other case has two
+        characters, equal themselves and ``ẞ`` only.
+
+    Example:
+        >>> fold_case("IMG.JPG"), fold_case("STRAẞE")
+        ('img.jpg', 'straße')
+    """
+    return text.lower() if text.isascii() else "".join(map(_fold_letter, text))
+
+
+@cache
+def _fold_letter(letter: str) -> str:
+    forms = letter.casefold(), letter.lower(), letter
+    return next(form for form in forms if len(form) == 1)
+
+
+@cache
+def _letters_of_case() -> Mapping[str, str]:
+    """All letters that ``fold_case`` replaces by the same letter, by this letter."""
+    letters = defaultdict[str, str](str)
+    for letter in map(chr, range(LAST_CASED)):
+        if (folded := _fold_letter(letter)) != letter:
+            letters[folded] = (letters[folded] or folded) + letter
+    return dict(letters)
+
+
+def any_case_expression(text: str) -> str:
+    """Write a regular expression for a text in upper and lower case, as of ``fold_case``.
+
+    Args:
+        text: A text.
+
+    Returns:
+        An expression that engines read alike, because it does not use their option for case.
+
+    Example:
+        >>> any_case_expression("a1é")
+        '[aA]1[éÉ]'
+    """
+    letters = _letters_of_case()
+    return "".join(
+        f"[{letters[letter]}]" if letter in letters else re.escape(letter)
+        for letter in fold_case(text)
+    )
 
 
 def normalize_split_name(raw_name: object) -> str | None:

@@ -242,14 +242,16 @@ def read_base64(text: str) -> bytes:
         >>> read_base64("aG k=")
         b'hi'
     """
+    problem = "an empty text"
+    content = b""
     try:
         content = base64.b64decode("".join(text.split()), validate=True)
-    except ValueError:
-        content = b""
+    except ValueError as error:
+        problem = f"a text that is not base64 ({str(error).lower()})"
     if not content:
         raise DataError(
-            "expected an image in base64, got other or no characters. Encode the content of the "
-            "image file in base64"
+            f"expected an image in base64, got {problem}. Encode the content of the image file in "
+            "base64"
         )
     return content
 

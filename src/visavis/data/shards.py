@@ -373,7 +373,7 @@ class TarReader:
         # Not require: the message would take longer than the check.
         if not is_valid_unicode(key):
             raise DataError(
-                f"{self.tar.location(key)}: expected a name in UTF-8, got other bytes. Rename the "
+                f"{self.tar.location(key)}: expected a name in UTF-8, got {key!r}. Rename the "
                 "members of this sample."
             )
         return key

@@ -196,9 +196,13 @@ def bootstrap_images(
             np.array_equal(ranks.image_ids, first.image_ids)
             and np.array_equal(ranks.text_ids, first.text_ids)
         ):
+            same = ranks.image_ids.shape == first.image_ids.shape
+            same &= ranks.text_ids.shape == first.text_ids.shape
             raise ShapeError(
-                f"{run}: expected the queries of {first_run}, got others. Evaluate all runs on the "
-                "same images and captions."
+                f"{run}: expected the {len(first.image_ids):,} images and {len(first.text_ids):,} "
+                f"captions of {first_run}, got {len(ranks.image_ids):,} and "
+                f"{len(ranks.text_ids):,}{' with other ids' * same}. Evaluate all runs on the same "
+                "images and captions."
             )
     # A unit is an image with all its captions.
     image_ids = np.unique(np.concatenate([first.image_ids, first.text_ids]))

@@ -74,8 +74,9 @@ def read_query_ranks(path: str | Path) -> dict[str, QueryRanks]:
         by_protocol.setdefault(protocol, {})[field] = tensor.numpy()
     expected = {field.name for field in fields(QueryRanks)}
     if not by_protocol or any(tensors.keys() != expected for tensors in by_protocol.values()):
+        given = next((sorted(each) for each in by_protocol.values() if each.keys() != expected), [])
         raise RunError(
-            f"{path}: expected {', '.join(sorted(expected))} of each protocol, got other tensors. "
-            "Evaluate the run again."
+            f"{path}: expected {', '.join(sorted(expected))} of each protocol, got "
+            f"{', '.join(given) or 'no tensors'}. Evaluate the run again."
         )
     return {protocol: QueryRanks(**tensors) for protocol, tensors in by_protocol.items()}

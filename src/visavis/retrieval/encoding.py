@@ -434,17 +434,30 @@ def _clip_times(source: BinaryIO, file: SourceFile) -> Mapping[str, str]:
     return _known_times({TAKEN: taken} if taken else {}, file)
 
 
+def read_source_times(file: SourceFile) -> Mapping[str, str]:
+    """Read the capture time in the other files that may have that of a file.
+
+    Args:
+        file: The file.
+
+    Returns:
+        The time, as ``exif_times``. Empty if none of the files has it.
+    """
+    for place in file.time_sources:
+        with suppress(DataError, MissingExtra):
+            content = place.read()
+            is_json = place.path.suffix.lower() == ".json"
+            found = takeout_times(content) if is_json else read_times(content, str(place.path))
+            if TAKEN in found:
+                return found
+    return {}
+
+
 def _known_times(times: Mapping[str, str], file: SourceFile) -> Mapping[str, str]:
     """The capture time of a file, or of another file that has it."""
-    if TAKEN not in times and TAKEN not in file.metadata:
-        for place in file.time_sources:
-            with suppress(DataError, MissingExtra):
-                content = place.read()
-                is_json = place.path.suffix.lower() == ".json"
-                found = takeout_times(content) if is_json else read_times(content, str(place.path))
-                if TAKEN in found:
-                    return found
-    return times
+    if TAKEN in times or TAKEN in file.metadata:
+        return times
+    return read_source_times(file) or times
 
 
 def encode_in_shards(

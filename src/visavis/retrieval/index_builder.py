@@ -34,7 +34,7 @@ from visavis.core.stopping import kept_if_stopped
 from visavis.data.capture_time import TAKEN, file_times
 from visavis.data.features.item_vectors import holds_item_vectors
 from visavis.data.formats.image_files import path_and_parents
-from visavis.data.parallel import Engine
+from visavis.data.parallel import Engine, map_in_order
 from visavis.data.video import decoder_versions
 from visavis.data.workers import validate_workers
 from visavis.models.default_model import default_model
@@ -46,6 +46,7 @@ from visavis.retrieval.encoding import (
     UnreadableFile,
     encode_in_shards,
     read_file_times,
+    read_source_times,
     with_file_times,
 )
 from visavis.retrieval.given_vectors import VectorFile
@@ -556,6 +557,7 @@ def _compare_files(
     # Columns instead of an object per item: of a million items, usually few have changed.
     table, files = store.table(), source.files
     is_unchanged, file_of = _unchanged_files(table, files)
+    is_unchanged[_newly_dated_files(table, files, file_of, is_unchanged)] = False
     changed = [files[number] for number in np.flatnonzero(~is_unchanged)]
     skipped = {
         file.path: known_problems[file.path] for file in changed if file.path in known_problems
@@ -577,7 +579,9 @@ def _compare_files(
             new_files.append(file)
             continue
         # Equal content has an equal time, unless a table contained another one.
-        times = file_times(items[0].metadata) or read_file_times(file)
+        times: Mapping[str, str] = file_times(items[0].metadata)
+        if TAKEN not in times:
+            times = read_file_times(file)
         for item in items:
             moved = replace(
                 item,
@@ -635,6 +639,29 @@ def _unchanged_files(table: pa.Table, files: Sequence[SourceFile]) -> tuple[np.n
     # One changed item of a clip makes the whole file changed.
     is_unchanged[file_of[(file_of >= 0) & ~is_equal]] = False
     return is_unchanged, file_of
+
+
+def _newly_dated_files(
+    table: pa.Table, files: Sequence[SourceFile], file_of: np.ndarray, is_unchanged: np.ndarray
+) -> list[int]:
+    """Unchanged files whose stored items have no capture time, and of which another file has it now, such as
+    a JSON file of Google Takeout that was added.
+    """
+    import pyarrow.compute as pc
+
+    has_sources = np.array(
+        [bool(file.time_sources) and TAKEN not in file.metadata for file in files], bool
+    )
+    has_sources &= is_unchanged
+    if not has_sources.any():
+        return []
+    tags = table["metadata"].combine_chunks()
+    is_time = pc.starts_with(pc.list_flatten(tags), f"{TAKEN}=")
+    dated_rows = pc.list_parent_indices(tags).filter(is_time).to_numpy()
+    has_sources[file_of[dated_rows[file_of[dated_rows] >= 0]]] = False
+    undated = np.flatnonzero(has_sources).tolist()
+    times = map_in_order(read_source_times, [files[number] for number in undated])
+    return [number for number, found in zip(undated, times, strict=True) if found]
 
 
 def _find_contents(

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from fnmatch import translate
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -138,7 +137,7 @@ class ItemFilter:
             Whether a search may return the item.
         """
         return (
-            (not self.path or _path_pattern(self.path).fullmatch(item.path) is not None)
+            (not self.path or re.fullmatch(path_expression(self.path), item.path) is not None)
             and self.kind in (None, item.kind)
             and (self.after is None or not _is_earlier(item, self.after))
             and (self.before is None or _is_earlier(item, self.before))
@@ -147,9 +146,21 @@ class ItemFilter:
 
 
 @lru_cache(maxsize=64)
-def _path_pattern(path: str) -> re.Pattern[str]:
-    """The pattern of a filter, in which ``[`` is a character as others."""
-    return re.compile(translate(path.replace("[", "[[]")), re.IGNORECASE)
+def path_expression(pattern: str) -> str:
+    """Convert the pattern of a path to a regular expression, for Python and for Arrow.
+
+    Args:
+        pattern: Pattern as of ``ItemFilter.path``, in which ``[`` is a character as others.
+
+    Returns:
+        An expression of the whole path.
+    """
+    from visavis.data.file_names import any_case_expression
+
+    wildcards = {"*": ".*", "?": "."}
+    parts = re.split(r"([*?])", pattern)
+    text = "".join(wildcards.get(part) or any_case_expression(part) for part in parts)
+    return f"(?s:{text})"
 
 
 def _is_earlier(item: IndexItem, bound: datetime) -> bool:

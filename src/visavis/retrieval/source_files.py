@@ -120,6 +120,8 @@ class FileCollection:
         listed: The files and the companions, in the order of their paths.
         photos_of: Photos that each file may belong to, best first.
         live_pairs: Whether a clip belongs to a photo, by ``_pair_key``.
+        undecided: Clips and photos of ``photos_of`` that cannot be compared now. These clips are
+            items.
     """
 
     root: Path
@@ -137,6 +139,7 @@ class FileCollection:
     listed: tuple[SourceFile, ...] = ()
     photos_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     live_pairs: Mapping[str, bool] = field(default_factory=dict)
+    undecided: frozenset[tuple[str, str]] = frozenset()
 
     def pair(self, unreadable: Container[str] = ()) -> FileCollection:
         """Make files a part of their photos.
@@ -149,7 +152,12 @@ class FileCollection:
         """
         companions = dict[str, str]()
         for path, photos in self.photos_of.items():
-            if photo := next((photo for photo in photos if photo not in unreadable), None):
+            known = (
+                photo
+                for photo in photos
+                if photo not in unreadable and (path, photo) not in self.undecided
+            )
+            if photo := next(known, None):
                 companions[path] = photo
         parts = defaultdict[str, list[str]](list)
         for path in sorted(companions):
@@ -495,30 +503,29 @@ def _list_source(
 
 
 def _check_clips(collection: FileCollection, known: Mapping[str, bool]) -> FileCollection:
-    """Keep the photos that their clips belong to."""
+    """Keep the photos that their clips belong to, or may belong to."""
     files = {file.path: file for file in collection.listed}
-    pairs = [
-        (files[photo], files[path])
+    keys = {
+        (path, photo): _pair_key(files[photo], files[path])
         for path, photos in collection.photos_of.items()
         if files[path].is_video
         for photo in photos
-    ]
-    keys = [_pair_key(*pair) for pair in pairs]
-    found = {key: known[key] for key in keys if key in known}
-    unknown = {key: pair for key, pair in zip(keys, pairs, strict=True) if key not in found}
-    checked = dict(zip(unknown, map_in_order(_is_pair, unknown.values()), strict=True))
-    # A file that cannot be read is opened again next time. Its clip becomes an item when the photo
-    # cannot be decoded.
-    found |= {key: is_pair for key, is_pair in checked.items() if is_pair is not None}
+    }
+    unknown = [pair for pair, key in keys.items() if key not in known]
+    checked = map_in_order(_is_pair, [(files[photo], files[path]) for path, photo in unknown])
+    found = {pair: known.get(key) for pair, key in keys.items()}
+    found |= zip(unknown, checked, strict=True)
     photos_of = {
-        path: tuple(
-            photo
-            for photo in photos
-            if not files[path].is_video or found.get(_pair_key(files[photo], files[path]), True)
-        )
+        path: tuple(photo for photo in photos if found.get((path, photo)) is not False)
         for path, photos in collection.photos_of.items()
     }
-    return replace(collection, photos_of=photos_of, live_pairs=found)
+    return replace(
+        collection,
+        photos_of=photos_of,
+        # Files that cannot be compared are opened again next time.
+        live_pairs={keys[pair]: value for pair, value in found.items() if value is not None},
+        undecided=frozenset(pair for pair, value in found.items() if value is None),
+    )
 
 
 def _pair_key(photo: SourceFile, clip: SourceFile) -> str:
@@ -528,7 +535,7 @@ def _pair_key(photo: SourceFile, clip: SourceFile) -> str:
 
 
 def _is_pair(pair: tuple[SourceFile, SourceFile]) -> bool | None:
-    """Whether a clip belongs to a photo. None: a file cannot be read."""
+    """Whether a clip belongs to a photo. None: a file cannot be read, or PyAV is not installed."""
     photo, clip = pair
     try:
         return is_live_pair(photo.location, photo.path, clip.location, clip.path)

@@ -302,14 +302,17 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise DataError(f"{path} is not TOML: {error}. Correct the file.") from None
-    except (
-        RecursionError,
-        ValueError,
-    ):  # ValueError: integers of thousands of digits, impossible dates
         raise DataError(
-            f"{path} is not readable TOML: it is nested too deeply, or holds an impossible number "
-            "or date. Correct the file."
+            f"{path}: expected TOML, got an error: {error}. Correct this place."
+        ) from None
+    except RecursionError:
+        raise DataError(
+            f"{path}: expected TOML, got values that are nested too deeply. Remove levels."
+        ) from None
+    except ValueError as error:
+        # Integers of thousands of digits, and impossible dates.
+        raise DataError(
+            f"{path}: expected TOML, got an impossible number or date: {error}. Correct this value."
         ) from None
     if _is_deeper(tables, MAX_DEPTH):
         raise DataError(

@@ -26,6 +26,7 @@ from visavis.data.file_names import (
     VIDEO_SUFFIXES,
     VISUAL_SUFFIXES,
     describe_other_files,
+    fold_case,
 )
 from visavis.data.formats.listing import Listing, clean_name
 from visavis.data.hub_files import hub_repository
@@ -66,9 +67,7 @@ class Exclusion:
         names = [*EXCLUDED_NAMES, *(pattern for pattern in self.patterns if not is_path[pattern])]
         paths = [pattern.lstrip("/") for pattern in self.patterns if is_path[pattern]]
         return tuple(  # type: ignore[return-value]
-            re.compile(
-                "|".join(fnmatch.translate(text.rstrip("/")) for text in texts), re.IGNORECASE
-            )
+            re.compile("|".join(fnmatch.translate(fold_case(text.rstrip("/"))) for text in texts))
             for texts in (names, paths)
         )
 
@@ -82,6 +81,7 @@ class Exclusion:
             Whether a pattern matches its name or path.
         """
         names, paths = self._expressions
+        path = fold_case(path)
         return bool(names.fullmatch(path.rpartition("/")[2]) or paths.fullmatch(path))
 
     def covers(self, path: str) -> bool:

@@ -4,6 +4,7 @@ checked, and the weights are renamed.
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
 import zipfile
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from visavis.core import storage
-from visavis.core.errors import DataError, VisavisError
+from visavis.core.errors import MAX_LISTED_NAMES, DataError, VisavisError
 from visavis.data.safe_pickle import check_torch_pickles
 
 # Prefixes of DistributedDataParallel, Lightning, Fabric, and of torch.compile and FSDP, which also
@@ -112,8 +113,10 @@ def read_checkpoint(file: Path, key: str = "") -> dict[str, Tensor]:
             f"{next(iter(models))}, or another one."
         )
     else:
+        names = ", ".join(map(repr, itertools.islice(content, MAX_LISTED_NAMES)))
         problem = (
-            "the state_dict of a model, or a dict that holds one, got other content. Pass a "
+            "the state_dict of a model, or a dict that holds one, got "
+            f"{f'values without weights: {names}' if names else 'no values by name'}. Pass a "
             "checkpoint of weights."
         )
     tensors = {name: tensor for name, tensor in tensors.items() if name not in _SIZES}
@@ -207,8 +210,8 @@ def check_finite_weights(weights: Iterable[tuple[str, Tensor]], source: Path) ->
         # made, as isfinite() of a whole tensor does.
         if weight.numel() and not all(bound.isfinite() for bound in weight.aminmax()):
             raise DataError(
-                f"{source} is damaged: expected finite weights, got others in {name}. Download it "
-                "again."
+                f"{source} is damaged: expected finite weights, got NaN or infinity in {name}. "
+                "Download it again."
             )
 
 

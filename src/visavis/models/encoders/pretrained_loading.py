@@ -437,8 +437,7 @@ def check_default_size(config: Any, size: Sequence[int], folder: Path) -> None:
     sizes = [" x ".join(map(str, pair)) for pair in (native, size)]
     raise DataError(
         f"{folder / 'preprocessor_config.json'}: expected images of {sizes[0]} pixels, the "
-        f"image_size of config.json, got {sizes[1]}. "
-        "Correct the file."
+        f"image_size of config.json, got {sizes[1]}. Set its size and crop_size to {sizes[0]}."
     )
 
 
@@ -590,8 +589,8 @@ def check_encoding(
         vectors = encode()
     if not vectors.isfinite().all():
         raise DataError(
-            f"{folder} is damaged: expected finite features of {input_name}, got others. Download "
-            "it again."
+            f"{folder} is damaged: expected finite features of {input_name}, got NaN or infinity. "
+            "Download it again."
         )
     return vectors
 

@@ -272,10 +272,12 @@ def with_feedback_answers(outcome: RunOutcome, test: FeedbackTest) -> RunOutcome
     recipe = read_run_recipe(folder)
     data_module, matcher = open_run(folder, recipe, NoProgress())
     split = data_module.data.split(recipe.evaluation.test).first_captions(1)
-    if tuple(image.name for image in split.images) != test.images:
+    names = tuple(image.name for image in split.images)
+    if names != test.images:
+        other = next((name for name in names if name not in test.images), "another order")
         raise RunError(
-            f"{folder}: expected the {len(test.images):,} test images of the feedback, got others. "
-            "Compare on one data set."
+            f"{folder}: expected the {len(test.images):,} test images of the feedback, got "
+            f"{len(names):,} with {other}. Compare on one data set."
         )
     if recipe.evaluation.average_networks:
         peers = [matcher, open_peer_network(folder, matcher)]

@@ -298,11 +298,11 @@ def api_routes(
     router = APIRouter(prefix="/api", responses=ERROR_RESPONSES, route_class=StrictJsonRoute)
 
     @router.get("/search")
-    async def search(query: Annotated[SearchRequest, Query()]) -> SearchResponse:
+    async def search(request: Request, query: Annotated[SearchRequest, Query()]) -> SearchResponse:
         """Search for a text, an uploaded image or similar items. An empty query returns the newest
         items.
         """
-        return await _search_sides(service, query)
+        return await _search_sides(service, query, client_name(request.scope))
 
     @router.post("/search", openapi_extra=IMAGE_BODY)
     async def search_by_image(
@@ -317,12 +317,9 @@ def api_routes(
                 400,
                 "body: expected an image, got an empty body. Send the content of an image file.",
             )
-        return await _search_sides(
-            service,
-            query.model_copy(
-                update={"image": await service.images.upload(content, client_name(request.scope))}
-            ),
-        )
+        client = client_name(request.scope)
+        image = await service.images.upload(content, client)
+        return await _search_sides(service, query.model_copy(update={"image": image}), client)
 
     async def jpeg(index: int, key: str, size: ImageSize, content_version: str) -> Response:
         item = service.item(index, key, content_version)
@@ -449,13 +446,15 @@ async def _video_file(service: SearchService, number: int, item: IndexItem) -> R
     return FileResponse(path, media_type="video/webm" if path.suffix == ".webm" else "video/mp4")
 
 
-async def _search_sides(service: SearchService, request: SearchRequest) -> SearchResponse:
+async def _search_sides(
+    service: SearchService, request: SearchRequest, client: str
+) -> SearchResponse:
     """Search every index, and return one page of the results of each."""
     started, key, sides = time.perf_counter(), request.to_key(), list[SideResponse]()
     top = request.offset + request.limit
     names: tuple[SideName, ...] = ("left", "right") if service.is_comparison else ("only",)
     for side, number in zip(names, service.side_order(key), strict=True):
-        results = await service.search(number, key, request.to_item_filter(), top + 1)
+        results = await service.search(number, key, request.to_item_filter(), top + 1, client)
         page = results.hits[request.offset : top]
         present = await asyncio.to_thread(service.present, number, page)
         hits = [service.to_hit(number, key, result) for result in present]

@@ -19,7 +19,13 @@ from visavis.data.images import decode_image, decoded_pixels, make_thumbnail
 from visavis.data.video import frame_at
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.items import IndexItem
-from visavis.retrieval.server.limits import FairTurns, LRUCache, ServerLimits, ServerMetrics
+from visavis.retrieval.server.limits import (
+    FairTurns,
+    LRUCache,
+    ServerLimits,
+    ServerMetrics,
+    Turn,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
@@ -94,7 +100,7 @@ class ImageCache:
 
     def __init__(self, limits: ServerLimits, metrics: ServerMetrics):
         self.limits, self.metrics = limits, metrics
-        self.turns = FairTurns(limits.max_decoded_pixels)
+        self.turns = FairTurns(limits.max_decoded_pixels, limits.max_waiting)
         self._pool = ThreadPoolExecutor(DECODER_THREADS, "images")
         # Images of the collection do not wait for those of requests.
         self._request_pool = ThreadPoolExecutor(DECODER_THREADS, "request images")
@@ -141,17 +147,19 @@ class ImageCache:
 
         Raises:
             DataError: If the content is not an image, or decoding takes too long.
+            HTTPException: If too many images of the client are waiting.
         """
         digest = hashlib.sha256(content).hexdigest()
         if self._uploads.get(digest) is None:
             upload = ImageInput(content, "of the query", client)
             [pixels] = await self.pixels([upload], MAX_UPLOAD_SIDE)
-            async with self.turns.turn(client, pixels):
+            async with self.turns.turn(client, pixels) as turn:
                 image = await self._run(
                     self._request_pool,
                     lambda: make_thumbnail(
                         content, upload.name, MAX_UPLOAD_SIDE, max_pixels=self.limits.max_pixels
                     ),
+                    turn,
                 )
             self._uploads.put(digest, image)
         return digest
@@ -191,12 +199,13 @@ class ImageCache:
             for image in images
         ]
 
-    async def decode(self, image: ImageInput, min_side: int) -> PILImage:
+    async def decode(self, image: ImageInput, min_side: int, turn: Turn) -> PILImage:
         """Decode an image as ``Retriever.encode_images`` does, and do not cache it.
 
         Args:
             image: The image.
             min_side: Shorter side that the model needs of a JPEG, in pixels.
+            turn: Turn of its request.
 
         Returns:
             An RGB image.
@@ -213,6 +222,7 @@ class ImageCache:
                 allow_animated=True,
                 max_pixels=self.limits.max_pixels,
             ),
+            turn,
         )
 
     def uploaded(self, digest: str) -> PILImage | None:
@@ -232,12 +242,15 @@ class ImageCache:
             raise HTTPException(404, "The image of this query is no longer cached. Send it again.")
         return image
 
-    async def _run(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    async def _run(
+        self, pool: ThreadPoolExecutor, work: Callable[[], T], turn: Turn | None = None
+    ) -> T:
+        """Work on a thread, up to the time limit. It continues after the limit, during its turn."""
+        future = pool.submit(work)
+        if turn is not None:
+            turn.running = future
         try:
-            return await asyncio.wait_for(
-                asyncio.get_running_loop().run_in_executor(pool, work),
-                self.limits.decode_timeout_s,
-            )
+            return await asyncio.wait_for(asyncio.wrap_future(future), self.limits.decode_timeout_s)
         except TimeoutError:
             raise DataError(
                 f"Decoding the image takes longer than {self.limits.decode_timeout_s:.0f} s. Send "

@@ -39,7 +39,7 @@ from visavis.retrieval.server.schemas import (
     OpenAIRequestModel,
     StrictJsonRoute,
 )
-from visavis.retrieval.server.search_service import SearchService
+from visavis.retrieval.server.search_service import SearchService, ServedIndex
 from visavis.retrieval.server.security import RateLimiter, client_name
 
 Item: TypeAlias = str | ImageInput
@@ -138,7 +138,8 @@ def read_item(value: Any, field: str = "input") -> str | bytes:
     if parts and not texts and len(parts) == 1:
         return read_image_input(parts[0][1])
     if not texts or len(texts) < len(parts):
-        given = f"{len(texts)} texts and {len(parts) - len(texts)} images"
+        counts = (len(texts), "text"), (len(parts) - len(texts), "image")
+        given = " and ".join(f"{count} {noun}{'s' * (count != 1)}" for count, noun in counts)
         raise ValueError(ONE_PART.format(given, SEPARATELY[field]))
     text = "\n".join(texts)
     if not text.strip():
@@ -504,15 +505,17 @@ def inference_routes(service: SearchService, rate_limiter: RateLimiter | None) -
                 param="input",
             )
         name, number = find_model(query.model)
+        # One model answers the whole request, also if an update replaces the index.
+        served = service.index(number)
         client = client_name(request.scope)
         items = _named("input", query.input or [], client) or _named(
             "messages", [query.messages], client
         )
         charge(request, items)
-        vectors, num_tokens = await encode_items(service, number, items)
+        vectors, num_tokens = await encode_items(service, served, items, client)
         if query.dimensions is not None:
             vectors = await service.run_model(
-                number, lambda _: service.indexes[number].shorten(vectors, query.dimensions)
+                served, lambda _: served.shorten(vectors, query.dimensions), client=client
             )
         data = [
             {"object": "embedding", "index": index, "embedding": embedding}
@@ -529,11 +532,13 @@ def inference_routes(service: SearchService, rate_limiter: RateLimiter | None) -
         kinds have the score of the model, and of the same kind the cosine of their vectors.
         """
         name, number = find_model(query.model)
+        # One model answers the whole request, also if an update replaces the index.
+        served = service.index(number)
         client = client_name(request.scope)
         [asked] = _named("query", [query.query], client)
         items = _named("documents", query.documents, client)
         charge(request, [asked, *items])
-        scores, num_tokens = await score_items(service, number, asked, items)
+        scores, num_tokens = await score_items(service, served, asked, items, client)
         order = scores.argsort(descending=True, stable=True)[: query.top_n or None].tolist()
         shown = await _sent_documents(request) if query.return_documents else {}
         results = [
@@ -553,37 +558,39 @@ def inference_routes(service: SearchService, rate_limiter: RateLimiter | None) -
 
 
 async def encode_items(
-    service: SearchService, number: int, items: Sequence[Item]
+    service: SearchService, served: ServedIndex, items: Sequence[Item], client: str
 ) -> tuple[Tensor, int]:
     """Encode texts and images.
 
     Args:
         service: The search service.
-        number: Number of the index.
+        served: The index.
         items: Texts and images.
+        client: Name of the client.
 
     Returns:
         Unit vectors, shape ``[N, D]``, and the number of tokens that the model read.
     """
     texts = [item for item in items if isinstance(item, str)]
     images, places = _distinct([item for item in items if isinstance(item, ImageInput)])
-    text_rows, num_tokens = await service.encode_texts(number, texts) if texts else ((), 0)
-    found = await service.encode_images(number, images) if images else torch.empty(0)
+    text_rows, num_tokens = await service.encode_texts(served, texts, client) if texts else ((), 0)
+    found = await service.encode_images(served, images) if images else torch.empty(0)
     image_rows = found[places]
     rows = iter(text_rows), iter(image_rows)
     return torch.stack([next(rows[isinstance(item, ImageInput)]) for item in items]), num_tokens
 
 
 async def score_items(
-    service: SearchService, number: int, query: Item, items: Sequence[Item]
+    service: SearchService, served: ServedIndex, query: Item, items: Sequence[Item], client: str
 ) -> tuple[Tensor, int]:
     """Score texts and images for a query.
 
     Args:
         service: The search service.
-        number: Number of the index.
+        served: The index.
         query: Text or image.
         items: Texts and images.
+        client: Name of the client.
 
     Returns:
         Scores, shape ``[N]``, and the number of tokens that the model read.
@@ -591,7 +598,7 @@ async def score_items(
     items, places = _distinct(items)
     is_other = torch.tensor([type(item) is not type(query) for item in items])
     if bool(is_other.any()) and await service.run_model(
-        number, lambda _: service.indexes[number].score_is_cosine
+        served, lambda _: served.score_is_cosine, client=client
     ):
         is_other[:] = False
     scores, num_tokens = torch.zeros(len(items)), 0
@@ -600,10 +607,10 @@ async def score_items(
         for other in (False, True)
     )
     if same:
-        vectors, num_tokens = await encode_items(service, number, [query, *same])
+        vectors, num_tokens = await encode_items(service, served, [query, *same], client)
         scores[~is_other] = (vectors[1:] @ vectors[0]).float()
     if others:
-        found, more_tokens = await service.score_pairs(number, query, others)
+        found, more_tokens = await service.score_pairs(served, query, others)
         scores[is_other] = found.float()
         num_tokens += more_tokens
     return scores[places], num_tokens

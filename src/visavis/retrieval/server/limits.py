@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Hashable
-from contextlib import asynccontextmanager
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+import prometheus_client
+from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client.process_collector import ProcessCollector
+from starlette.exceptions import HTTPException
 
 T = TypeVar("T")
 REQUEST_COSTS = {"/login": 40.0, "/api/search": 8.0, "/api/uncertain": 8.0, "/api/image": 4.0}
@@ -43,7 +46,8 @@ class ServerLimits:
         send_timeout_s: Time limit for sending a part of a response in seconds.
         max_results: Maximum rank of a result.
         max_page_size: Maximum number of results per response.
-        max_waiting_searches: Maximum number of searches that wait for the model.
+        max_waiting: Maximum number of requests of one client that wait for the model, and of those
+            that wait until their images can be decoded.
         max_uploads: Number of uploaded query images that are cached.
         max_cached_bytes: Size of the cache of thumbnails in bytes.
         max_connections: Maximum number of connections.
@@ -62,7 +66,7 @@ class ServerLimits:
     send_timeout_s: float = 30.0
     max_results: int = 1000
     max_page_size: int = 100
-    max_waiting_searches: int = 256
+    max_waiting: int = 256
     max_uploads: int = 48
     max_cached_bytes: int = 64 * 2**20
     max_connections: int = 512
@@ -147,20 +151,76 @@ class LRUCache(Generic[T]):
             self.size -= self._size_of(self._entries.popitem(last=False)[1])
 
 
+class WaitingLimit:
+    """Limits how many requests of each client wait at once, so that one client cannot keep out the
+    others.
+
+    Args:
+        max_waiting: Maximum number of waiting requests of one client.
+    """
+
+    def __init__(self, max_waiting: int):
+        self.max_waiting = max_waiting
+        self._num_waiting = Counter[str]()
+
+    @contextmanager
+    def waiting(self, client: str) -> Iterator[None]:
+        """Count a request as waiting in this block.
+
+        Args:
+            client: Name of the client.
+
+        Yields:
+            Nothing.
+
+        Raises:
+            HTTPException: If too many requests of the client are waiting.
+        """
+        if self._num_waiting[client] >= self.max_waiting:
+            raise HTTPException(
+                429,
+                f"Too many requests of this client are waiting, at most {self.max_waiting:,} may. "
+                "Try again later.",
+                {"Retry-After": "1"},
+            )
+        self._num_waiting[client] += 1
+        try:
+            yield
+        finally:
+            self._num_waiting[client] -= 1
+            # A server meets more and more clients. Those without a request are not stored.
+            if not self._num_waiting[client]:
+                del self._num_waiting[client]
+
+
+@dataclass
+class Turn:
+    """A part of a capacity that is in use.
+
+    Attributes:
+        running: Work on a thread. It cannot be stopped, so that the turn lasts until its end, also
+            if nobody waits for it any more.
+    """
+
+    running: Future[Any] | None = None
+
+
 class FairTurns:
     """Shares a capacity among clients. Waiting clients take turns, also if one of them has many
     requests.
 
     Args:
         capacity: Capacity, in any unit.
+        max_waiting: Maximum number of waiting requests of one client.
 
     Attributes:
         free: Capacity that is not in use.
         num_waiting: Number of requests that wait.
     """
 
-    def __init__(self, capacity: int):
+    def __init__(self, capacity: int, max_waiting: int):
         self.capacity = self.free = capacity
+        self._limit = WaitingLimit(max_waiting)
         self._waiting = OrderedDict[str, deque[tuple[int, asyncio.Future[None]]]]()
 
     @property
@@ -169,7 +229,7 @@ class FairTurns:
         return sum(map(len, self._waiting.values()))
 
     @asynccontextmanager
-    async def turn(self, client: str, cost: int) -> AsyncIterator[None]:
+    async def turn(self, client: str, cost: int) -> AsyncIterator[Turn]:
         """Wait for a turn, and use a part of the capacity until the end of the block.
 
         Args:
@@ -177,20 +237,38 @@ class FairTurns:
             cost: Part of the capacity. A larger one uses all of it.
 
         Returns:
-            A context manager.
+            A context manager, whose value is the turn.
+
+        Raises:
+            HTTPException: If too many requests of the client are waiting.
         """
         cost = min(cost, self.capacity)
         granted = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(client, deque()).append((cost, granted))
-        self._grant()
+        turn = Turn()
         try:
-            await granted
-            yield
+            with self._limit.waiting(client):
+                self._waiting.setdefault(client, deque()).append((cost, granted))
+                self._grant()
+                await granted
+            yield turn
         finally:
             # A request that ends while it waits, because its client disconnects, used nothing.
-            if granted.done() and not granted.cancelled():
-                self.free += cost
-            self._grant()
+            used = cost if granted.done() and not granted.cancelled() else 0
+            if turn.running is None or turn.running.done():
+                self._free(used)
+            else:
+                loop = asyncio.get_running_loop()
+                turn.running.add_done_callback(lambda _: self._free_later(loop, used))
+
+    def _free_later(self, loop: asyncio.AbstractEventLoop, cost: int) -> None:
+        """Return a part of the capacity from another thread."""
+        with suppress(RuntimeError):  # the server has stopped
+            loop.call_soon_threadsafe(self._free, cost)
+
+    def _free(self, cost: int) -> None:
+        """Return a part of the capacity, and start the next requests."""
+        self.free += cost
+        self._grant()
 
     def _grant(self) -> None:
         """Start the requests whose turn it is. A large one is not overtaken, or it could wait
@@ -231,7 +309,7 @@ class ServerMetrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        self.requests = Counter(
+        self.requests = prometheus_client.Counter(
             "visavis_requests", "Responses.", ["route", "method", "status"], registry=registry
         )
         self.seconds = Histogram(
@@ -252,11 +330,13 @@ class ServerMetrics:
             "Searches that wait for the model or run.",
             registry=registry,
         )
-        self.images = Counter(
+        self.images = prometheus_client.Counter(
             "visavis_images", "Thumbnails and images.", ["cached"], registry=registry
         )
-        self.votes = Counter("visavis_votes", "Saved votes.", ["kind"], registry=registry)
-        self.rejected = Counter(
+        self.votes = prometheus_client.Counter(
+            "visavis_votes", "Saved votes.", ["kind"], registry=registry
+        )
+        self.rejected = prometheus_client.Counter(
             "visavis_rejected_requests", "Rejected requests.", ["reason"], registry=registry
         )
         self.items = Gauge("visavis_items", "Items of an index.", ["index"], registry=registry)

@@ -698,7 +698,8 @@ def _line_error(line: bytes) -> JSONRPCError | None:
         sent = json.loads(line)
     except (ValueError, RecursionError):
         code = PARSE_ERROR
-        problem = "expected JSON in UTF-8, got other data. Send JSON"
+        shown = line[:60].decode(errors="backslashreplace")
+        problem = f"expected JSON in UTF-8, got {shown!r}. Send one JSON object per line"
     else:
         if isinstance(sent, list):
             problem = "expected one message, got a batch. Send each message on a line of its own"
@@ -706,7 +707,10 @@ def _line_error(line: bytes) -> JSONRPCError | None:
             code = PARSE_ERROR
             problem = "expected Unicode, got half of a surrogate pair. Send text"
         else:
-            problem = "expected a message of JSON-RPC 2.0, got other JSON. Send one"
+            problem = (
+                "expected an object with jsonrpc, method and id of JSON-RPC 2.0, got "
+                f"{format_value(sent)}. Send these fields"
+            )
     number = sent.get("id") if isinstance(sent, dict) else None
     known = number if isinstance(number, str | int) and is_unicode(str(number)) else None
     return JSONRPCError(

@@ -57,7 +57,7 @@ from visavis.retrieval.search import (
     unknown_words,
 )
 from visavis.retrieval.server.image_cache import ImageCache, ImageInput
-from visavis.retrieval.server.limits import LRUCache, ServerLimits, ServerMetrics
+from visavis.retrieval.server.limits import LRUCache, ServerLimits, ServerMetrics, WaitingLimit
 from visavis.retrieval.server.schemas import ApiError, FacetsResponse, HitResponse
 from visavis.retrieval.source_files import COMPANIONS
 from visavis.retrieval.stores.arrow_tables import item_times, items_from_table, newest_rows
@@ -75,6 +75,8 @@ SHOWN_ITEMS = 20_000
 """Number of items of results whose images are served after they left the index."""
 UPDATE_SECONDS = 2.0
 """Time between two checks for an update of the index."""
+MAX_RETRY_SECONDS = 60.0
+"""Longest time until a version that cannot be opened is tried again."""
 CACHED_TEXTS = 1024
 """Number of texts whose vectors are cached."""
 MAX_TEXTS_AT_ONCE, TEXTS_PER_TURN, IMAGES_PER_TURN = 128, 64, 4
@@ -131,17 +133,19 @@ class ServedIndex:
         files = _file_states(self.index.folder)
         if files == self._checked:
             return None
-        self._checked = files
         manifest = read_manifest(self.index.folder)
         is_same = manifest == self.index.manifest and files[1] == self._files[1]
         if is_same or manifest.digest is None:
+            self._checked = files
             return None
         index = Index.open(
             self.index.folder, store=self.stores, ignore_captions=self.index.ignore_captions
         )
         if index.is_unfinished:  # another update began
             index.close()
+            self._checked = files
             return None
+        # Not recorded as checked: after an error, the next call opens it again.
         newer = ServedIndex(
             index, self.name, has_probabilities=self.has_probabilities, stores=self.stores
         )
@@ -579,14 +583,14 @@ class ModelWork(NamedTuple):
     """Work that waits for the thread of the models.
 
     Attributes:
-        number: Number of the index.
+        served: The index, whose model encodes the texts.
         texts: Texts to encode together with those of other work.
         run: Does the work. It receives a function that returns the vectors of the texts.
         key: Equal for work with the same result, which is done once.
         future: Receives the result.
     """
 
-    number: int
+    served: ServedIndex
     texts: Sequence[str]
     run: Callable[[EncodeTexts], Any]
     key: Hashable
@@ -623,7 +627,7 @@ class SearchService:
         self._results = LRUCache[tuple[float, int, SearchResults]](CACHED_QUERIES)
         self._secret = secrets.token_bytes(16)
         self._model_thread = ThreadPoolExecutor(1, "model")
-        self._num_waiting = 0
+        self._limit = WaitingLimit(limits.max_waiting)
         self._waiting = deque[ModelWork]()
         for index in self.indexes:
             metrics.items.labels(index.name).set(index.count)
@@ -671,14 +675,20 @@ class SearchService:
         return self.indexes[number]
 
     async def follow_updates(self, seconds: float = UPDATE_SECONDS) -> None:
-        """Open each new version of the indexes, until the task is cancelled.
+        """Open each new version of the indexes, until the task is cancelled. A version that cannot
+        be opened is tried again, after twice as long each time.
 
         Args:
             seconds: Time between two checks.
         """
+        problems = [""] * len(self.indexes)
+        waits = [0.0] * len(self.indexes)
+        retries = [0.0] * len(self.indexes)
         while True:
             await asyncio.sleep(seconds)
             for number, served in enumerate(self.indexes):
+                if time.monotonic() < retries[number]:
+                    continue
                 try:
                     newer = await asyncio.to_thread(served.newer)
                     if newer is None:
@@ -687,12 +697,19 @@ class SearchService:
                         self._model_thread.submit(self._replace, number, newer)
                     )
                 except Exception as error:  # noqa: BLE001 - the old version is still served
-                    logging.getLogger(__name__).warning(
-                        "%s: the new version cannot be opened, the old one stays: %s",
-                        served.name,
-                        error,
-                    )
+                    if str(error) != problems[number]:
+                        logging.getLogger(__name__).warning(
+                            "%s: the new version cannot be opened. The old one stays until it can: "
+                            "%s",
+                            served.name,
+                            error,
+                        )
+                    problems[number] = str(error)
+                    waits[number] = min(max(2 * waits[number], seconds), MAX_RETRY_SECONDS)
+                    retries[number] = time.monotonic() + waits[number]
                     continue
+                problems[number] = ""
+                waits[number] = 0.0
                 self.metrics.items.labels(newer.name).set(newer.count)
                 # No search uses it any more, and no other code of this thread is running.
                 served.index.close()
@@ -752,7 +769,7 @@ class SearchService:
         return [result for result in results if not served.is_missing(result.item)]
 
     async def search(
-        self, number: int, key: QueryKey, item_filter: ItemFilter, top: int
+        self, number: int, key: QueryKey, item_filter: ItemFilter, top: int, client: str = ""
     ) -> SearchResults:
         """Search one index.
 
@@ -761,16 +778,18 @@ class SearchService:
             key: The query.
             item_filter: Conditions on the items.
             top: Number of results that are needed.
+            client: Name of the client.
 
         Returns:
             At least ``top`` results, or all.
 
         Raises:
-            HTTPException: If too many searches are waiting, or the image of the query is no longer
+            HTTPException: If too many requests of the client are waiting, or the image of the query is no longer
                 cached.
             VisavisError: If the query is invalid.
         """
-        result_key = (number, self.indexes[number].version, key, repr(item_filter))
+        served = self.indexes[number]
+        result_key = (number, served.version, key, repr(item_filter))
         expires, fetched, cached = self._results.get(result_key) or (0.0, 0, None)
         if cached is not None and fetched >= top and time.monotonic() < expires:
             return cached
@@ -779,11 +798,14 @@ class SearchService:
         fetched = -(-top // RESULT_BLOCK) * RESULT_BLOCK
 
         def search(encode_texts: EncodeTexts) -> SearchResults:
+            # An update may have replaced the index, and its model, while the search waited.
+            current = self.indexes[number]
+            encode = encode_texts if current is served else current.encode_texts
             with self.metrics.search_seconds.time():
-                return self.indexes[number].search(key, image, fetched, item_filter, encode_texts)
+                return current.search(key, image, fetched, item_filter, encode)
 
         texts = [text for _, text in parse_query(key.text)]
-        results = await self.run_model(number, search, texts, (*result_key, fetched))
+        results = await self.run_model(served, search, texts, (*result_key, fetched), client)
         # After the search, because a failed one must not be cached.
         self._results.put(result_key, (time.monotonic() + CACHE_SECONDS, fetched, results))
         self._recent.add(key, number, results)
@@ -791,36 +813,32 @@ class SearchService:
 
     async def run_model(
         self,
-        number: int,
+        served: ServedIndex,
         run: Callable[[EncodeTexts], T],
         texts: Sequence[str] = (),
         key: Hashable = None,
+        client: str = "",
     ) -> T:
         """Do work on the thread of the models.
 
         Args:
-            number: Number of the index.
+            served: The index, whose model encodes the texts.
             run: Does the work. It receives a function that returns the vectors of texts.
             texts: Texts to encode together with those of other work that waits.
             key: Equal for work with the same result, which is done once. None: unlike all other.
+            client: Name of the client.
 
         Returns:
             The result of ``run``.
 
         Raises:
-            HTTPException: If too much work is waiting.
+            HTTPException: If too many requests of the client are waiting.
         """
-        self._require_short_queue(self._num_waiting)
-        future: Future[T] = Future()
-        self._num_waiting += 1
-        self._waiting.append(ModelWork(number, texts, run, key, future))
-        self._model_thread.submit(self._run_waiting)
-        self.metrics.searches_waiting.inc()
-        try:
+        with self._limit.waiting(client), self.metrics.searches_waiting.track_inprogress():
+            future: Future[T] = Future()
+            self._waiting.append(ModelWork(served, texts, run, key, future))
+            self._model_thread.submit(self._run_waiting)
             return await asyncio.wrap_future(future)
-        finally:
-            self._num_waiting -= 1
-            self.metrics.searches_waiting.dec()
 
     def _run_waiting(self) -> None:
         """Do the work that has arrived by now. Its texts are encoded in one batch."""
@@ -832,42 +850,45 @@ class SearchService:
             if work.future.set_running_or_notify_cancel():
                 batch.append(work)
                 num_texts += len(work.texts)
-        encoders = list[EncodeTexts]()
-        for number, index in enumerate(self.indexes):
+        encoders = dict[ServedIndex, EncodeTexts]()
+        for served in dict.fromkeys(work.served for work in batch):
             vectors = dict[str, Tensor]()
             with suppress(Exception):  # each work reports its own error
-                vectors = index.encode_known(
-                    [text for work in batch if work.number == number for text in work.texts]
+                vectors = served.encode_known(
+                    [text for work in batch if work.served is served for text in work.texts]
                 )
-            encoders.append(partial(_look_up, vectors, index.encode_texts))
+            encoders[served] = partial(_look_up, vectors, served.encode_texts)
         # Several clients may wait for the same results.
         results = dict[Hashable, Any]()
         for work in batch:
             key = work.future if work.key is None else work.key
             try:
                 if key not in results:
-                    results[key] = work.run(encoders[work.number])
+                    results[key] = work.run(encoders[work.served])
                 work.future.set_result(results[key])
             except Exception as error:  # noqa: BLE001 - the client that waits for the results gets it
                 work.future.set_exception(error)
 
-    async def encode_texts(self, number: int, texts: Sequence[str]) -> tuple[Tensor, int]:
+    async def encode_texts(
+        self, served: ServedIndex, texts: Sequence[str], client: str = ""
+    ) -> tuple[Tensor, int]:
         """Encode texts together with those of other requests. Other requests are served between
         the parts of a long list.
 
         Args:
-            number: Number of the index.
+            served: The index. Its model encodes all texts, also if an update replaces the index.
             texts: The texts.
+            client: Name of the client.
 
         Returns:
             Unit vectors, shape ``[N, D]``, and the number of tokens that the model read.
 
         Raises:
-            HTTPException: If too much work is waiting.
+            HTTPException: If too many requests of the client are waiting.
             VisavisError: If the model knows no word of a text, or has several vectors per text.
         """
-        model = self.indexes[number].index.model
-        self._require_single_vectors(number)
+        model = served.index.model
+        _require_single_vectors(served)
         parts, num_tokens = list[Tensor](), 0
         # Rounding depends on the place in a batch, so that equal texts would have different vectors.
         distinct = {text: number for number, text in enumerate(dict.fromkeys(texts))}
@@ -883,33 +904,33 @@ class SearchService:
                     for text, count in zip(part, model.count_tokens(part), strict=True)
                 )
 
-            vectors, count = await self.run_model(number, encode, part)
+            vectors, count = await self.run_model(served, encode, part, client=client)
             parts.append(vectors)
             num_tokens += count
         return torch.cat(parts)[[distinct[text] for text in texts]], num_tokens
 
-    async def encode_images(self, number: int, images: Sequence[ImageInput]) -> Tensor:
+    async def encode_images(self, served: ServedIndex, images: Sequence[ImageInput]) -> Tensor:
         """Encode images, as ``Retriever.encode_images`` does.
 
         Args:
-            number: Number of the index.
+            served: The index.
             images: The images.
 
         Returns:
             Unit vectors, shape ``[N, D]``.
 
         Raises:
-            HTTPException: If too much work is waiting.
+            HTTPException: If too many requests of the client are waiting.
             DataError: If the content of an image is not one.
             VisavisError: If the model has several vectors per image.
         """
-        model = self.indexes[number].index.model
-        self._require_single_vectors(number)
-        return torch.cat(await self.map_images(number, images, [model.encode_images]))
+        model = served.index.model
+        _require_single_vectors(served)
+        return torch.cat(await self.map_images(served, images, [model.encode_images]))
 
     async def map_images(
         self,
-        number: int,
+        served: ServedIndex,
         images: Sequence[ImageInput],
         functions: Sequence[Callable[[list[PILImage]], T]],
     ) -> list[T]:
@@ -917,7 +938,7 @@ class SearchService:
         requests are served between the calls.
 
         Args:
-            number: Number of the index.
+            served: The index.
             images: Images of one request.
             functions: The functions.
 
@@ -925,37 +946,33 @@ class SearchService:
             Results of all functions for the first images, then for the next ones.
 
         Raises:
-            HTTPException: If too much work is waiting.
+            HTTPException: If too many requests of the client are waiting.
             DataError: If the content of an image is not one, or the images are too large.
         """
-        model, results = self.indexes[number].index.model, list[T]()
+        model, client, results = served.index.model, images[0].client, list[T]()
         # The processor may be loaded with the whole model.
-        min_side = await self.run_model(number, lambda _: model.processor.min_side)
+        min_side = await self.run_model(served, lambda _: model.processor.min_side, client=client)
         pixels = await self.images.pixels(images, min_side)
-        self._require_short_queue(self.images.turns.num_waiting)
         for chunk in _turns(pixels, self.limits.max_decoded_pixels):
             # Decoded images take far more memory than their files.
-            async with self.images.turns.turn(images[0].client, sum(pixels[chunk])):
-                decoded = [await self.images.decode(image, min_side) for image in images[chunk]]
+            async with self.images.turns.turn(client, sum(pixels[chunk])) as turn:
+                decoded = [
+                    await self.images.decode(image, min_side, turn) for image in images[chunk]
+                ]
                 for run in functions:
-                    results.append(await self.run_model(number, partial(_call, run, decoded)))
+                    work = partial(_call, run, decoded)
+                    results.append(await self.run_model(served, work, client=client))
                 del decoded
         return results
 
-    def _require_short_queue(self, num_waiting: int) -> None:
-        if num_waiting >= self.limits.max_waiting_searches:
-            raise HTTPException(
-                429, "Too many requests are waiting. Try again later.", {"Retry-After": "1"}
-            )
-
     async def score_pairs(
-        self, number: int, query: str | ImageInput, items: Sequence[str | ImageInput]
+        self, served: ServedIndex, query: str | ImageInput, items: Sequence[str | ImageInput]
     ) -> tuple[Tensor, int]:
         """Score images for a text, or texts for an image, with the score of the model. A model with
         two stages scores all of them with its second one.
 
         Args:
-            number: Number of the index.
+            served: The index.
             query: Text or image.
             items: Images or texts.
 
@@ -963,10 +980,10 @@ class SearchService:
             Scores, shape ``[N]``, and the number of tokens that the model read.
 
         Raises:
-            HTTPException: If too much work is waiting.
+            HTTPException: If too many requests of the client are waiting.
             VisavisError: If the model knows no word of a text, or the content of an image is not one.
         """
-        model, given = self.indexes[number].index.model, [query, *items]
+        model, given = served.index.model, [query, *items]
         texts = [item for item in given if isinstance(item, str)]
         images = [item for item in given if isinstance(item, ImageInput)]
         direction: Direction = "t2i" if isinstance(query, str) else "i2t"
@@ -980,11 +997,16 @@ class SearchService:
             ]
             return torch.cat(parts)
 
+        client = images[0].client
         # No more candidates at once than the second stage scores. One side is the query.
-        limit = await self.run_model(number, lambda _: model.matcher.rerank_top_k or TEXTS_PER_TURN)
+        limit = await self.run_model(
+            served, lambda _: model.matcher.rerank_top_k or TEXTS_PER_TURN, client=client
+        )
         functions = [partial(score, columns) for columns in chunk_slices(len(texts), limit)]
-        scores = await self.map_images(number, images, functions)
-        num_tokens = await self.run_model(number, lambda _: sum(model.count_tokens(texts)))
+        scores = await self.map_images(served, images, functions)
+        num_tokens = await self.run_model(
+            served, lambda _: sum(model.count_tokens(texts)), client=client
+        )
         return torch.cat(scores), num_tokens
 
     def model_numbers(self) -> dict[str, int]:
@@ -1003,13 +1025,6 @@ class SearchService:
         for number, index in enumerate(self.indexes):
             numbers.setdefault(index.model_name if are_unique else index.name, number)
         return dict(sorted(numbers.items()))
-
-    def _require_single_vectors(self, number: int) -> None:
-        if self.indexes[number].index.manifest.late_interaction is not None:
-            raise VisavisError(
-                f"{self.indexes[number].model_name}: expected a model with one vector per item, got "
-                "one with several. Use /v1/rerank, or serve an index of another model."
-            )
 
     def record_preference(self, key: QueryKey, side: str) -> tuple[str, str]:
         """Save which side is better.
@@ -1077,6 +1092,14 @@ class SearchService:
         for work in tuple(self._waiting):
             work.future.cancel()
         self.images.close()
+
+
+def _require_single_vectors(served: ServedIndex) -> None:
+    if served.index.manifest.late_interaction is not None:
+        raise VisavisError(
+            f"{served.model_name}: expected a model with one vector per item, got one with several. "
+            "Use /v1/rerank, or serve an index of another model."
+        )
 
 
 def _turns(pixels: Sequence[int], max_pixels: int) -> Iterator[slice]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ from visavis.retrieval.items import (
     IndexItem,
     ItemFilter,
     metadata_tag,
+    path_expression,
     tags_to_metadata,
 )
 from visavis.retrieval.stores.base import CHECKSUM, ItemVectors, VectorSets, row_checksum
@@ -151,10 +151,8 @@ def matching_rows(
     mask = np.ones(len(table), bool)
     times = times or partial(item_times, table)
     if item_filter.path:
-        # SQL patterns: % and _ are wildcards, so that those of the path are escaped first.
-        escaped = re.sub(r"([\\%_])", r"\\\1", item_filter.path)
-        pattern = escaped.replace("*", "%").replace("?", "_")
-        mask &= pc.match_like(table["path"], pattern, ignore_case=True).to_numpy()
+        expression = f"^{path_expression(item_filter.path)}$"
+        mask &= pc.match_substring_regex(table["path"], expression).to_numpy()
     if item_filter.kind is not None:
         mask &= pc.equal(table["kind"], item_filter.kind).to_numpy()
     for bound, holds in ((item_filter.after, np.greater_equal), (item_filter.before, np.less)):

@@ -178,7 +178,11 @@ class LanceStore(SnapshotStore):
         elif column.list_size != self._width(self.embedding_dim) or (
             str(column.value_type) == "uint8"
         ) != (self.codec is not None):
-            problem = "the compressed vectors of this index, got others"
+            value_type = "float32" if self.codec is None else "uint8"
+            problem = (
+                f"rows of {self._width(self.embedding_dim)} values of {value_type}, got "
+                f"{column.list_size} of {column.value_type}"
+            )
         elif embedding_dim not in (None, self.embedding_dim):
             problem = f"vectors of dimension {embedding_dim}, got {self.embedding_dim}"
         if problem:

@@ -388,11 +388,12 @@ def with_base_model(
     """
     recipes = read_run_recipes(folders, data, memory)
     models = {pretrained_dual_encoder(recipe) for recipe in recipes.values()}
-    pretrained = models.pop() if len(models) == 1 else None
+    pretrained = next(iter(models)) if len(models) == 1 else None
     if pretrained is None:
+        given = " and ".join(sorted(f"runs of {model or 'another kind'}" for model in models))
         raise RunError(
             f"{', '.join(map(str, folders))}: expected runs that fine-tune one and the same CLIP "
-            "or SigLIP model, got others. Remove --pretrained."
+            f"or SigLIP model, got {given}. Remove --pretrained."
         )
     recipe = next(iter(recipes.values()))
     split, data = common_value(recipes, "evaluation.test", split), data or recipe.data.path

@@ -148,13 +148,16 @@ def mine_run(
     # The guide encodes the data set of the run.
     guide_data = data or str(read_run_recipe(run).data.path)
     guide_model = None if guide is None else _encode(guide, guide_data, split, memory, progress)[1]
-    if guide_model is not None and [len(part) for part in guide_model.items] != [
-        len(part) for part in mining.items
-    ]:
-        raise RunError(
-            f"{guide}: expected the same images and captions as {run}, got others. Use a guide "
-            "that reads the same data set."
-        )
+    if guide_model is not None:
+        counts = [
+            " and ".join(f"{len(part):,}" for part in model.items)
+            for model in (mining, guide_model)
+        ]
+        if counts[0] != counts[1]:
+            raise RunError(
+                f"{guide}: expected as many images and captions as {run} reads, {counts[0]}, got "
+                f"{counts[1]}. Use a guide that reads the same data set."
+            )
     options = (num_negatives, max_ratio, preselect, memory, progress)
     captions, caption_scores, of_images = _mine(mining, guide_model, data_split, "i2t", *options)
     images, image_scores, of_captions = _mine(mining, guide_model, data_split, "t2i", *options)

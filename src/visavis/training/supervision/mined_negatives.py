@@ -111,9 +111,12 @@ class MinedNegatives:
                 or not index.numel()
                 or not -1 <= int(index.min()) <= int(index.max()) < count
             ):
+                given = f"shape {list(index.shape)}"
+                if index.numel():
+                    given = f"{int(index.min()):,} to {int(index.max()):,} of {given}"
                 raise DataError(
-                    f"{file}: expected indices below {count:,}, got others. Mine the negatives "
-                    "again."
+                    f"{file}: expected indices below {count:,} in two dimensions, got {given}. "
+                    "Mine the negatives again."
                 )
         if not mined.count:
             raise DataError(
