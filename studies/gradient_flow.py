@@ -37,7 +37,7 @@ from study import EVIDENCE, SCENES, SPEC, read_evidence, rounded, scenes_in, wri
 import visavis
 from visavis.core import storage
 from visavis.core.progress import NoProgress
-from visavis.research.diagnostics.gradient_flow import GradientFlow, plot_gradient_flow
+from visavis.research.reports.gradient_flow import GradientFlow, plot_gradient_flow
 from visavis.training.runs.run_folder import RunFolder
 
 FIGURE = EVIDENCE.parents[1] / "images" / "gradients.png"

@@ -51,7 +51,7 @@ from visavis.core.progress import NoProgress
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.models import Matcher
 from visavis.models.inference import score_all_pairs
-from visavis.research.diagnostics.contribution_analysis import ContributionCount
+from visavis.papers.diagnostics.contribution_analysis import ContributionCount
 from visavis.research.experiments.jobs import Job, exit_if_stopping, process_pool, run_job
 from visavis.training.recipes.data_module import DataModule
 from visavis.training.recipes.files import read_recipe

@@ -14,7 +14,7 @@ from tests.docs import PROJECT
 
 import visavis
 from visavis import cli
-from visavis.core.own_code import installed_classes
+from visavis.core.own_code import loaded_classes
 from visavis.core.progress import NoProgress
 from visavis.data.file_names import VIDEO_SUFFIXES
 from visavis.data.images import MAX_HAMMING_DISTANCE
@@ -49,7 +49,7 @@ from .objectives.test_laws import BEYOND_NEGATIVES
 
 SUPERVISIONS = (
     *supervision.CATALOG,
-    *installed_classes(supervision.Supervision, "supervisions"),
+    *loaded_classes(supervision.Supervision, "supervisions"),
 )
 
 

@@ -27,6 +27,7 @@ from visavis.research.experiments.results_table import ColumnGroup
 from visavis.research.reports.html_report import (
     DARK_THEME,
     LIGHT_THEME,
+    REPORTS_PACKAGE,
     ThemedImage,
     TrainingCurve,
     plot_training_curves,
@@ -129,7 +130,7 @@ def test_macros_escape_all_text_and_close_all_tags():
     {% call ui.figure(image, text) %}{{ text }}{% endcall %}{{ ui.table([text, text], [[text, text]], text) }}
     {{ ui.results_table(table, {text: text}, table.columns) }}</main>"""
     values = {"text": HOSTILE_TEXT, "image": ThemedImage(b"light", b"dark"), "table": FakeTable()}
-    text = template_environment().from_string(page).render(**values)
+    text = template_environment(REPORTS_PACKAGE).from_string(page).render(**values)
     checker = TagChecker()
     checker.feed(text)
     assert checker.open_tags == []
@@ -142,24 +143,27 @@ def test_macros_escape_all_text_and_close_all_tags():
 
 def test_render_report_rejects_undefined_variables():
     with pytest.raises(UndefinedError):
-        render_report("profiles", names=["VLC"])
+        render_report("profiles", package="visavis.papers", names=["VLC"])
 
 
 def test_templates_need_no_network():
-    folder = files("visavis.research.reports").joinpath("templates")
-    names = {path.name for path in folder.iterdir()}
-    reports = {
-        "comparison.html.j2",
+    templates = [
+        path
+        for package in (REPORTS_PACKAGE, "visavis.papers")
+        for path in files(package).joinpath("templates").iterdir()
+    ]
+    assert {path.name for path in templates} == {
+        "base.html.j2",
         "coherence.html.j2",
-        "profiles.html.j2",
-        "diagnosis.html.j2",
+        "comparison.html.j2",
         "demo.html.j2",
+        "diagnosis.html.j2",
+        "macros.html.j2",
+        "profiles.html.j2",
+        "report.css",
     }
-    assert names == reports | {"base.html.j2", "macros.html.j2", "report.css"}
-    for name in names:
-        assert not re.search(
-            r"https?:|<script|<link|@import|url\(", folder.joinpath(name).read_text()
-        ), name
+    for path in templates:
+        assert not re.search(r"https?:|<script|<link|@import|url\(", path.read_text()), path.name
 
 
 def test_plots_do_not_use_settings_of_the_user():

@@ -135,16 +135,16 @@ def test_links_in_a_loop_are_skipped_or_refused(folder):
 
 
 WORK = {
-    "anatomy": "visavis.research.diagnostics.objective_profile.profile_objectives",
+    "anatomy": "visavis.papers.diagnostics.objective_profile.profile_objectives",
     "coherence": "visavis.papers.relevance.runs.open_rankers",
     "compare": "visavis.research.experiments.run_comparison.cache_setting_features",
     "convert": "visavis.models.encoders.checkpoint_files.read_checkpoint",
     "data_convert": "visavis.data.convert_features._parse_source",
     "data_scenes": "visavis.data.synthetic.write_synthetic_clips",
     "demo": "visavis.research.demo_run._run_stages",
-    "diagnose": "visavis.research.diagnostics.contribution_analysis.diagnose_run",
+    "diagnose": "visavis.papers.diagnostics.contribution_analysis.diagnose_run",
     "export": "visavis.models.retriever.Retriever.load",
-    "explain": "visavis.research.diagnostics.attention_maps.attention_map",
+    "explain": "visavis.research.attention_maps.attention_map",
     "features": "visavis.data.open_dataset",
     "index": "visavis.models.retriever.Retriever.load",
     "mine": "visavis.training.runs.mine_negatives._encode",

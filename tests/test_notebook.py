@@ -99,10 +99,10 @@ def all_subclasses(kind):
     for module in (
         "research.audit.run_audit",
         "data.dataset_reader",
-        "research.diagnostics.contribution_analysis",
-        "research.diagnostics.objective_profile",
+        "papers.diagnostics.contribution_analysis",
+        "papers.diagnostics.objective_profile",
         "research.experiments.comparison_result",
-        "research.experiments.reproduction",
+        "papers.reproduction.reproduction",
         "training.export.export_model",
         "evaluation.feedback_metrics",
         "papers.relevance.estimator_quality",
@@ -113,7 +113,7 @@ def all_subclasses(kind):
         "retrieval.index_builder",
         "retrieval.index_queries",
         "retrieval.search",
-        "research.probes",
+        "papers.probes",
         "training.runs.mine_negatives",
         "training.training_run",
     ):

@@ -220,7 +220,7 @@ PHASES = {
     ),
     "compare, report": (
         COMPARE,
-        ("research.probes", "ProbeReport", "to_json", 0),
+        ("papers.probes", "ProbeReport", "to_json", 0),
         "gradients",
         r"The finished runs are kept\. Continue with: .* compare --resume new",
     ),

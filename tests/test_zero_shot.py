@@ -24,8 +24,8 @@ from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation.classification import class_vectors, zero_shot_accuracy
 from visavis.losses.targets import Targets
 from visavis.objectives import Unified
+from visavis.papers.diagnostics.contributing_samples import contributing_by_epsilon
 from visavis.papers.relevance.human_agreement import FLICKR8K_FILES
-from visavis.research.diagnostics.contributing_samples import contributing_by_epsilon
 from visavis.training.recipes.files import read_recipe
 
 from .matching import mentions

@@ -19,14 +19,14 @@ from torch import Tensor
 
 from visavis.losses.targets import Targets
 from visavis.objectives import VLC, NTXent, Objective, Triplet, TripletHN, Unified
-from visavis.research.diagnostics.contributing_samples import (
+from visavis.papers.diagnostics.contributing_samples import (
     ContributingSamples,
     contributing_by_epsilon,
     count_contributing,
     released_smooth_ap_counts,
     smooth_ap_counts,
 )
-from visavis.research.diagnostics.pair_gradients import tangent_norms_of_slopes
+from visavis.losses.pair_gradients import tangent_norms_of_slopes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the closed forms of the tests
 from tests.diagnostics.closed_forms import closed_weights

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from visavis.losses.targets import Targets
 from visavis.objectives import CATALOG, NCR, Objective
-from visavis.research.diagnostics import pair_weights
+from visavis.papers.diagnostics import pair_weights
 
 # Steps of 1/8 are exact, so that no point falls on a kink of an objective by rounding.
 LOWEST, HIGHEST, STEPS = -0.25, 1.0, 11

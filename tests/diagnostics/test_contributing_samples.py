@@ -10,7 +10,7 @@ from tests.diagnostics.closed_forms import closed_weights
 
 from visavis import Targets
 from visavis.objectives import CATALOG, NTXent, SmoothAP, Triplet, TripletHN, Unified
-from visavis.research.diagnostics.contributing_samples import (
+from visavis.papers.diagnostics.contributing_samples import (
     contributing_by_epsilon,
     contributing_samples,
     count_contributing,

@@ -17,9 +17,9 @@ from visavis.core.errors import RefusedOverwrite, RunError, SpecError, VisavisEr
 from visavis.core.progress import NoProgress
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.objectives import NTXent, SmoothAP, Triplet, TripletHN, Unified
-from visavis.research.diagnostics import contributing_samples
-from visavis.research.diagnostics.contributing_samples import released_targets
-from visavis.research.diagnostics.contribution_analysis import (
+from visavis.papers.diagnostics import contributing_samples
+from visavis.papers.diagnostics.contributing_samples import released_targets
+from visavis.papers.diagnostics.contribution_analysis import (
     BATCH_SIZE,
     batch_measures,
     diagnostic_loader,

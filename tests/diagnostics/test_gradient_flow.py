@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from visavis.core.errors import RunError
-from visavis.research.diagnostics.gradient_flow import (
+from visavis.research.reports.gradient_flow import (
     GradientFlow,
     flow_panels,
     flow_section,

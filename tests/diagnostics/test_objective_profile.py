@@ -12,7 +12,7 @@ import torch
 import visavis
 from visavis.core.errors import RefusedOverwrite, SpecError
 from visavis.objectives import CATALOG, VLC, Goal, TripletHN, Unified, parse
-from visavis.research.diagnostics.objective_profile import (
+from visavis.papers.diagnostics.objective_profile import (
     INITIAL_ANGLES,
     STEP_LENGTH,
     VECTOR_NAMES,

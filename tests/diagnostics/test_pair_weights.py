@@ -9,7 +9,7 @@ from tests.diagnostics.closed_forms import closed_weights
 from visavis import Targets
 from visavis.core.errors import ShapeError, SpecError
 from visavis.objectives import VLC, NTXent, Objective, Triplet, TripletHN, Unified
-from visavis.research.diagnostics import pair_weights
+from visavis.papers.diagnostics import pair_weights
 
 PRINTED = [
     Triplet(),

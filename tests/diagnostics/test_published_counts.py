@@ -12,7 +12,7 @@ from visavis.cli.diagnostic_tables import print_diagnosis
 from visavis.core.errors import RecipeError
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation.published_row import PublishedRow
-from visavis.research.diagnostics.contribution_analysis import ContributionAnalysis
+from visavis.papers.diagnostics.contribution_analysis import ContributionAnalysis
 from visavis.training.recipes.files import read_recipe, shipped_recipe_names
 from visavis.training.recipes.published_tables import (
     contributing_sample_rows,

@@ -8,8 +8,8 @@ from tests.diagnostics.closed_forms import closed_weights
 from torch.nn.functional import normalize
 
 from visavis import Targets
+from visavis.losses.pair_gradients import tangent_norms, tangent_norms_of_slopes
 from visavis.objectives import CATALOG, VLC, TripletHN, Unified
-from visavis.research.diagnostics.pair_gradients import tangent_norms, tangent_norms_of_slopes
 
 ANATOMIZED = [
     TripletHN(),

@@ -12,13 +12,13 @@ import pytest
 import visavis
 from visavis.cli.experiment_tables import print_reproduction
 from visavis.core.errors import RecipeError, RunError
-from visavis.research.experiments.jobs import RunOutcome
-from visavis.research.experiments.reproduction import (
+from visavis.papers.reproduction.reproduction import (
     Reproduction,
     _on_base,
     select_rows,
     table_cells,
 )
+from visavis.research.experiments.jobs import RunOutcome
 from visavis.training.recipes.files import paper_figures, read_recipe
 from visavis.training.recipes.published_tables import figure_curves, published_results
 from visavis.training.recipes.recipe import build_recipe
@@ -191,7 +191,7 @@ def test_reproduce_counts_contributing_samples(counted):
 
 
 def test_reproduce_resume_keeps_counts(counted):
-    files = [*counted.folder.glob("runs/*/outcome.json")]
+    files = [*counted.folder.glob("runs/*/contributions.json")]
     before = [file.stat().st_mtime_ns for file in files]
     again = visavis.reproduce(resume=counted.folder, workers=1)
     assert [one.to_json() for one in again.values] == [one.to_json() for one in counted.values]
@@ -202,11 +202,16 @@ def test_counts_of_several_runs_by_hand(tmp_path):
     """Two runs of equally many batches: means 1 and 3, deviations 0 and 2 over batches."""
     row_id, key = "cocos/2/vse++-coco-triplet-hn", "i2t_in_batch"
     runs = [
-        RunOutcome("a", 1, tmp_path, contributions={"paper": {key: (1.0, 0.0)}}),
-        RunOutcome("a", 2, tmp_path, contributions={"paper": {key: (3.0, 2.0)}}),
-        RunOutcome("a", 3, tmp_path, failure="no memory"),
+        RunOutcome("a", 1, tmp_path / "1"),
+        RunOutcome("a", 2, tmp_path / "2"),
+        RunOutcome("a", 3, tmp_path / "3", failure="no memory"),
     ]
-    values = Reproduction(tmp_path, "cocos/2", "", {row_id: runs}).values
+    counts = {
+        tmp_path / "1": {"paper": {key: (1.0, 0.0)}},
+        tmp_path / "2": {"paper": {key: (3.0, 2.0)}},
+        tmp_path / "3": {},
+    }
+    values = Reproduction(tmp_path, "cocos/2", "", {row_id: runs}, counts).values
     [value] = [one for one in values if one.key == key]
     # Batches of the first run: 1 and 1. Of the second: 1 and 5. Squared deviations from 2: 1, 1, 1, 9.
     assert (value.reached, value.reached_std) == (2.0, pytest.approx(3**0.5))

@@ -27,7 +27,7 @@ from visavis.data.synthetic import (
 )
 from visavis.data.synthetic.captions import EDIT_KINDS, make_scene_pairs
 from visavis.data.words import tokenize
-from visavis.research.probes import (
+from visavis.papers.probes import (
     IMAGE_EDITS,
     MinimalPair,
     ProbeResult,

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from visavis import models
 from visavis.core.errors import VisavisError
-from visavis.core.own_code import installed_classes
+from visavis.core.own_code import loaded_classes
 from visavis.evaluation import Protocol
 from visavis.losses import objectives
 from visavis.papers import relevance as graded
@@ -34,7 +34,7 @@ from ..mutation import ODD, changed, flipped
 
 SUPERVISIONS = (
     *supervision.CATALOG,
-    *installed_classes(supervision.Supervision, "supervisions"),
+    *loaded_classes(supervision.Supervision, "supervisions"),
 )
 
 

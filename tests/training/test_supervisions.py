@@ -12,7 +12,7 @@ import visavis
 from visavis import PairLoss, parse
 from visavis.core import spec
 from visavis.core.errors import MissingSupervision, RecipeError, RunError
-from visavis.core.own_code import installed_classes
+from visavis.core.own_code import loaded_classes
 from visavis.data import open_dataset
 from visavis.data.loader import derive_seed
 from visavis.losses.targets import Targets
@@ -252,7 +252,7 @@ REPORTED = {
 
 @pytest.mark.parametrize(
     "source",
-    [*CATALOG, *installed_classes(Supervision, "supervisions")],
+    [*CATALOG, *loaded_classes(Supervision, "supervisions")],
     ids=lambda source: source.__name__,
 )
 def test_report_names_supervision_with_settings(source, recipes):

@@ -87,21 +87,21 @@ def protocols() -> list[CatalogEntry]:
 
 def supervisions() -> list[CatalogEntry]:
     """Return every supervision with its source and defaults."""
-    from visavis.core.own_code import installed_classes
+    from visavis.core.own_code import loaded_classes
     from visavis.training.supervision import CATALOG, Supervision
 
-    kinds = [*CATALOG, *installed_classes(Supervision, "supervisions")]
+    kinds = [*CATALOG, *loaded_classes(Supervision, "supervisions")]
     return [_class_entry(kind, "Source:") | {"defaults": repr(kind())} for kind in kinds]
 
 
 def sections() -> list[CatalogEntry]:
     """Return every further part of an evaluation result with its defaults."""
-    from visavis.core.own_code import installed_classes
-    from visavis.training.evaluation.sections import ResultSection
+    from visavis.core.own_code import loaded_classes
+    from visavis.training.evaluation.result_sections import ResultSection
 
     return [
         _class_entry(kind, "Source:") | {"defaults": _defaults(kind)}
-        for kind in installed_classes(ResultSection, "sections")
+        for kind in loaded_classes(ResultSection, "sections")
     ]
 
 

@@ -14,10 +14,10 @@ from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
-    from visavis.research.diagnostics.attention_maps import AttentionMap
-    from visavis.research.diagnostics.contribution_analysis import ContributionAnalysis
-    from visavis.research.diagnostics.objective_profile import ObjectiveProfiles
-    from visavis.research.probes import ProbeReport
+    from visavis.papers.diagnostics.contribution_analysis import ContributionAnalysis
+    from visavis.papers.diagnostics.objective_profile import ObjectiveProfiles
+    from visavis.papers.probes import ProbeReport
+    from visavis.research.attention_maps import AttentionMap
 
 
 def anatomy(objective: str | Sequence[str], *, out: str | Path | None = None) -> ObjectiveProfiles:
@@ -41,7 +41,7 @@ def anatomy(objective: str | Sequence[str], *, out: str | Path | None = None) ->
         ```
     """
     from visavis.core import storage
-    from visavis.research.diagnostics.objective_profile import (
+    from visavis.papers.diagnostics.objective_profile import (
         ObjectiveProfiles,
         profile_objectives,
         write_profile_report,
@@ -107,8 +107,8 @@ def diagnose(
         ```
     """
     from visavis.core import storage
-    from visavis.research.diagnostics.contribution_analysis import diagnose_run
-    from visavis.research.diagnostics.gradient_flow import read_gradient_flows
+    from visavis.papers.diagnostics.contribution_analysis import diagnose_run
+    from visavis.research.reports.gradient_flow import read_gradient_flows
 
     if out is not None:
         storage.require_new_file(out)
@@ -127,7 +127,7 @@ def diagnose(
     )
     result = replace(result, gradients=gradients)
     if out is not None:
-        from visavis.research.diagnostics.contribution_analysis import render_diagnosis
+        from visavis.papers.diagnostics.contribution_analysis import render_diagnosis
 
         page = render_diagnosis(result)
         storage.save_new_file(out, lambda file: storage.write_text(file, page))
@@ -169,7 +169,7 @@ def probe(
         visavis probe runs/mine --num-images 200
         ```
     """
-    from visavis.research.probes import probe_run
+    from visavis.papers.probes import probe_run
 
     return probe_run(
         Path(run), num_images, progress or NoProgress(), optional_text(data), split, memory
@@ -208,7 +208,7 @@ def explain(
         ```
     """
     from visavis.core import storage
-    from visavis.research.diagnostics.attention_maps import (
+    from visavis.research.attention_maps import (
         attention_map,
         draw_attention,
         image_format,

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from visavis.evaluation.classification import ZeroShotResult
     from visavis.evaluation.feedback_metrics import FeedbackEvaluation
     from visavis.models.retriever import Retriever
+    from visavis.papers.reproduction.reproduced_figure import ReproducedFigure
+    from visavis.papers.reproduction.reproduction import Reproduction
     from visavis.research.experiments.comparison_result import Comparison
-    from visavis.research.experiments.reproduced_figure import ReproducedFigure
-    from visavis.research.experiments.reproduction import Reproduction
     from visavis.training.runs.mine_negatives import MiningReport
     from visavis.training.training_plan import TrainingPlan
     from visavis.training.training_run import TrainingResult
@@ -319,7 +319,7 @@ def evaluate(
         return _evaluate_index(to_paths(run), Path(feedback), model, store, memory)
     from visavis.evaluation.corrections import parse_correction
     from visavis.retrieval.index_folder import is_index
-    from visavis.training.evaluation.sections import named_section
+    from visavis.training.evaluation.result_sections import named_section
     from visavis.training.recipes.published_tables import measured_result
     from visavis.training.runs.evaluate_runs import evaluate_runs, with_base_model
     from visavis.training.runs.open_run import read_run_recipe
@@ -699,8 +699,8 @@ def reproduce(
         visavis reproduce unified/figure-3 --base-recipe heads-flickr8k
         ```
     """
+    from visavis.papers.reproduction.reproduction import resume_reproduction, start_reproduction
     from visavis.research.experiments.jobs import Workers
-    from visavis.research.experiments.reproduction import resume_reproduction, start_reproduction
 
     progress, pool = progress or NoProgress(), Workers(engine, workers)
     if resume is not None:

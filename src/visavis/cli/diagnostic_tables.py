@@ -12,10 +12,10 @@ from visavis.cli.terminal import print_line
 from visavis.core.encoded import DIRECTIONS
 
 if TYPE_CHECKING:
-    from visavis.research.diagnostics.attention_maps import AttentionMap
-    from visavis.research.diagnostics.contribution_analysis import ContributionAnalysis
-    from visavis.research.diagnostics.objective_profile import ObjectiveProfiles
-    from visavis.research.probes import ProbeReport
+    from visavis.papers.diagnostics.contribution_analysis import ContributionAnalysis
+    from visavis.papers.diagnostics.objective_profile import ObjectiveProfiles
+    from visavis.papers.probes import ProbeReport
+    from visavis.research.attention_maps import AttentionMap
 
 
 def print_diagnosis(result: ContributionAnalysis) -> None:
@@ -65,7 +65,7 @@ def print_diagnosis(result: ContributionAnalysis) -> None:
 
 def _print_gradients(result: ContributionAnalysis) -> None:
     """First, lowest and last norm of the gradients at each place, for each objective."""
-    from visavis.research.diagnostics.gradient_flow import flow_panels, flow_table
+    from visavis.research.reports.gradient_flow import flow_panels, flow_table
 
     rows: list[list[str | Text]] = []
     for label, *norms in flow_table(result.gradients):
@@ -86,7 +86,7 @@ def _print_gradients(result: ContributionAnalysis) -> None:
 def _print_published_counts(result: ContributionAnalysis) -> None:
     """Published and measured counts, by the definitions of the paper and of its released code."""
     from visavis.evaluation.published_row import MEASURES
-    from visavis.research.diagnostics.contribution_analysis import DEFAULT_EPSILON
+    from visavis.papers.diagnostics.contribution_analysis import DEFAULT_EPSILON
 
     count, published = result.counts[0], result.published_counts
     if published is None:
@@ -215,7 +215,7 @@ def print_objective_profiles(result: ObjectiveProfiles) -> None:
     Args:
         result: Profiles of the objectives.
     """
-    from visavis.research.diagnostics.objective_profile import INITIAL_ANGLES, VECTOR_NAMES
+    from visavis.papers.diagnostics.objective_profile import INITIAL_ANGLES, VECTOR_NAMES
 
     vectors = [
         f"{name.removeprefix('negative ')} {angle:g}°"

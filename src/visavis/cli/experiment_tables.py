@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from visavis.papers.relevance.fine_tuning import FineTunedModel
     from visavis.papers.relevance.human_agreement import HumanAgreement, RankCorrelation
     from visavis.papers.relevance.ranked_lists import RankedListComparison
+    from visavis.papers.reproduction.reproduced_figure import ReproducedFigure
+    from visavis.papers.reproduction.reproduction import Reproduction
     from visavis.research.experiments.comparison_result import Comparison
-    from visavis.research.experiments.reproduced_figure import ReproducedFigure
-    from visavis.research.experiments.reproduction import Reproduction
 
 
 def print_comparison(comparison: Comparison) -> None:
@@ -45,8 +45,8 @@ def print_reproduction(reproduction: Reproduction | ReproducedFigure) -> None:
     Args:
         reproduction: Finished reproduction.
     """
-    from visavis.research.experiments.reproduced_figure import ReproducedFigure
-    from visavis.research.experiments.reproduction import table_cells
+    from visavis.papers.reproduction.reproduced_figure import ReproducedFigure
+    from visavis.papers.reproduction.reproduction import table_cells
 
     if isinstance(reproduction, ReproducedFigure):
         head, *lines = reproduction.lines()

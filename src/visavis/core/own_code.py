@@ -41,6 +41,7 @@ GROUPS = (
     "models",
     "metrics",
     "sections",
+    "report_sections",
     "formats",
     "stores",
 )
@@ -195,17 +196,25 @@ def loaded_parts(kind: type[T], group: str) -> list[T]:
     )
 
 
-def installed_classes(kind: type, group: str) -> list[Any]:
-    """Return the classes of one kind from installed packages.
+def loaded_classes(kind: type, group: str) -> list[Any]:
+    """Return the classes of one kind from all named sources and installed packages.
 
     Args:
         kind: Base class of the classes.
         group: Kind of part, the end of the group of entry points.
 
     Returns:
-        The classes, in the order of their names.
+        The classes of the sources, then the installed ones in the order of their names.
     """
-    return [_installed_part(group, name, kind) for name in installed_names(group)]
+    modules = [_load(source) for source in allowed_code()]
+    named = [
+        value
+        for module in modules
+        for value in vars(module).values()
+        # A source imports classes of others.
+        if isinstance(value, type) and _is_part(value, kind) and value.__module__ == module.__name__
+    ]
+    return [*named, *(_installed_part(group, name, kind) for name in installed_names(group))]
 
 
 def installed_names(group: str) -> list[str]:

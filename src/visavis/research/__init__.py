@@ -1,1 +1,1 @@
-"""Compare, reproduce, diagnose, audit, probe and report."""
+"""Compare, audit and report."""

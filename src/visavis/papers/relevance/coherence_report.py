@@ -116,6 +116,7 @@ def render_coherence(
         charts.append(f"{DIRECTIONS[direction]}: {', '.join(means)}")
     return render_report(
         "coherence",
+        package="visavis.papers",
         comparison=comparison,
         data=comparison.data,
         thumbnails=thumbnails,

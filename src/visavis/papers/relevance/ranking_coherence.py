@@ -31,7 +31,7 @@ from visavis.evaluation.results import SectionResult
 from visavis.losses.scoring import score_query_rows, select_items
 from visavis.papers.relevance.base import RelevanceEstimator
 from visavis.papers.relevance.catalog import parse_estimator
-from visavis.training.evaluation.sections import ResultSection
+from visavis.training.evaluation.result_sections import ResultSection
 
 KS_FOR_1K_IMAGES = (100, 200, 1000)
 """Values of K of the Ladder paper for 1,000 test images."""

@@ -19,6 +19,7 @@ from visavis.core.blocking import chunk_slices
 from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
 from visavis.losses.objectives import Objective
+from visavis.losses.pair_gradients import BYTES_PER_PAIR, pair_weights
 from visavis.losses.scoring import max_query_rows
 from visavis.losses.targets import Targets
 from visavis.models import Matcher
@@ -40,10 +41,8 @@ from visavis.research.audit.caption_audit import (
     sibling_agreement,
     sibling_mean,
 )
-from visavis.research.diagnostics import pair_weights
-from visavis.research.diagnostics.contribution_analysis import at_learned_scale
-from visavis.research.diagnostics.pair_gradients import BYTES_PER_PAIR
 from visavis.training.recipes.data_module import DataModule
+from visavis.training.runs.open_run import at_learned_scale
 
 # Images that are ranked against one another. A limit makes ranks of small and large data sets
 # comparable.

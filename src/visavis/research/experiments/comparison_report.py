@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,12 +31,11 @@ from visavis.evaluation.trec import write_trec
 from visavis.losses.scoring import select_items
 from visavis.models.base import Matcher, evaluation_mode
 from visavis.models.inference import device_score, score_all_pairs
-from visavis.research.diagnostics.contribution_analysis import ContributionAnalysis, diagnose_run
-from visavis.research.diagnostics.gradient_flow import flow_section, read_gradient_flow
 from visavis.research.experiments.comparison_result import Comparison, Sweep
 from visavis.research.experiments.grid import Setting
 from visavis.research.experiments.jobs import RunOutcome
-from visavis.research.probes import ProbeReport, probe_run
+from visavis.research.reports.comparison_sections import ReportSection, report_sections
+from visavis.research.reports.gradient_flow import flow_section, read_gradient_flow
 from visavis.research.reports.html_report import (
     DASH_PATTERN,
     LIGHT_THEME,
@@ -66,23 +64,10 @@ if TYPE_CHECKING:
     from visavis.evaluation.statistics import Interval
 
 
-Result = TypeVar("Result")
-
-DIAGNOSED_BATCHES = 8
-"""Training batches over which contributing samples are counted."""
-PROBED_IMAGES = 100
-"""Test images for the capability tests."""
 SPLIT_STYLES: tuple[tuple[str, Any], ...] = (("validation", "-"), ("test", (0, (3, 1.6))))
 """Line styles of the splits in the plot of sweeps."""
 MIN_LOG_RATIO = 10
 """Ratio of the largest to the smallest value from which a sweep has a logarithmic axis."""
-REPORTED_MEASURES = {
-    "in_batch": "pushing negatives of all queries in a batch of 128",
-    "idle": "queries without a pushing negative, of 128",
-    "push": "summed weight of a query's negatives",
-    "pull": "summed weight of a query's positives",
-}
-"""Measures of contributing samples in the report, as means of both directions."""
 
 
 NUM_IMAGES = 5
@@ -92,39 +77,23 @@ NUM_IMAGES = 5
 def write_comparison_report(comparison: Comparison, progress: Progress) -> None:
     """Write ``report.html`` and its plots to the folder of a comparison.
 
-    The results are written first, and written again with gradients and capability tests, which
+    The results are written first, and written again with the sections of `report_sections`, which
     take longer.
 
     Args:
         comparison: Finished comparison.
-        progress: Receives the progress, and a message for each setting without diagnosis or
-            capability tests.
+        progress: Receives the progress, and a message for each setting that a section leaves out.
     """
     with progress.activity("report"):
         render = _report_renderer(comparison)
         file = comparison.folder / "report.html"
-        storage.write_text(file, render(diagnoses={}, probes={}, is_complete=False))
-    diagnoses = _measure_settings(
-        comparison,
-        "gradients",
-        "diagnosed",
-        progress,
-        lambda run: diagnose_run(run, [], DIAGNOSED_BATCHES, NoProgress()),
-    )
-    probes = _measure_settings(
-        comparison,
-        "capability tests",
-        "probed",
-        progress,
-        partial(
-            probe_run,
-            images=PROBED_IMAGES,
-            progress=NoProgress(),
-            with_edits=False,
-            shared_inputs={},
-        ),
-    )
-    storage.write_text(file, render(diagnoses=diagnoses, probes=probes, is_complete=True))
+        storage.write_text(file, render(measured_sections={}, is_complete=False))
+    measured = {
+        section.TITLE: section.table(results)
+        for section in report_sections()
+        if (results := _measure_settings(comparison, section, progress))
+    }
+    storage.write_text(file, render(measured_sections=measured, is_complete=True))
 
 
 def _report_renderer(comparison: Comparison) -> Callable[..., str]:
@@ -160,7 +129,8 @@ def _report_renderer(comparison: Comparison) -> Callable[..., str]:
             estimate = comparison.query_bootstrap.difference(test.a, test.b, metric)
             feedback_pairs.append(_pair_row(f"{test.b}: {label}", test, estimate))
     return partial(
-        _render,
+        render_report,
+        "comparison",
         comparison=comparison,
         facts=_facts(comparison),
         captions_table=replace(comparison.table, feedback=None),
@@ -184,55 +154,19 @@ def _report_renderer(comparison: Comparison) -> Callable[..., str]:
     )
 
 
-def _render(
-    *, diagnoses: dict[str, ContributionAnalysis], probes: dict[str, ProbeReport], **values: Any
-) -> str:
-    """Render the page with the measurements of the settings."""
-    # A row for each kind of edit, with the accuracy of each setting.
-    accuracies = defaultdict[str, dict[str, str]](dict)
-    for name, report in probes.items():
-        for result in report.results:
-            cell = f"{result.percent:.0f} % ({result.low:.0f} to {result.high:.0f})"
-            accuracies[f"{result.title}, {result.num_pairs} cases"][name] = cell
-    return render_report(
-        "comparison",
-        diagnoses=diagnoses,
-        count_rows=[
-            [
-                name,
-                *(
-                    f"{diagnosis.counts[0].mean_of_directions(measure):.2f}"
-                    for measure in REPORTED_MEASURES
-                ),
-            ]
-            for name, diagnosis in diagnoses.items()
-        ],
-        measures=list(REPORTED_MEASURES.values()),
-        probes=probes,
-        probe_rows=[
-            [kind, *(cells.get(name, "-") for name in probes)] for kind, cells in accuracies.items()
-        ],
-        **values,
-    )
-
-
 def _measure_settings(
-    comparison: Comparison,
-    task: str,
-    participle: str,
-    progress: Progress,
-    measure: Callable[[Path], Result],
-) -> dict[str, Result]:
+    comparison: Comparison, section: ReportSection, progress: Progress
+) -> dict[str, Any]:
     """Measurements of the first run of each setting. Settings whose model cannot be measured are
     left out with a message.
     """
     results = {}
     for number, setting in enumerate(comparison.selected):
-        progress.update(task, number, len(comparison.selected), 0)
+        progress.update(section.TITLE.lower(), number, len(comparison.selected), 0)
         try:
-            results[setting.name] = measure(comparison.runs(setting)[0].folder)
+            results[setting.name] = section.measure(comparison.runs(setting)[0].folder)
         except VisavisError as error:
-            progress.message(f"report: {setting.name} is not {participle}: {error}")
+            progress.message(f"report: {section.TITLE} without {setting.name}: {error}")
     return results
 
 

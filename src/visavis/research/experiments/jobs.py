@@ -7,7 +7,6 @@ same, because each run uses the number of threads in its recipe.
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import sys
@@ -35,8 +34,6 @@ from visavis.data.workers import STOP_SIGNALS, start_resource_tracker
 from visavis.evaluation.feedback_metrics import JudgedQueryResult, feedback_metrics
 from visavis.models.inference import ScoreEnsemble, device_of, score_all_pairs
 from visavis.models.retriever import Retriever
-from visavis.research.diagnostics.contributing_samples import Semantics
-from visavis.research.diagnostics.contribution_analysis import diagnose_run
 from visavis.research.experiments.feedback_test import FeedbackTest
 from visavis.research.experiments.results_table import MeasurementConditions
 from visavis.training.recipes.recipe import build_recipe
@@ -106,9 +103,6 @@ class RunOutcome:
         seconds: Time of training steps and validations.
         failure: Error message of a failed run. "": the run succeeded.
         feedback: Results on judged text queries.
-        contributions: Contributing samples of the best model over its training batches, as mean and
-            standard deviation by key, for the definition of COCOS ("paper") and its released code
-            ("reference"). None: not counted.
     """
 
     setting: str
@@ -120,7 +114,6 @@ class RunOutcome:
     seconds: float = 0.0
     failure: str = ""
     feedback: FeedbackAnswers | None = None
-    contributions: dict[Semantics, dict[str, tuple[float, float]]] | None = None
 
     @classmethod
     def from_result(cls, job: Job, result: TrainingResult) -> RunOutcome:
@@ -290,38 +283,6 @@ def with_feedback_answers(outcome: RunOutcome, test: FeedbackTest) -> RunOutcome
         for row, judgments in zip(scores.T, test.labeled_queries.values(), strict=True)
     )
     outcome = replace(outcome, feedback=FeedbackAnswers(test.pairs.fingerprint, answers))
-    storage.write_checksummed_json(outcome.folder / OUTCOME_FILE, outcome.to_json())
-    return outcome
-
-
-def with_contributions(outcome: RunOutcome, progress: Progress) -> RunOutcome:
-    """Count the contributing samples of a run's own objective, and save them with its outcome.
-
-    Args:
-        outcome: Outcome of a run.
-        progress: Receives progress.
-
-    Returns:
-        The outcome with the counts. A failure is returned unchanged.
-
-    Raises:
-        RunError: If the model was removed.
-    """
-    if outcome.failure or outcome.contributions is not None:
-        return outcome
-    check_models_exist([outcome])
-    counts = diagnose_run(outcome.folder, (), None, progress).counts
-    outcome = replace(
-        outcome,
-        contributions={
-            count.semantics: {
-                key: (mean, count.std[key])
-                for key, mean in count.mean.items()
-                if not math.isnan(mean)
-            }
-            for count in counts
-        },
-    )
     storage.write_checksummed_json(outcome.folder / OUTCOME_FILE, outcome.to_json())
     return outcome
 

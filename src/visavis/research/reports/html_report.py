@@ -68,15 +68,24 @@ class ThemedImage:
         return image
 
 
+REPORTS_PACKAGE = "visavis.research.reports"
+
+
 @cache
-def template_environment() -> Environment:
-    """Return the environment of all templates. Values are escaped, and an undefined variable is an
-    error.
+def template_environment(package: str) -> Environment:
+    """Return the environment of the templates of this package and of another one. Values are escaped,
+    and an undefined variable is an error.
+
+    Args:
+        package: Name of the other package.
+
+    Returns:
+        The environment.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("visavis.research.reports"),
+        loader=ChoiceLoader([PackageLoader(REPORTS_PACKAGE), PackageLoader(package)]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -87,11 +96,12 @@ def template_environment() -> Environment:
     return environment
 
 
-def render_report(template: str, **values: Any) -> str:
+def render_report(template: str, *, package: str = REPORTS_PACKAGE, **values: Any) -> str:
     """Render a report.
 
     Args:
         template: Name of the template, such as ``"demo"``.
+        package: Name of the package whose folder ``templates`` has it.
         values: Variables of the template.
 
     Returns:
@@ -99,7 +109,7 @@ def render_report(template: str, **values: Any) -> str:
     """
     versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
     return (
-        template_environment()
+        template_environment(package)
         .get_template(f"{template}.html.j2")
         .render(versions=versions, **values)
     )

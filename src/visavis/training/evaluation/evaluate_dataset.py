@@ -18,7 +18,7 @@ from visavis.evaluation.results import Evaluation
 from visavis.losses.scoring import select_items
 from visavis.training.evaluation.listed_positives import read_listed_positives
 from visavis.training.evaluation.ranked_split import gallery_ids, select_for_protocol
-from visavis.training.evaluation.sections import ResultSection
+from visavis.training.evaluation.result_sections import ResultSection
 
 
 def evaluate_dataset(

@@ -69,7 +69,7 @@ from visavis.models.retriever import Retriever
 from visavis.models.text_side import text_side
 from visavis.training.evaluation.evaluate_dataset import evaluate_dataset
 from visavis.training.evaluation.ranked_split import first_images, select_captions
-from visavis.training.evaluation.sections import ResultSection
+from visavis.training.evaluation.result_sections import ResultSection
 from visavis.training.recipes.features import (
     caption_rows,
     feedback_query_features,

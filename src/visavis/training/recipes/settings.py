@@ -27,7 +27,7 @@ from visavis.losses import objectives
 from visavis.losses.objectives import Objective
 from visavis.models.encoders.cnn_backbones import SMALL_CNN
 from visavis.training import supervision
-from visavis.training.evaluation.sections import ResultSection
+from visavis.training.evaluation.result_sections import ResultSection
 from visavis.training.supervision import PairSupervision, Supervision
 
 

@@ -34,7 +34,7 @@ from visavis.training.evaluation.ranked_split import (
     with_distractors,
     without_images,
 )
-from visavis.training.evaluation.sections import ResultSection
+from visavis.training.evaluation.result_sections import ResultSection
 from visavis.training.evaluation.trec_rankings import rank_dataset
 from visavis.training.recipes.data_module import DataModule
 from visavis.training.recipes.published_tables import with_published

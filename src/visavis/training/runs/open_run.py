@@ -20,6 +20,7 @@ from visavis.core.run_context import RunContext
 from visavis.data.dataset_reader import find_source, path_exists
 from visavis.data.features.item_vectors import holds_item_vectors
 from visavis.data.formats.published_lists import find_precomp_files
+from visavis.losses.objectives import Objective
 from visavis.models.base import Matcher
 from visavis.models.clip.model import CLIP
 from visavis.models.encoders.pretrained_files import (
@@ -364,3 +365,20 @@ def _features_on(data: str, recipe: Recipe, folder: Path) -> str:
         f"({visual.features}), got {data}. Use the data "
         'of the run (data.path of run.toml), or train with visual.encoder or visual.features = "precomp".'
     )
+
+
+def at_learned_scale(objective: Objective, matcher: Matcher) -> Objective:
+    """Set the scale and the bias of an objective to those that a model has learned.
+
+    Args:
+        objective: The objective.
+        matcher: The model.
+
+    Returns:
+        The objective with the learned values, or unchanged if there are none.
+    """
+    if matcher.scale is not None:
+        objective = objective.with_scale(matcher.scale().item()) or objective
+    if matcher.logit_bias is not None:
+        objective = objective.with_bias(matcher.logit_bias.item()) or objective
+    return objective

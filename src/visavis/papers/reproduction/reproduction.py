@@ -24,7 +24,9 @@ from visavis.core.progress import Progress
 from visavis.core.spec import validate_int
 from visavis.evaluation.published_row import PublishedRow, comparison_cells, metric_title
 from visavis.evaluation.statistics import Interval, spread_over_seeds
-from visavis.research.diagnostics.contributing_samples import Semantics
+from visavis.papers.diagnostics.contributing_samples import Semantics
+from visavis.papers.reproduction.reproduced_figure import ReproducedFigure, plot_figure
+from visavis.papers.reproduction.run_contributions import Contributions, run_contributions
 from visavis.research.experiments.grid import Setting
 from visavis.research.experiments.jobs import (
     MAX_RUNS,
@@ -33,9 +35,7 @@ from visavis.research.experiments.jobs import (
     RunOutcome,
     Workers,
     read_outcome,
-    with_contributions,
 )
-from visavis.research.experiments.reproduced_figure import ReproducedFigure, plot_figure
 from visavis.research.experiments.results_table import MeasurementConditions
 from visavis.research.experiments.run_comparison import (
     ExperimentPlan,
@@ -140,6 +140,7 @@ class Reproduction(NotebookTable):
         table: Id of the table.
         base: Description of the recipe that replaces those of the rows. "": their own.
         outcomes: Outcomes by row id, by seed.
+        contributions: Contributing samples by run folder, for a table of counts.
     """
 
     ROWS: ClassVar[str] = "values"
@@ -148,6 +149,7 @@ class Reproduction(NotebookTable):
     table: str
     base: str
     outcomes: Mapping[str, Sequence[RunOutcome]]
+    contributions: Mapping[Path, Contributions] = field(default_factory=dict)
 
     @cached_property
     def published(self) -> dict[str, PublishedRow]:
@@ -166,7 +168,12 @@ class Reproduction(NotebookTable):
         values = []
         for row_id, row in self.published.items():
             if not row.protocol:
-                values += _counted_values(row, self.outcomes[row_id])
+                counts = [
+                    self.contributions[run.folder]
+                    for run in self.outcomes[row_id]
+                    if run.folder in self.contributions
+                ]
+                values += _counted_values(row, counts)
                 continue
             std_of = statistics.pstdev if row.paper in POPULATION_STD_PAPERS else statistics.stdev
             for key, (mean, std) in row.values.items():
@@ -344,17 +351,13 @@ def table_cells(value: ReproducedValue) -> list[str]:
     return [value.row.row, *cells, difference + interval]
 
 
-def _counted_values(row: PublishedRow, runs: Sequence[RunOutcome]) -> list[ReproducedValue]:
+def _counted_values(row: PublishedRow, runs: Sequence[Contributions]) -> list[ReproducedValue]:
     """Published and reached counts of contributing samples, by the definition, and as the released
     code counts where that differs.
     """
     values = []
     for semantics in SEMANTICS:
-        counts = [
-            run.contributions[semantics]
-            for run in runs
-            if run.contributions is not None and semantics in run.contributions
-        ]
+        counts = [run[semantics] for run in runs if semantics in run]
         if semantics == "reference" and not counts:
             continue
         for key, (published, std) in row.values.items():
@@ -634,8 +637,9 @@ def _run(
         with experiment_workers(folder, plan, workers, progress) as run_jobs:
             outcomes = train_runs(folder, plan, run_jobs, progress)
     rows = select_rows(reproduction.table)
+    contributions = dict[Path, Contributions]()
     if not rows[0].protocol:
-        outcomes = [with_contributions(outcome, progress) for outcome in outcomes]
+        contributions = {run.folder: run_contributions(run, progress) for run in outcomes}
     runs = {
         row_id: [run for run in outcomes if run.setting == name]
         if row_id not in reproduction.pretrained
@@ -650,7 +654,7 @@ def _run(
         result = ReproducedFigure(folder, reproduction.table, plot, substitution, curves, runs)
         storage.write_bytes(folder / "figure.png", plot_figure(result))
     else:
-        result = Reproduction(folder, reproduction.table, reproduction.base, runs)
+        result = Reproduction(folder, reproduction.table, reproduction.base, runs, contributions)
     storage.write_json(folder / "reproduction.json", result.to_json())
     storage.write_text(folder / "reproduction.md", result.markdown())
     return result

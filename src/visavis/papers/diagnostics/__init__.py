@@ -13,11 +13,11 @@ Example:
     1
 """
 
-from visavis.research.diagnostics.contributing_samples import (
+from visavis.losses.pair_gradients import TangentNorms, pair_weights, tangent_norms
+from visavis.papers.diagnostics.contributing_samples import (
     ContributingSamples,
     contributing_samples,
 )
-from visavis.research.diagnostics.pair_gradients import TangentNorms, pair_weights, tangent_norms
 
 __all__ = [
     "ContributingSamples",

@@ -31,8 +31,8 @@ from visavis.core.errors import SpecError
 from visavis.core.notebook import NotebookTable
 from visavis.losses import objectives
 from visavis.losses.objectives import Goal, Objective
+from visavis.losses.pair_gradients import pair_weights, tangent_norms_of_slopes
 from visavis.losses.targets import Targets
-from visavis.research.diagnostics.pair_gradients import pair_weights, tangent_norms_of_slopes
 from visavis.research.reports.html_report import (
     DASH_PATTERN,
     LIGHT_THEME,
@@ -434,6 +434,7 @@ def write_profile_report(result: ObjectiveProfiles, folder: Path) -> None:
         )
     page = render_report(
         "profiles",
+        package="visavis.papers",
         pair_weights=pair_weights,
         pair_weights_alt=f"Weights of positives and of negatives: {'; '.join(map(pair_weight_name, result.goals))}.",
         profiles=sections,

@@ -38,13 +38,13 @@ from visavis.losses.scoring import score_matrix
 from visavis.losses.targets import Targets
 from visavis.models import Matcher
 from visavis.models.inference import device_of
-from visavis.research.diagnostics.contributing_samples import (
+from visavis.papers.diagnostics.contributing_samples import (
     ContributingSamples,
     Semantics,
     contributing_by_epsilon,
     released_targets,
 )
-from visavis.research.diagnostics.gradient_flow import GradientFlow, flow_section
+from visavis.research.reports.gradient_flow import GradientFlow, flow_section
 from visavis.research.reports.html_report import (
     LIGHT_THEME,
     PlotTheme,
@@ -65,7 +65,7 @@ from visavis.training.recipes.published_tables import contributing_sample_rows, 
 from visavis.training.recipes.recipe import Recipe
 from visavis.training.recipes.settings import Phase
 from visavis.training.recipes.start_model import load_start_model
-from visavis.training.runs.open_run import open_run, read_run_recipe
+from visavis.training.runs.open_run import at_learned_scale, open_run, read_run_recipe
 from visavis.training.runs.record import RunRecord
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.supervision import Supervision
@@ -425,23 +425,6 @@ def diagnose_run(
     )
 
 
-def at_learned_scale(objective: Objective, matcher: Matcher) -> Objective:
-    """Set the scale and the bias of an objective to those that a model has learned.
-
-    Args:
-        objective: The objective.
-        matcher: The model.
-
-    Returns:
-        The objective with the learned values, or unchanged if there are none.
-    """
-    if matcher.scale is not None:
-        objective = objective.with_scale(matcher.scale().item()) or objective
-    if matcher.logit_bias is not None:
-        objective = objective.with_bias(matcher.logit_bias.item()) or objective
-    return objective
-
-
 def diagnostic_loader(data_module: DataModule) -> Loader:
     """Split the training set into batches of `BATCH_SIZE`. A smaller set is one batch.
 
@@ -549,6 +532,7 @@ def render_diagnosis(diagnosis: ContributionAnalysis) -> str:
             rows.append([f"{name}, {title}", *cells])
     return render_report(
         "diagnosis",
+        package="visavis.papers",
         diagnosis=diagnosis,
         objectives=list(dict.fromkeys(count.objective for count in diagnosis.counts)),
         measures=list(MEASURES.values()),

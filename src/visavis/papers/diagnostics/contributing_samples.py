@@ -20,8 +20,8 @@ from torch import Tensor
 
 from visavis.losses.objectives import Objective, SmoothAP, Triplet
 from visavis.losses.objectives.pairs import NEG_INF, find_positive_pairs
+from visavis.losses.pair_gradients import pair_weights
 from visavis.losses.targets import Targets
-from visavis.research.diagnostics.pair_gradients import pair_weights
 
 RELEASED_CAPTIONS_PER_IMAGE: dict[type[Objective], int] = {Triplet: 1, SmoothAP: 5}
 """Captions per image in the released code of COCOS, where it is a constant, for the objectives with

@@ -1,0 +1,91 @@
+"""Sections that the papers add to the report of a comparison."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from visavis.core.progress import NoProgress
+from visavis.core.table import Table
+from visavis.papers.diagnostics.contribution_analysis import ContributionAnalysis, diagnose_run
+from visavis.papers.probes import ProbeReport, probe_run
+from visavis.research.reports.comparison_sections import ReportSection
+
+DIAGNOSED_BATCHES = 8
+"""Training batches over which contributing samples are counted."""
+PROBED_IMAGES = 100
+"""Test images for the capability tests."""
+REPORTED_MEASURES = {
+    "in_batch": "pushing negatives of all queries in a batch of 128",
+    "idle": "queries without a pushing negative, of 128",
+    "push": "summed weight of a query's negatives",
+    "pull": "summed weight of a query's positives",
+}
+"""Measures of contributing samples in the report, as means of both directions."""
+
+
+class ContributionSection(ReportSection):
+    """Contributing samples of the objective of each setting."""
+
+    TITLE: ClassVar[str] = "Contributing samples"
+
+    def measure(self, run: Path) -> ContributionAnalysis:
+        """Count over some training batches. See `ReportSection.measure`."""
+        return diagnose_run(run, [], DIAGNOSED_BATCHES, NoProgress())
+
+    def table(self, results: Mapping[str, ContributionAnalysis]) -> Table:
+        """Return a row for each setting. See `ReportSection.table`."""
+        rows = [
+            (
+                name,
+                *(
+                    f"{diagnosis.counts[0].mean_of_directions(measure):.2f}"
+                    for measure in REPORTED_MEASURES
+                ),
+            )
+            for name, diagnosis in results.items()
+        ]
+        batches = next(iter(results.values())).batches
+        note = (
+            f"First seed of each setting, best weights, frozen, over {batches} training batches. "
+            "With few pushing negatives a loss has little left to learn. With many it may also "
+            "train on pairs that are already correct. Details: visavis diagnose RUN."
+        )
+        return Table(("objective", *REPORTED_MEASURES.values()), tuple(rows), (note,))
+
+
+class ProbeSection(ReportSection):
+    """Capability tests of the model of each setting."""
+
+    TITLE: ClassVar[str] = "Capability tests"
+
+    def measure(self, run: Path) -> ProbeReport:
+        """Test some images. See `ReportSection.measure`."""
+        return probe_run(
+            run, images=PROBED_IMAGES, progress=NoProgress(), with_edits=False, shared_inputs={}
+        )
+
+    def table(self, results: Mapping[str, ProbeReport]) -> Table:
+        """Return a row for each kind of edit, with the accuracy of each setting. See
+        `ReportSection.table`.
+        """
+        accuracies = defaultdict[str, dict[str, str]](dict)
+        for name, report in results.items():
+            for result in report.results:
+                cell = f"{result.percent:.0f} % ({result.low:.0f} to {result.high:.0f})"
+                accuracies[f"{result.title}, {result.num_pairs} cases"][name] = cell
+        first = next(iter(results.values()))
+        note = (
+            "Each case compares a true caption with the same caption after one edit that makes it "
+            "false. The table gives the share of cases in which the first seed scores the true "
+            "caption higher, with 95 % interval. Chance is 50 %, and a tie is not correct. * marks "
+            f"edits that only change the order of words. {first.images:,} test images. Edited "
+            f"captions are false according to {first.source}. Details: visavis probe RUN."
+        )
+        rows = [
+            (kind, *(cells.get(name, "-") for name in results))
+            for kind, cells in accuracies.items()
+        ]
+        return Table(("edit", *results), tuple(rows), (note,))
