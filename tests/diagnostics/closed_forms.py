@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from visavis.core.errors import SpecError
-from visavis.losses.objectives.pairs import NEG_INF, PositivePairs, find_positive_pairs, log1p_exp
+from visavis.losses.pair_summaries import NEG_INF, PositivePairs, find_positive_pairs, log1p_exp
 from visavis.losses.targets import Targets
 from visavis.objectives import VLC, NTXent, Objective, Triplet, TripletHN, Unified
 

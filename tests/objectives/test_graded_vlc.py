@@ -9,7 +9,7 @@ import torch
 
 from visavis import Targets
 from visavis.core.errors import MissingSupervision
-from visavis.losses.objectives.pairs import find_positive_pairs
+from visavis.losses.pair_summaries import find_positive_pairs
 from visavis.objectives import VLC, GradedVLC
 
 from ..matching import mentions

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from visavis import PairLoss, Targets
-from visavis.losses.objectives.base import SummaryObjective
+from visavis.losses.objective import SummaryObjective
 from visavis.losses.pair_loss import cosine
 from visavis.objectives import CATALOG, NCR, RSP, VLC, Goal, NTXent, Unified
 

@@ -20,8 +20,8 @@ from visavis import cli
 from visavis.core import own_code
 from visavis.core.errors import RunError, SpecError
 from visavis.data.synthetic import write_synthetic_scenes
-from visavis.losses.objectives.base import Objective, Reduction
-from visavis.losses.objectives.pairs import find_positive_pairs, log1p_exp
+from visavis.losses.objective import Objective, Reduction
+from visavis.losses.pair_summaries import find_positive_pairs, log1p_exp
 from visavis.objectives import TripletHN
 from visavis.training.recipes.files import read_recipe
 from visavis.training.runs.open_run import read_run_recipe
@@ -32,8 +32,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from visavis.losses.objectives.base import Objective, Reduction
-from visavis.losses.objectives.pairs import find_positive_pairs, log1p_exp
+from visavis.losses.objective import Objective, Reduction
+from visavis.losses.pair_summaries import find_positive_pairs, log1p_exp
 
 (Path(__file__).parent / "ran").touch()
 

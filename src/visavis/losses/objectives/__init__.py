@@ -10,8 +10,8 @@ True
 """
 
 from visavis.core import own_code, spec
+from visavis.losses.objective import Objective
 from visavis.losses.objectives.aoq import AOQ
-from visavis.losses.objectives.base import Objective
 from visavis.losses.objectives.contrastive import VLC, InfoNCE, NTXent, Sigmoid, Unified
 from visavis.losses.objectives.goal import Goal
 from visavis.losses.objectives.graded_losses import Distillation, GradedVLC, Ladder

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from visavis.core.spec import PositiveFloat
-from visavis.losses.objectives.base import Objective, PairwiseObjective, Reduction, SummaryObjective
-from visavis.losses.objectives.pairs import (
+from visavis.losses.objective import Objective, PairwiseObjective, Reduction, SummaryObjective
+from visavis.losses.pair_summaries import (
     NEG_INF,
     NegativeLogSumExp,
     PositivePairs,

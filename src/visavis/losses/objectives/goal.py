@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from visavis.core.spec import PositiveFloat, require_field
-from visavis.losses.objectives.base import Reduction, SummaryObjective, add_positive_scores
-from visavis.losses.objectives.pairs import (
+from visavis.losses.objective import Reduction, SummaryObjective, add_positive_scores
+from visavis.losses.pair_summaries import (
     NEG_INF,
     HardestNegative,
     PositivePairs,

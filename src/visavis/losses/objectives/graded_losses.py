@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from visavis.core.spec import NonNegativeFloat, PositiveFloat, PositiveInt, require_field
-from visavis.losses.objectives.base import Objective, Reduction
+from visavis.losses.objective import Objective, Reduction
 from visavis.losses.objectives.contrastive import VLC
-from visavis.losses.objectives.pairs import (
+from visavis.losses.pair_summaries import (
     NEG_INF,
     NegativeLogSumExp,
     PositivePairs,

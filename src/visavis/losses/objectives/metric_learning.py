@@ -11,8 +11,8 @@ from annotated_types import Interval
 from torch import Tensor
 
 from visavis.core.spec import PositiveFloat
-from visavis.losses.objectives.base import Objective, Reduction
-from visavis.losses.objectives.pairs import NEG_INF, find_positive_pairs, log1p_exp
+from visavis.losses.objective import Objective, Reduction
+from visavis.losses.pair_summaries import NEG_INF, find_positive_pairs, log1p_exp
 from visavis.losses.targets import Targets
 
 

@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from visavis.losses.objectives.base import Reduction, SummaryObjective
-from visavis.losses.objectives.pairs import HardestNegative, anchor_margins, find_positive_pairs
+from visavis.losses.objective import Reduction, SummaryObjective
+from visavis.losses.pair_summaries import HardestNegative, anchor_margins, find_positive_pairs
 from visavis.losses.targets import Targets, missing_annotation
 
 

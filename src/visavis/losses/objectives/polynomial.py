@@ -10,8 +10,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from visavis.core.spec import PositiveFloat
-from visavis.losses.objectives.base import Reduction, SummaryObjective
-from visavis.losses.objectives.pairs import (
+from visavis.losses.objective import Reduction, SummaryObjective
+from visavis.losses.pair_summaries import (
     NEG_INF,
     HardestNegative,
     anchor_margins,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from visavis.core.spec import PositiveFloat
-from visavis.losses.objectives.base import Objective, Reduction
+from visavis.losses.objective import Objective, Reduction
 from visavis.losses.targets import Targets
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from visavis.core.spec import PositiveInt
-from visavis.losses.objectives.base import Objective, Reduction, SummaryObjective
-from visavis.losses.objectives.pairs import anchor_margins, find_positive_pairs
+from visavis.losses.objective import Objective, Reduction, SummaryObjective
+from visavis.losses.pair_summaries import anchor_margins, find_positive_pairs
 from visavis.losses.targets import Targets
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from visavis.core.blocking import chunk_slices
 from visavis.core.process_group import ProcessGroup
-from visavis.losses.objectives.base import Objective, PairwiseObjective
-from visavis.losses.objectives.pairs import find_positive_pairs
+from visavis.losses.objective import Objective, PairwiseObjective
 from visavis.losses.pair_loss.scores import InputGradients, Scores
+from visavis.losses.pair_summaries import find_positive_pairs
 from visavis.losses.targets import (
     Targets,
     annotations_needing_grad,

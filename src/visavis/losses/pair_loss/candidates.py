@@ -16,7 +16,7 @@ from visavis.core.encoded import Encoded, Items, Vectors, as_encoded, concatenat
 from visavis.core.errors import ShapeError, SpecError, format_value
 from visavis.core.memory_budget import return_freed_memory
 from visavis.core.process_group import ProcessGroup
-from visavis.losses.objectives.base import Objective
+from visavis.losses.objective import Objective
 from visavis.losses.targets import (
     ANNOTATIONS,
     CANDIDATE_ANNOTATIONS,

@@ -36,7 +36,7 @@ from visavis.losses.logits import (
     is_valid_scale,
     resolve_scale_and_bias,
 )
-from visavis.losses.objectives.base import (
+from visavis.losses.objective import (
     Objective,
     PairwiseObjective,
     SummaryObjective,

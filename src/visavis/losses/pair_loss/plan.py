@@ -27,9 +27,9 @@ from visavis.core.blocking import (
 from visavis.core.encoded import Encoded
 from visavis.core.errors import SpecError, VisavisError
 from visavis.core.memory_budget import MemoryLimit, budget_bytes, format_bytes, parse_memory
-from visavis.losses.objectives.base import Objective, PairwiseObjective, validate_targets
-from visavis.losses.objectives.pairs import NegativeLogSumExp, NegativeSummary
+from visavis.losses.objective import Objective, PairwiseObjective, validate_targets
 from visavis.losses.pair_loss.tiles import max_cached_band
+from visavis.losses.pair_summaries import NegativeLogSumExp, NegativeSummary
 from visavis.losses.targets import (
     ANNOTATION_NAMES,
     Factors,

@@ -26,7 +26,7 @@ from visavis.core.blocking import (
 )
 from visavis.core.encoded import Encoded, Items, scaled_norms, unit_rows
 from visavis.core.errors import ShapeError
-from visavis.losses.objectives.base import MAX_HALF_SCALE, promote_half
+from visavis.losses.objective import MAX_HALF_SCALE, promote_half
 from visavis.losses.pair_loss.candidates import embedding_matrix
 
 NeedsGrad = tuple[list[bool], list[bool]]

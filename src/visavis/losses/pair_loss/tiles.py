@@ -18,10 +18,10 @@ from torch import Tensor
 
 from visavis.core.blocking import chunk_slices
 from visavis.core.process_group import ProcessGroup
-from visavis.losses.objectives.base import SummaryObjective
-from visavis.losses.objectives.pairs import NEG_INF, NegativeLogSumExp
+from visavis.losses.objective import SummaryObjective
 from visavis.losses.pair_loss.blocks import ValueAndGradients
 from visavis.losses.pair_loss.scores import ScoreBlock, Scores
+from visavis.losses.pair_summaries import NEG_INF, NegativeLogSumExp
 from visavis.losses.targets import (
     Targets,
     annotations_needing_grad,

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from visavis.losses.objectives import Objective, SmoothAP, Triplet
-from visavis.losses.objectives.pairs import NEG_INF, find_positive_pairs
 from visavis.losses.pair_gradients import pair_weights
+from visavis.losses.pair_summaries import NEG_INF, find_positive_pairs
 from visavis.losses.targets import Targets
 
 RELEASED_CAPTIONS_PER_IMAGE: dict[type[Objective], int] = {Triplet: 1, SmoothAP: 5}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from visavis.core.errors import ShapeError, SpecError
 from visavis.core.spec import EXPECTED_PARAMETER, is_valid_parameter, require_field, validate_fields
-from visavis.losses.objectives.pairs import (
+from visavis.losses.pair_summaries import (
     HardestNegative,
     NegativeSummary,
     PositivePairs,
