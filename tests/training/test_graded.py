@@ -14,7 +14,7 @@ from visavis.data.loader import BatchSchedule, Loader
 from visavis.data.synthetic import SceneGraphs
 from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
 from visavis.evaluation.graded import CBoW
-from visavis.models import CATALOG
+from visavis.models import all_models
 from visavis.training.supervision import (
     GradedSupervision,
     RelevanceMargins,
@@ -141,7 +141,7 @@ def test_ladder_improves_coherence_over_its_first_level(recipe, scenes, tmp_path
     "kind",
     [
         pytest.param(name, marks=() if name == "VSE++" else pytest.mark.long)
-        for name, kind in CATALOG.items()
+        for name, kind in all_models().items()
         if "experts" not in kind.visual_granularities
     ],
 )

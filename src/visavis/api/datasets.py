@@ -354,7 +354,7 @@ def convert(
         is_open_clip,
     )
     from visavis.models.encoders.checkpoint_files import matching_shapes, read_checkpoint
-    from visavis.models.xvlm.conversion import convert_xvlm
+    from visavis.papers.models.xvlm_conversion import convert_xvlm
 
     if os.path.exists(out):
         storage.prepare_empty_folder(out, will_be_replaced=True)

@@ -47,7 +47,7 @@ from visavis.evaluation.feedback.training_pairs import (
 )
 from visavis.evaluation.graded import RelevanceEstimator
 from visavis.evaluation.protocols import Protocol, first_images, get_protocols, select_captions
-from visavis.models import CATALOG, Matcher, find_model
+from visavis.models import Matcher, find_model, suggest_model
 from visavis.models.base import evaluation_mode, get_vectors
 from visavis.models.device import choose_device
 from visavis.models.encoders.frozen_encoders import (
@@ -708,7 +708,7 @@ def check_model_fields(recipe: Recipe) -> None:
     name = str(recipe.model.get("kind"))
     kind = find_model(name)
     if kind is None:
-        raise RecipeError(f"model.kind: {name!r} is not a model: {suggest_name(name, CATALOG)}")
+        raise RecipeError(f"model.kind: {name!r} is not a model: {suggest_model(name)}")
     if recipe.visual.item_vectors:
         text_side(kind)
     known = {field.name for field in fields(kind.Config)} - DERIVED_MODEL_KEYS.keys()
