@@ -139,7 +139,7 @@ WORK = {
     "coherence": "visavis.api.graded_runs.open_rankers",
     "compare": "visavis.research.experiments.run_comparison.cache_setting_features",
     "convert": "visavis.models.encoders.checkpoint_files.read_checkpoint",
-    "data_convert": "visavis.data.convert_features._parse_source",
+    "data_convert": "visavis.papers.convert_features._parse_source",
     "data_scenes": "visavis.data.synthetic.write_synthetic_clips",
     "demo": "visavis.research.demo_run._run_stages",
     "diagnose": "visavis.research.diagnostics.contribution_analysis.diagnose_run",

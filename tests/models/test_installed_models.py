@@ -48,7 +48,7 @@ def test_model_of_another_package_is_found_and_listed(tmp_path, monkeypatch):
     assert done.stdout.strip() == "True ['SCAN', 'Words'] <class 'lab.Words'>"
 
 
-def test_unknown_model_of_a_stale_installation_asks_to_install_again(monkeypatch):
+def test_stale_installation_asks_to_install_visavis_again(monkeypatch):
     with pytest.raises(RecipeError, match=r"'XVLN' is not a model: did you mean XVLM\?$"):
         visavis.train("demo", overrides={"model.kind": "XVLN"})
     monkeypatch.setattr(own_code, "_installed", lambda group: {})

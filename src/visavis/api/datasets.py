@@ -18,7 +18,7 @@ from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
     from visavis.core.environment import EnvironmentCheck
-    from visavis.data.convert_features import ConversionReport
+    from visavis.papers.convert_features import ConversionReport
     from visavis.data.dataset_reader import CheckReport
     from visavis.data.features.store import FeatureStore
     from visavis.models.encoders.checkpoint_files import CheckpointConversion
@@ -132,7 +132,7 @@ def data_convert(
         visavis data convert face=faces.pkl --out data/faces
         ```
     """
-    from visavis.data.convert_features import convert_features
+    from visavis.papers.convert_features import convert_features
 
     return convert_features(sources, out, progress)
 

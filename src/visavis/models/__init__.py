@@ -56,8 +56,8 @@ def all_models() -> dict[str, type[Matcher]]:
     """Import all models of the catalog and of installed packages.
 
     Returns:
-        The classes by name, in the order in which lists show them: those of the catalog, each
-        followed by the installed ones that are ``listed_after`` it, then all others by name.
+        The classes by name, in the order in which lists show them: the models of the catalog, each
+        followed by the installed models that are ``listed_after`` it, then all others by name.
 
     Raises:
         SpecError: If a part of an installed package cannot be loaded.

@@ -14,7 +14,7 @@ import torch
 import visavis
 from visavis.core.errors import DataError, RefusedOverwrite
 from visavis.core.progress import NoProgress
-from visavis.data.convert_features import NUM_HELD_OUT
+from visavis.papers.convert_features import NUM_HELD_OUT
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.store import FeatureStore
