@@ -10,9 +10,9 @@ import pytest
 
 import visavis
 from visavis.data.synthetic import write_synthetic_scenes
-from visavis.data.synthetic.scene_encoder import SceneEncoder
 from visavis.models import all_models
 from visavis.models.encoders.encoder_spec import OWN_PREPROCESSING
+from visavis.models.encoders.scene_encoder import SceneEncoder
 from visavis.objectives import CATALOG as OBJECTIVES
 
 SEARCH = ["search", "index", "a red circle"]

@@ -18,10 +18,10 @@ from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
     from visavis.core.environment import EnvironmentCheck
-    from visavis.papers.convert_features import ConversionReport
     from visavis.data.dataset_reader import CheckReport
     from visavis.data.features.store import FeatureStore
     from visavis.models.encoders.checkpoint_files import CheckpointConversion
+    from visavis.papers.convert_features import ConversionReport
     from visavis.research.audit.run_audit import Audit
 
 
