@@ -24,8 +24,8 @@ from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.item_vectors import ItemVectors
 from visavis.data.features.standardization import Standardization
 from visavis.data.item_sources import (
-    AnyFeatures,
     ConcatSource,
+    FeatureReader,
     ItemSource,
     StoredFeatures,
 )
@@ -114,10 +114,10 @@ class DataModule:
     recipe: Recipe
     data: Dataset
     processor: Processor
-    visual: AnyFeatures | None
-    text: AnyFeatures | None
+    visual: FeatureReader | None
+    text: FeatureReader | None
     feedback: FeedbackPairs | None = None
-    query_features: AnyFeatures | None = None
+    query_features: FeatureReader | None = None
     context: RunContext = field(default_factory=RunContext)
     stream: ShardStream | None = None
 
