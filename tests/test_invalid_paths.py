@@ -145,7 +145,7 @@ WORK = {
     "diagnose": "visavis.research.diagnostics.contribution_analysis.diagnose_run",
     "export": "visavis.models.retriever.Retriever.load",
     "explain": "visavis.research.diagnostics.attention_maps.attention_map",
-    "features": "visavis.data.open_dataset",
+    "features": "visavis.data.dataset_reader.open_dataset",
     "index": "visavis.models.retriever.Retriever.load",
     "mine": "visavis.training.runs.mine_negatives._encode",
     "mteb": "visavis.models.retriever.Retriever.load",

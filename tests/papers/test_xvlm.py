@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import visavis
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, RecipeError, SpecError
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.evaluation import rank_scores
 from visavis.losses import objectives
 from visavis.losses.pair_loss import PairLoss

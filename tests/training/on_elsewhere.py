@@ -9,7 +9,7 @@ from tests.models.test_every_objective import LEARNED_BY, facts, images, loss_of
 
 import visavis
 from visavis.core.encoded import Encoded
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.losses.pair_loss import PairLoss
 from visavis.losses.targets import Targets
 from visavis.models import find_model

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import visavis
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, RecipeError, RunError
-from visavis.data import open_dataset
 from visavis.data.dataset import Dataset, Image
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.item_sources import ConcatSource
 from visavis.data.loader import BatchSchedule, Loader
 from visavis.data.synthetic import write_synthetic_scenes

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import visavis
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.loader import BatchSchedule, Loader
 from visavis.data.synthetic import SceneGraphs
 from visavis.data.vocabulary import TokenizedCaptions, Vocabulary

@@ -53,7 +53,7 @@ def data_check(
         visavis data check photos/ --all
         ```
     """
-    from visavis.data import check_dataset
+    from visavis.data.dataset_reader import check_dataset
 
     progress = progress or NoProgress()
     return check_dataset(
@@ -250,7 +250,7 @@ def features(
         visavis features photos/ --visual mobilenet-v2 --granularity regions --out features
         ```
     """
-    from visavis.data import open_dataset
+    from visavis.data.dataset_reader import open_dataset
     from visavis.models.encoders.encoder_spec import EncoderSpec
     from visavis.models.encoders.feature_extraction import cache_features
     from visavis.training.processes import join_processes

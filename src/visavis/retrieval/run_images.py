@@ -18,8 +18,8 @@ from visavis.core.errors import DataError, RunError, VisavisError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import ItemCounter, Progress
 from visavis.core.run_context import RunContext
-from visavis.data import Dataset, Image, open_dataset
-from visavis.data.dataset_reader import validate_images
+from visavis.data import Dataset, Image
+from visavis.data.dataset_reader import open_dataset, validate_images
 from visavis.data.formats.listing import ListedImage, Listing
 from visavis.data.item_sources import FeatureReader, ItemSource, StoredFeatures
 from visavis.models.encoders.feature_extraction import cache_features
