@@ -18,7 +18,7 @@ import sys
 import time
 
 import visavis
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.research.audit import audit_part, run_audit
 
 

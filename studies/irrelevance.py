@@ -19,9 +19,8 @@ import torch
 from scipy.stats import mannwhitneyu
 
 from visavis.core.spec import parse
-from visavis.data import open_dataset
 from visavis.data.dataset import Dataset
-from visavis.data.dataset_reader import resolve_path
+from visavis.data.dataset_reader import open_dataset, resolve_path
 from visavis.data.words import tokenize
 from visavis.papers.relevance import CATALOG
 from visavis.papers.relevance.base import CaptionAggregation

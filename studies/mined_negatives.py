@@ -39,7 +39,7 @@ from scipy import stats
 
 import visavis
 from visavis.core import storage
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.training.supervision.mined_negatives import MinedBatches, MinedNegatives
 

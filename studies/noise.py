@@ -28,7 +28,7 @@ from torch import Tensor
 import visavis
 from visavis.core import storage
 from visavis.core.errors import VisavisError
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.models.base import evaluation_mode
 from visavis.training.checkpoint import Checkpoint
 from visavis.training.recipes.data_module import prepare_training

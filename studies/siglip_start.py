@@ -33,7 +33,7 @@ from clip_small import spread, train_once, write_clip_folder
 import visavis
 from visavis.core import storage
 from visavis.core.errors import VisavisError
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.models.clip.model import export_to_transformers
 
 SIZE, WIDTH, MIN_COUNT = 48, 64, 8

@@ -28,7 +28,7 @@ from visavis.core.errors import (
     VisavisError,
 )
 from visavis.core.progress import NoProgress
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation.metrics import CATALOG as METRICS
 from visavis.training.recipes.data_module import DERIVED_MODEL_KEYS

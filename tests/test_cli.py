@@ -39,7 +39,7 @@ from visavis.cli import commands, console, help_texts, logs, terminal
 from visavis.cli.terminal import ENDING_SIGNALS
 from visavis.core import errors
 from visavis.core.progress import TrainingStep
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.images import decode_image
 from visavis.data.synthetic import write_synthetic_scenes
 

@@ -328,7 +328,7 @@ def test_evaluate_corrects_an_ensemble_and_its_coherence(run, tmp_path):
 
 
 def plain_captions(run) -> tuple[str, ...]:
-    from visavis.data import open_dataset
+    from visavis.data.dataset_reader import open_dataset
 
     return open_dataset(run.parent / "scenes").split("test").captions
 

@@ -13,7 +13,7 @@ import pytest
 from tests.recipes import TINY_RECIPE
 
 import visavis
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.source_files import list_source_files

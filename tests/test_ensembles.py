@@ -14,7 +14,7 @@ import visavis
 from visavis.cli import app
 from visavis.core.errors import RunError
 from visavis.core.progress import NoProgress
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation import rank_scores
 from visavis.evaluation.bootstrap import bootstrap_images

@@ -17,7 +17,7 @@ from visavis import cli
 from visavis.core.encoded import Encoded, append_items, collect_batches
 from visavis.core.errors import DataError, RecipeError, ShapeError, SpecError
 from visavis.core.progress import NoProgress
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.equal_texts import text_keys
 from visavis.data.loader import Batch, BatchSchedule
 from visavis.data.synthetic import write_synthetic_scenes

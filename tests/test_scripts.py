@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.synthetic import SceneGraphs, write_synthetic_scenes
 from visavis.training.recipes.files import read_recipe
 

@@ -19,7 +19,7 @@ from visavis import cli, evaluation
 from visavis.api import graded_runs as agreement
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, RecipeError, RunError
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation.classification import class_vectors, zero_shot_accuracy
 from visavis.losses.targets import Targets

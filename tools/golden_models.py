@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from visavis.core.encoded import Encoded
 from visavis.models import Matcher
 from visavis.models.image_text.cross_attention import BFAN, SCAN
-from visavis.models.image_text.sgraf import SGRAF, add_global_vectors
-from visavis.models.image_text.vsrn import GraphConvolution
 from visavis.models.layers import GeneralizedPooling
+from visavis.papers.models.sgraf import SGRAF, add_global_vectors
+from visavis.papers.models.vsrn import GraphConvolution
 
 Arrays = dict[str, np.ndarray]
 State = dict[str, Tensor]

@@ -107,7 +107,7 @@ def convert(backbone: Path, out: Path, *, force: bool = False) -> Path:
 
 def check(folder: Path, backbone: Path, data: Path, *, count: int = 64) -> dict[str, float]:
     """Compare the folder's pooled features of the first images with the stored ones."""
-    from visavis.data import open_dataset
+    from visavis.data.dataset_reader import open_dataset
     from visavis.models.encoders.frozen_encoders import open_visual_encoder
 
     images = open_dataset(data).images[:count]

@@ -24,7 +24,7 @@ WHEEL_FILES = (
     "visavis/training/recipes/shipped/demo.toml",
     "visavis/research/reports/templates/base.html.j2",
     "visavis/retrieval/server/web_ui/index.html",
-    "visavis/data/synthetic/weights/scene_encoder.safetensors",
+    "visavis/models/encoders/weights/scene_encoder.safetensors",
 )
 SDIST_FILES = (
     "pyproject.toml",

@@ -38,9 +38,11 @@ from visavis.data.synthetic.scene import (
     SHAPES,
     SIZES,
 )
-from visavis.data.synthetic.scene_encoder import SceneEncoder
+from visavis.models.encoders.scene_encoder import SceneEncoder
 
-WEIGHTS = Path(__file__).parents[1] / "src/visavis/data/synthetic/weights/scene_encoder.safetensors"
+WEIGHTS = (
+    Path(__file__).parents[1] / "src/visavis/models/encoders/weights/scene_encoder.safetensors"
+)
 SEED = 2**40
 GRID = 6
 

@@ -17,7 +17,7 @@ import transformers
 
 import visavis
 from visavis.core.progress import NoProgress, TrainingStep
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.training.stop_signals import Stopped
 
 RECIPE = """

@@ -15,7 +15,7 @@ from visavis.cli import app
 from visavis.core import storage
 from visavis.core.errors import VisavisError
 from visavis.core.progress import NoProgress
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.synthetic import SceneGraphs, write_synthetic_scenes
 from visavis.data.vocabulary import Vocabulary
 from visavis.research.audit import run_audit

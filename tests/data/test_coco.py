@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from visavis.core.errors import DataError
-from visavis.data import check_dataset, open_dataset
+from visavis.data.dataset_reader import check_dataset, open_dataset
 
 
 def write_coco(

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from visavis.core.errors import DataError
-from visavis.data import dataset, open_dataset
-from visavis.data.dataset_reader import FORMATS, find_source, list_dataset
+from visavis.data import dataset
+from visavis.data.dataset_reader import FORMATS, find_source, list_dataset, open_dataset
 from visavis.data.file_names import split_by_hash
 from visavis.data.formats.listing import caption_problem, clean_name
 from visavis.data.formats.published_lists import load_precomp_features

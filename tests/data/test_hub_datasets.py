@@ -51,7 +51,7 @@ def hub(tmp_path_factory) -> Iterator[Hub]:
 
 def open_all() -> None:
     """Open each data set that the arguments name, and print each result in a line."""
-    from visavis.data import open_dataset
+    from visavis.data.dataset_reader import open_dataset
 
     retry_at_once()
     for name in sys.argv[1:]:
@@ -256,7 +256,7 @@ def test_files_of_one_kind_and_configuration_are_selected(files, config, selecte
 
 def test_broken_links_of_a_snapshot_are_refused(tmp_path):
     """A snapshot may link to its own blobs only."""
-    from visavis.data import open_dataset
+    from visavis.data.dataset_reader import open_dataset
 
     snapshot, blobs = (
         tmp_path / "datasets--tiny--good" / "snapshots" / "0",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from visavis.core.errors import DataError
-from visavis.data import check_dataset, open_dataset
+from visavis.data.dataset_reader import check_dataset, open_dataset
 
 UNREADABLE = {
     "cut JSON": ("dataset_x.json", b'{"images": [{"filename"', "is not JSON: .*line 1"),

@@ -7,7 +7,8 @@ import os
 import numpy as np
 import pytest
 
-from visavis.data import Dataset, Image, open_dataset
+from visavis.data import Dataset, Image
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.features import arrays
 from visavis.data.features.arrays import ROWS_PER_READ, ArrayFeatures, first_nonfinite_row
 

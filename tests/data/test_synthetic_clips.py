@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from visavis.core.errors import DataError, RecipeError, RefusedOverwrite
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.features.expert_store import ExpertStore
 from visavis.data.synthetic import ClipAnnotations, render_scene, write_synthetic_clips
 from visavis.data.synthetic.clips import (

@@ -12,7 +12,8 @@ import pytest
 from tests.data.test_check import World, png
 
 from visavis.core.errors import DataError
-from visavis.data import Dataset, check_dataset, open_dataset
+from visavis.data import Dataset
+from visavis.data.dataset_reader import check_dataset, open_dataset
 from visavis.data.loader import BatchSchedule
 from visavis.retrieval.source_files import list_source_files
 

@@ -11,8 +11,7 @@ import pytest
 from PIL import Image as Pictures
 
 from visavis.core.errors import DataError, MissingExtra
-from visavis.data import check_dataset
-from visavis.data.dataset_reader import list_dataset, open_dataset
+from visavis.data.dataset_reader import check_dataset, list_dataset, open_dataset
 from visavis.data.video import (
     VideoError,
     count_frames,

@@ -13,7 +13,7 @@ import pytest
 
 from visavis import api
 from visavis.core.errors import DataError
-from visavis.data import check_dataset, open_dataset
+from visavis.data.dataset_reader import check_dataset, open_dataset
 from visavis.data.shard_stream import ShardStream
 
 from .test_image_tables import contents, png

@@ -13,7 +13,7 @@ from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, RefusedOverwrite, RunError, VisavisError
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.data.vocabulary import Vocabulary
-from visavis.models import CATALOG
+from visavis.models import find_model
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.processor import Processor
 
@@ -42,7 +42,7 @@ def matcher_of(kind, **more):
         | KINDS.get(kind, {})
         | more
     )
-    return CATALOG[name](CATALOG[name].Config(**fields)).eval()
+    return find_model(name)(find_model(name).Config(**fields)).eval()
 
 
 @pytest.fixture(scope="module")

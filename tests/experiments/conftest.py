@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import visavis
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.feedback.records import Judgment, QueryKey, open_feedback
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.research.experiments.comparison_result import Comparison

@@ -15,7 +15,7 @@ import pytest
 import visavis
 from visavis.core.errors import DataError, RecipeError, RunError
 from visavis.core.progress import NoProgress
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.evaluation.bootstrap import bootstrap_queries
 from visavis.evaluation.feedback_metrics import JudgedQueryResult, feedback_metrics
 

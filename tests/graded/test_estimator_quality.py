@@ -356,7 +356,7 @@ def test_thresholds_are_quantiles_of_training_pairs(scenes, tmp_path):
     (row,) = verbs.relevance_thresholds(
         scenes, estimator="SceneRelevance()", num_pairs=3000, out=plot
     )
-    from visavis.data import open_dataset
+    from visavis.data.dataset_reader import open_dataset
     from visavis.papers.relevance import SceneRelevance
 
     train = open_dataset(scenes).split("train")
@@ -425,7 +425,7 @@ def test_relevance_command_reports_errors_in_one_line(
 
 
 def test_sample_relevance_rejects_one_image(scenes):
-    from visavis.data import open_dataset
+    from visavis.data.dataset_reader import open_dataset
 
     with pytest.raises(DataError, match="expected at least 2 training images, got 1"):
         sample_relevance(lambda *_: None, open_dataset(scenes).take(np.array([0])), 10)

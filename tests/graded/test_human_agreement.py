@@ -15,8 +15,8 @@ from scipy.stats import kendalltau, spearmanr
 
 import visavis
 from visavis.core.errors import DataError, RunError
-from visavis.data import open_dataset
 from visavis.data.dataset import Dataset, Image
+from visavis.data.dataset_reader import open_dataset
 from visavis.papers.relevance.human_agreement import (
     FLICKR8K_FILES,
     SEED,

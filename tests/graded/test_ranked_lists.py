@@ -21,9 +21,9 @@ import visavis
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, RefusedOverwrite, RunError, SpecError, VisavisError
 from visavis.core.progress import NoProgress
-from visavis.data import open_dataset
 from visavis.data.dataset import Dataset
 from visavis.data.dataset import Image as Listed
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.synthetic import SceneGraphs, write_synthetic_scenes
 from visavis.data.words import tokenize
 from visavis.papers.relevance import RelevanceEstimator

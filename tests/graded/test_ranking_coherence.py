@@ -17,8 +17,8 @@ from torch import Tensor
 from visavis import Targets
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, SpecError
-from visavis.data import open_dataset
 from visavis.data.dataset import Dataset, Image
+from visavis.data.dataset_reader import open_dataset
 from visavis.evaluation import Protocol, rank_scores
 from visavis.evaluation.metrics import (
     average_precision_at_r,

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import visavis
 from visavis.cli import app
 from visavis.core.errors import DataError, RunError, VisavisError
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.integrations.mteb import MtebEncoder
 

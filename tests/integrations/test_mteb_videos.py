@@ -18,7 +18,7 @@ from tests.videos import write_video
 
 import visavis
 from visavis.core.errors import VisavisError
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.integrations.mteb import MtebEncoder
 
 av = pytest.importorskip("av")

@@ -17,17 +17,17 @@ from visavis.core.blocking import declared_cost, measure_score_cost
 from visavis.core.encoded import Encoded
 from visavis.core.errors import RunError, ShapeError, SpecError, VisavisError
 from visavis.losses.pair_loss import PairLoss
-from visavis.models import CATALOG
+from visavis.models import all_models, find_model
 from visavis.models.base import load_matcher
 from visavis.models.clip.model import CLIP
 from visavis.models.embedding_model import EmbeddingModel
-from visavis.models.expert_matchers import CE, MMT
 from visavis.models.image_text.cross_attention import BFAN, SCAN, MaxSim
 from visavis.models.image_text.global_matchers import Heads, VSEInfinity, VSEPlusPlus
-from visavis.models.image_text.sgraf import SGRAF
-from visavis.models.image_text.vsrn import VSRN
-from visavis.models.xvlm.model import XVLM
 from visavis.objectives import Unified
+from visavis.papers.models.expert_matchers import CE, MMT
+from visavis.papers.models.sgraf import SGRAF
+from visavis.papers.models.vsrn import VSRN
+from visavis.papers.models.xvlm import XVLM
 
 CONFIGS = {
     Heads: Heads.Config(visual_input_dim=6, text_input_dim=3, embedding_dim=4, hidden_dim=5),
@@ -101,7 +101,9 @@ CONFIGS = {
         word_dim=5,
     ),
 }
-every_matcher = pytest.mark.parametrize("kind", CATALOG.values(), ids=lambda kind: kind.__name__)
+every_matcher = pytest.mark.parametrize(
+    "kind", all_models().values(), ids=lambda kind: kind.__name__
+)
 every_small_matcher = pytest.mark.parametrize("kind", CONFIGS, ids=lambda kind: kind.__name__)
 
 
@@ -127,7 +129,7 @@ def test_load_matcher_restores_config_and_weights(kind, config, tmp_path):
     matcher = kind(config)
     matcher.save_pretrained(tmp_path, vocabulary=["a", "b"])
     saved = json.loads((tmp_path / "config.json").read_text())
-    assert CATALOG[saved["kind"]] is kind
+    assert find_model(saved["kind"]) is kind
     assert saved["vocabulary"] == ["a", "b"]
     again = load_matcher(kind, spec.build_object(kind.Config, saved["architecture"]), tmp_path)
     assert again.config == matcher.config

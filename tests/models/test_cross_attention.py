@@ -10,9 +10,9 @@ from torch.nn.functional import cosine_similarity
 from visavis.core.encoded import Encoded
 from visavis.core.errors import ShapeError
 from visavis.models.image_text.cross_attention import BFAN, SCAN, MaxSim
-from visavis.models.image_text.sgraf import SGRAF
-from visavis.models.image_text.vsrn import VSRN, GraphConvolution
 from visavis.models.inference import score_all_pairs
+from visavis.papers.models.sgraf import SGRAF
+from visavis.papers.models.vsrn import VSRN, GraphConvolution
 
 REGIONS, WORDS, WIDTH = 4, 6, 5
 SIZES = {

@@ -21,15 +21,15 @@ from visavis.evaluation import evaluate
 from visavis.losses import objectives
 from visavis.losses.pair_loss import PairLoss
 from visavis.losses.targets import Targets
-from visavis.models import CATALOG
+from visavis.models import all_models
 from visavis.models.encoders.encoder_spec import EncoderSpec
-from visavis.models.expert_matchers import CE, MMT
 from visavis.models.image_text.cross_attention import BFAN, SCAN, MaxSim
 from visavis.models.image_text.global_matchers import Heads, VSEInfinity, VSEPlusPlus
-from visavis.models.image_text.sgraf import SGRAF
-from visavis.models.image_text.vsrn import VSRN
 from visavis.models.processor import Processor
 from visavis.objectives import AOQ, GradedVLC, Ladder
+from visavis.papers.models.expert_matchers import CE, MMT
+from visavis.papers.models.sgraf import SGRAF
+from visavis.papers.models.vsrn import VSRN
 
 REGIONS, WORDS, WIDTH, VOCABULARY = 4, 6, 12, 40
 SIZES = {"visual_input_dim": WIDTH, "embedding_dim": 16}
@@ -67,7 +67,7 @@ MATCHERS = {
         experts=EXPERTS, **LEARNED, layers=1, heads=2, feedforward_dim=16, attention_dropout=0.0
     ),
 }
-KINDS = {kind.Config: kind for kind in CATALOG.values()}
+KINDS = {kind.Config: kind for kind in all_models().values()}
 RELATIONS = {"pairs": (8, 1), "captions": (4, 3), "ragged": (6, 2)}
 """Images and captions per image. "ragged": items of unequal length, and captions that two images
 share.

@@ -20,8 +20,8 @@ import visavis
 from visavis.core.errors import DataError, VisavisError
 from visavis.models.encoders.checkpoint_files import read_checkpoint
 
+from ..papers.test_xvlm_conversion import bert, published  # noqa: F401
 from .test_clip_conversion import CONFIG, Plain, donor, write_config  # noqa: F401 - fixtures
-from .test_xvlm_conversion import bert, published  # noqa: F401
 
 # Of processor time, because other processes may delay a test.
 SLOWEST_S = 10.0

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from visavis.data.synthetic import Scene, SceneObject, render_scene, resample_layout, sample_scene
-from visavis.data.synthetic.scene_encoder import SceneEncoder
+from visavis.models.encoders.pretrained_files import SCENE_ENCODER_WEIGHTS
+from visavis.models.encoders.scene_encoder import SceneEncoder
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +31,7 @@ def scenes():
 
 
 def test_scene_encoder_file_is_small():
-    assert (
-        files("visavis.data.synthetic") / "weights" / "scene_encoder.safetensors"
-    ).stat().st_size <= 2_000_000
+    assert SCENE_ENCODER_WEIGHTS.stat().st_size <= 2_000_000
 
 
 def test_scene_encoder_shapes(encoder, scenes):

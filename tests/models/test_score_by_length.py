@@ -13,7 +13,7 @@ from visavis.models.image_text.cross_attention import (
     SCAN,
     MaxSim,
 )
-from visavis.models.image_text.sgraf import SGRAF
+from visavis.papers.models.sgraf import SGRAF
 
 SIZES = {
     "visual_input_dim": 3,

@@ -13,7 +13,7 @@ from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, RecipeError, RunError
 from visavis.data.images import decode_image
 from visavis.data.synthetic import write_synthetic_scenes
-from visavis.models import CATALOG
+from visavis.models import find_model
 from visavis.models.base import load_matcher
 from visavis.models.encoders.text_backbone import (
     TEXT_BACKBONE_FOLDER,
@@ -143,8 +143,8 @@ def test_trained_text_backbone_loads_without_original(kind, bert, tmp_path):
         "text_input_dim": len(WORDS),
         "text_backbone": str(bert),
     }
-    matcher = CATALOG[kind](
-        CATALOG[kind].Config(visual_input_dim=5, embedding_dim=8, **read, **SMALL.get(kind, {}))
+    matcher = find_model(kind)(
+        find_model(kind).Config(visual_input_dim=5, embedding_dim=8, **read, **SMALL.get(kind, {}))
     )
     by_part = matcher.parameters_by_part()
     assert {name.split(".")[0] for name, _ in by_part["text_backbone"]} == {"text_backbone"}

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from visavis.core.errors import DataError
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.retrieval.source_files import list_source_files
 
 

@@ -11,7 +11,7 @@ import visavis
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, RunError, ShapeError, VisavisError
 from visavis.core.progress import NoProgress
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation import evaluate
 from visavis.training.runs.open_run import open_run, read_run_recipe

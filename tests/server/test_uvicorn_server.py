@@ -21,10 +21,10 @@ import pytest
 import uvicorn
 from starlette.exceptions import HTTPException
 from tests.platforms import posix
-from visavis.evaluation.feedback.records import QueryKey
 
 import visavis
 from visavis.core.errors import DataError, RunError, VisavisError
+from visavis.data.feedback.records import QueryKey
 from visavis.retrieval.items import NO_FILTER
 from visavis.retrieval.search import parse_query
 from visavis.retrieval.server import image_cache

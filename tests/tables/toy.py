@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from visavis.data.synthetic import write_synthetic_clips, write_synthetic_scenes
-from visavis.models import CATALOG
+from visavis.models import find_model
 from visavis.papers.relevance.supervision import GradedSupervision
 from visavis.training.recipes.data_module import prepare_training
 from visavis.training.recipes.files import read_recipe
@@ -96,7 +96,7 @@ def overrides(address: str, toys: Path) -> dict[str, Any]:
         f"phases.{number}.supervision": f"GradedSupervision(relevance='{RELEVANCE}', by='position')"
         for number in graded
     }
-    fields = {field.name for field in dataclasses.fields(CATALOG[recipe.model["kind"]].Config)}
+    fields = {field.name for field in dataclasses.fields(find_model(recipe.model["kind"]).Config)}
     changed |= {f"model.{key}": value for key, value in SMALL.items() if key in fields}
     if "time_unit" in recipe.model:
         changed["model.time_unit"] = "position"

@@ -9,14 +9,14 @@ from tests.models.test_every_objective import LEARNED_BY, facts, images, loss_of
 
 import visavis
 from visavis.core.encoded import Encoded
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.losses.pair_loss import PairLoss
 from visavis.losses.targets import Targets
-from visavis.models import CATALOG
+from visavis.models import find_model
 from visavis.models.clip.model import CLIP
 from visavis.models.inference import score_all_pairs, score_indexed_pairs
-from visavis.models.xvlm.model import XVLM
 from visavis.objectives import InfoNCE
+from visavis.papers.models.xvlm import XVLM
 
 BASE = """
 name = "elsewhere"
@@ -79,7 +79,7 @@ def test_pretrained_encoders_train_on_device(kind, towers, dual_encoders):
             text_input_dim=10,
             scale="learned",
         )
-    matcher = CATALOG[kind](config)
+    matcher = find_model(kind)(config)
     side = 16 if kind == "XVLM" else 32
     images, words, ids = (
         torch.randn(6, 3, side, side),

@@ -15,7 +15,7 @@ from visavis import cli
 from visavis.core import storage
 from visavis.core.errors import RecipeError, SpecError
 from visavis.core.progress import NoProgress
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation.metrics.ranking import random_recall, random_rsum
 from visavis.models.encoders.cnn_backbones import SmallCNN

@@ -13,7 +13,7 @@ from tests.processes import in_processes
 from tests.training.process_cases import train_all
 
 import visavis
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.synthetic import write_synthetic_scenes
 
 transformers = pytest.importorskip("transformers")

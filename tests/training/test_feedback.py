@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import visavis
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, RecipeError, RunError
-from visavis.data import open_dataset
 from visavis.data.dataset import Dataset, Image
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.feedback.records import Judgment, Preference, QueryKey, open_feedback
 from visavis.data.feedback.training_pairs import (
     MAX_ADDED_NEGATIVES,

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file
 
 import visavis
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.loader import BatchSchedule, Loader
 from visavis.data.synthetic import SceneGraphs
 from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
-from visavis.models import CATALOG
+from visavis.models import all_models
 from visavis.papers.relevance import CBoW
 from visavis.papers.relevance.supervision import (
     GradedSupervision,
@@ -141,7 +141,7 @@ def test_ladder_improves_coherence_over_its_first_level(recipe, scenes, tmp_path
     "kind",
     [
         pytest.param(name, marks=() if name == "VSE++" else pytest.mark.long)
-        for name, kind in CATALOG.items()
+        for name, kind in all_models().items()
         # An EmbeddingModel is a model of sentence-transformers, see test_embedding_model.py.
         if "experts" not in kind.visual_granularities and name != "EmbeddingModel"
     ],

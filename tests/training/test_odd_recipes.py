@@ -190,10 +190,10 @@ def test_nan_and_none_in_a_recipe_are_rejected(value):
                 read_recipe("demo", {key: given})
 
 
-@pytest.mark.parametrize("kind", list(models.CATALOG))
+@pytest.mark.parametrize("kind", list(models.all_models()))
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "[nan]", "[1.0, inf]", "{ a = nan }"])
 def test_nan_in_the_model_of_a_recipe_file_is_rejected(kind, text, tmp_path):
-    for field in fields(models.CATALOG[kind].Config):
+    for field in fields(models.find_model(kind).Config):
         (tmp_path / "recipe.toml").write_text(
             f'{TINY}\n[model]\nkind = "{kind}"\n{field.name} = {text}\n'
         )
@@ -216,7 +216,7 @@ CATALOGS = (
     objectives.CATALOG,
     SUPERVISIONS,
     graded.CATALOG,
-    [model.Config for model in models.CATALOG.values()],
+    [model.Config for model in models.all_models().values()],
     [Protocol],
 )
 
@@ -268,7 +268,7 @@ def test_nan_and_none_in_a_field_are_rejected(kind):
 def test_number_of_layers_is_limited(kind, field):
     config = next(
         model.Config
-        for name, model in models.CATALOG.items()
+        for name, model in models.all_models().items()
         if name.replace("-", "").upper() == kind
     )
     given = {"visual_input_dim": 8, "text_input_dim": 8} | (

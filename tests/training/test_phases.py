@@ -289,7 +289,7 @@ def test_two_phase_vsepp_resumes_in_either_phase(few_scenes, stop_at, outcome, t
     visavis.train(
         "vse++-two-step-scenes", data=few_scenes, out=whole, overrides=TWO_STEPS, progress=Keep()
     )
-    from visavis.data.synthetic.scene_encoder import SceneEncoder
+    from visavis.models.encoders.scene_encoder import SceneEncoder
 
     shipped_weights = {
         f"backbone.model.encoder.{name}": tensor

@@ -26,7 +26,7 @@ import visavis
 from visavis.core.encoded import Encoded
 from visavis.core.errors import RecipeError, ReportedByOtherProcess
 from visavis.core.process_group import ONE_PROCESS, ProcessGroup
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.evaluation.tiled_ranking import rank_by_tiles
 from visavis.training import processes
 from visavis.training.encoder_blocks import synchronize_batch_norm

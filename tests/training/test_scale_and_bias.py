@@ -16,7 +16,7 @@ from tests.training.process_cases import train_all
 
 import visavis
 from visavis.core.errors import RecipeError
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.models.clip.model import open_dual_encoder
 from visavis.objectives import Sigmoid

@@ -13,7 +13,7 @@ from visavis import PairLoss, parse
 from visavis.core import spec
 from visavis.core.errors import MissingSupervision, RecipeError, RunError
 from visavis.core.own_code import loaded_classes
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.loader import derive_seed
 from visavis.losses.targets import Targets
 from visavis.objectives import NCR

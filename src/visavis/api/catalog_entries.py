@@ -34,7 +34,7 @@ def objectives() -> list[CatalogEntry]:
 
 def models() -> list[CatalogEntry]:
     """Return every matching model with its inputs and the defaults of its architecture."""
-    from visavis.models import CATALOG
+    from visavis.models import all_models
 
     return [
         {
@@ -44,7 +44,7 @@ def models() -> list[CatalogEntry]:
             "inputs": f"images as {' or '.join(kind.visual_granularities)}, texts as {' or '.join(kind.text_granularities)}",
             "defaults": f"{name}({_defaults(kind.Config)})",
         }
-        for name, kind in CATALOG.items()
+        for name, kind in all_models().items()
     ]
 
 
@@ -300,12 +300,16 @@ def catalog_entries(kind: str) -> list[CatalogEntry]:
     Returns:
         The entries.
     """
-    if kind == "stores":  # depends on the installed packages, too
-        return stores()
     from visavis.core import storage
+    from visavis.core.own_code import installed_modules
 
+    modules = installed_modules("models") if kind == "models" else {}
+    # Files of other packages may change, too.
+    is_extended = not all(module.startswith("visavis.") for module in modules.values())
+    if kind == "stores" or is_extended:
+        return CATALOGS[kind]()
     root = Path(__file__).parents[1]
-    key = storage.stat_hash([*root.rglob("*.py"), *root.rglob("*.toml")])
+    key = storage.stat_hash([*root.rglob("*.py"), *root.rglob("*.toml")], modules)
     # Without a home folder, or with a full disk, the entries are made each time.
     with suppress(StorageError):
         file = storage.cache_folder() / "catalog" / f"{kind}.json"

@@ -18,10 +18,10 @@ from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
     from visavis.core.environment import EnvironmentCheck
-    from visavis.data.convert_features import ConversionReport
     from visavis.data.dataset_reader import CheckReport
     from visavis.data.features.store import FeatureStore
     from visavis.models.encoders.checkpoint_files import CheckpointConversion
+    from visavis.papers.convert_features import ConversionReport
     from visavis.research.audit.run_audit import Audit
 
 
@@ -53,7 +53,7 @@ def data_check(
         visavis data check photos/ --all
         ```
     """
-    from visavis.data import check_dataset
+    from visavis.data.dataset_reader import check_dataset
 
     progress = progress or NoProgress()
     return check_dataset(
@@ -132,7 +132,7 @@ def data_convert(
         visavis data convert face=faces.pkl --out data/faces
         ```
     """
-    from visavis.data.convert_features import convert_features
+    from visavis.papers.convert_features import convert_features
 
     return convert_features(sources, out, progress)
 
@@ -250,7 +250,7 @@ def features(
         visavis features photos/ --visual mobilenet-v2 --granularity regions --out features
         ```
     """
-    from visavis.data import open_dataset
+    from visavis.data.dataset_reader import open_dataset
     from visavis.models.encoders.encoder_spec import EncoderSpec
     from visavis.models.encoders.feature_extraction import cache_features
     from visavis.training.processes import join_processes
@@ -354,7 +354,7 @@ def convert(
         is_open_clip,
     )
     from visavis.models.encoders.checkpoint_files import matching_shapes, read_checkpoint
-    from visavis.models.xvlm.conversion import convert_xvlm
+    from visavis.papers.models.xvlm_conversion import convert_xvlm
 
     if os.path.exists(out):
         storage.prepare_empty_folder(out, will_be_replaced=True)

@@ -240,7 +240,7 @@ def relevance_thresholds(
         ```
     """
     from visavis.core import storage
-    from visavis.data import open_dataset
+    from visavis.data.dataset_reader import open_dataset
     from visavis.papers.relevance.distribution_plot import plot_relevance_distributions
     from visavis.papers.relevance.estimator_quality import (
         DEFAULT_ESTIMATORS,

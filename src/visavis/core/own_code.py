@@ -229,6 +229,18 @@ def installed_names(group: str) -> list[str]:
     return sorted(_installed(group))
 
 
+def installed_modules(group: str) -> dict[str, str]:
+    """Return the modules of the parts of installed packages, without loading them.
+
+    Args:
+        group: Kind of part, the end of the group of entry points.
+
+    Returns:
+        Names of modules by names of parts.
+    """
+    return {name: entry.module for name, entry in _installed(group).items()}
+
+
 def name_part(part: type[T]) -> type[T]:
     """Give a class from outside the package the name by which texts find it again.
 

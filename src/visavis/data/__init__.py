@@ -8,16 +8,9 @@ from visavis.core.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from visavis.data.dataset import Dataset, Image
-    from visavis.data.dataset_reader import check_dataset, open_dataset
 
-__all__ = ["Dataset", "Image", "check_dataset", "open_dataset"]
+__all__ = ["Dataset", "Image"]
 
 __getattr__ = lazy_names(
-    __name__,
-    {
-        "Dataset": "visavis.data.dataset",
-        "Image": "visavis.data.dataset",
-        "check_dataset": "visavis.data.dataset_reader",
-        "open_dataset": "visavis.data.dataset_reader",
-    },
+    __name__, {"Dataset": "visavis.data.dataset", "Image": "visavis.data.dataset"}
 )

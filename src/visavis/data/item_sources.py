@@ -4,7 +4,7 @@ features, which may be standardized.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,10 +15,7 @@ from torch import Tensor
 
 from visavis.core.encoded import Encoded, concatenate
 from visavis.data.dataset import Image as ListedImage
-from visavis.data.features.arrays import ArrayFeatures
-from visavis.data.features.expert_store import ExpertStore, RegionFeatures
 from visavis.data.features.standardization import Standardization
-from visavis.data.features.store import FeatureStore
 from visavis.data.images import (
     Box,
     decode_image,
@@ -33,7 +30,6 @@ from visavis.data.sequences import read_items
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-AnyFeatures = FeatureStore | ArrayFeatures | RegionFeatures | ExpertStore
 PixelFunction = Callable[[Sequence["Image"]], Tensor]
 """Converts images to pixels ``[N, 3, H, W]``."""
 CropFunction = Callable[[tuple[int, int], torch.Generator], Box]
@@ -58,6 +54,40 @@ class ItemSource(Protocol):
 
         Returns:
             The items in the given order.
+        """
+        ...
+
+
+class FeatureReader(Protocol):
+    """Stored features of images or captions, in any format."""
+
+    @property
+    def embedding_dim(self) -> int:
+        """Number of dimensions of the features, the sum over all parts."""
+        ...
+
+    def rows(self, keys: Iterable[str], /) -> np.ndarray:
+        """Look up the rows of items.
+
+        Args:
+            keys: Names of images, or captions.
+
+        Returns:
+            Row numbers.
+
+        Raises:
+            DataError: If an item has no features.
+        """
+        ...
+
+    def read(self, rows: np.ndarray, /) -> Encoded:
+        """Read rows.
+
+        Args:
+            rows: Row numbers.
+
+        Returns:
+            Features in float32, padded with a mask if items have different lengths.
         """
         ...
 
@@ -202,7 +232,7 @@ class StoredFeatures:
         standardization: Statistics for standardization. None: unchanged features.
     """
 
-    store: AnyFeatures
+    store: FeatureReader
     rows: np.ndarray
     crops: int = 1
     standardization: Standardization | None = None

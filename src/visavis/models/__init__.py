@@ -15,21 +15,18 @@ CATALOG: MutableMapping[str, type[Matcher]] = LazyCatalog(
         "Heads": "visavis.models.image_text.global_matchers:Heads",
         "VSE++": "visavis.models.image_text.global_matchers:VSEPlusPlus",
         "VSEInfinity": "visavis.models.image_text.global_matchers:VSEInfinity",
-        "VSRN": "visavis.models.image_text.vsrn:VSRN",
         "SCAN": "visavis.models.image_text.cross_attention:SCAN",
         "BFAN": "visavis.models.image_text.cross_attention:BFAN",
-        "SGRAF": "visavis.models.image_text.sgraf:SGRAF",
         "MaxSim": "visavis.models.image_text.cross_attention:MaxSim",
         "CLIP": "visavis.models.clip.model:CLIP",
         "EmbeddingModel": "visavis.models.embedding_model:EmbeddingModel",
-        "XVLM": "visavis.models.xvlm.model:XVLM",
-        "CE": "visavis.models.expert_matchers:CE",
-        "MMT": "visavis.models.expert_matchers:MMT",
     }
 )
-"""Models by the names that recipes use, ``Matcher.name``."""
+"""Models by the names that recipes use, ``Matcher.name``. Installed packages add further ones by
+entry points, see ``all_models``.
+"""
 
-__all__ = ["CATALOG", "Matcher", "find_model"]
+__all__ = ["CATALOG", "Matcher", "all_models", "find_model"]
 
 __getattr__ = lazy_names(__name__, {"Matcher": "visavis.models.base"})
 
@@ -53,3 +50,47 @@ def find_model(name: str) -> type[Matcher] | None:
     if kind is not None and name not in CATALOG:
         kind.name = kind.__qualname__ if ":" in kind.__qualname__ else name
     return kind
+
+
+def all_models() -> dict[str, type[Matcher]]:
+    """Import all models of the catalog and of installed packages.
+
+    Returns:
+        The classes by name, in the order in which lists show them: the models of the catalog, each
+        followed by the installed models that are ``listed_after`` it, then all others by name.
+
+    Raises:
+        SpecError: If a part of an installed package cannot be loaded.
+    """
+    from visavis.core.own_code import installed_names
+
+    installed = {
+        name: kind for name in installed_names("models") if (kind := find_model(name)) is not None
+    }
+    models: dict[str, type[Matcher]] = {}
+    for name, kind in CATALOG.items():
+        models[name] = kind
+        models |= {own: kind for own, kind in installed.items() if kind.listed_after == name}
+    return models | installed
+
+
+def suggest_model(name: str) -> str:
+    """Make the end of an error message about an unknown model.
+
+    Args:
+        name: The unknown name.
+
+    Returns:
+        The closest name or all names, and how to add the models of visavis that are missing.
+    """
+    from visavis.core.errors import suggest_name
+    from visavis.core.own_code import installed_modules
+
+    installed = installed_modules("models")
+    text = suggest_name(name, [*CATALOG, *installed])
+    if any(module.startswith("visavis.") for module in installed.values()):
+        return text
+    return (
+        f"{text} If it is a model of visavis, install visavis again: the installed version "
+        "does not list it."
+    )

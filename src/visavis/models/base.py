@@ -92,6 +92,10 @@ class Matcher(nn.Module, ABC):
     visual_granularities: ClassVar[tuple[VisualGranularity, ...]]
     text_granularities: ClassVar[tuple[TextGranularity, ...]]
     config: MatcherConfig
+    listed_after: ClassVar[str] = ""
+    """Name of the model after which lists show this one, for a model of an installed package. Empty:
+    at the end.
+    """
     matryoshka_dims: tuple[int, ...] = ()
     """Lengths of the vector prefixes that were trained to be used alone. The last is the whole
     vector. Empty: not trained so.

@@ -14,7 +14,7 @@ import torch
 
 from visavis.core import storage
 from visavis.core.encoded import Encoded
-from visavis.core.errors import RunError, VisavisError, suggest_name
+from visavis.core.errors import RunError, VisavisError
 from visavis.core.spec import build_object
 from visavis.data.dataset import Image as ListedImage
 from visavis.data.features.standardization import Standardization
@@ -446,7 +446,7 @@ def load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
     Raises:
         RunError: If the folder has no model of this version.
     """
-    from visavis.models import CATALOG, find_model
+    from visavis.models import find_model, suggest_model
 
     file = folder / "config.json"
     if (content := unsupported_content(folder)) is not None:
@@ -460,7 +460,7 @@ def load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
     if (kind := find_model(config.kind)) is None:
         raise RunError(
             f"{file}: expected a known kind of model, got {config.kind!r}: "
-            f"{suggest_name(config.kind, CATALOG)}"
+            f"{suggest_model(config.kind)}"
         )
     try:
         processor, architecture = (

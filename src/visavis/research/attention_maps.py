@@ -22,7 +22,7 @@ from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, RunError, VisavisError
 from visavis.core.progress import Progress
 from visavis.data.images import decode_image
-from visavis.models import CATALOG, Matcher
+from visavis.models import Matcher, all_models
 from visavis.models.encoders.encoder_spec import EncoderSpec, visible_part
 from visavis.models.retriever import Retriever
 from visavis.research.reports.html_report import (
@@ -142,7 +142,9 @@ def attention_map(run: Path, image: str, text: str, progress: Progress) -> Atten
         attention = matcher.attention(visual, words)
         if attention is None:
             supported = ", ".join(
-                name for name, kind in CATALOG.items() if kind.attention is not Matcher.attention
+                name
+                for name, kind in all_models().items()
+                if kind.attention is not Matcher.attention
             )
             raise RunError(
                 f"{run}: expected a model with attention between regions and words ({supported}), "

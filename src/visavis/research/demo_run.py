@@ -25,7 +25,7 @@ from visavis.core.environment import package_versions, quote_argument, shell_com
 from visavis.core.errors import RunError
 from visavis.core.progress import BarsOnly, NoProgress, Progress
 from visavis.core.stopping import kept_if_stopped
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.synthetic import (
     CaptionFacts,
     Scene,

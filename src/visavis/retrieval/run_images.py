@@ -18,10 +18,10 @@ from visavis.core.errors import DataError, RunError, VisavisError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import ItemCounter, Progress
 from visavis.core.run_context import RunContext
-from visavis.data import Dataset, Image, open_dataset
-from visavis.data.dataset_reader import validate_images
+from visavis.data import Dataset, Image
+from visavis.data.dataset_reader import open_dataset, validate_images
 from visavis.data.formats.listing import ListedImage, Listing
-from visavis.data.item_sources import AnyFeatures, ItemSource, StoredFeatures
+from visavis.data.item_sources import FeatureReader, ItemSource, StoredFeatures
 from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.inference import consecutive_batches, encode_items, score_all_pairs
 from visavis.models.retriever import Retriever
@@ -60,7 +60,7 @@ class RunImages:
         root: Path,
         models: Sequence[Retriever],
         dataset: Dataset,
-        features: Sequence[AnyFeatures | None],
+        features: Sequence[FeatureReader | None],
         progress: Progress,
     ):
         self.root, self.models, self.dataset = root, models, dataset
@@ -104,7 +104,7 @@ class RunImages:
             if dataset.other_files is not None:
                 progress.message(f"Skipped: {dataset.other_files}.")
             return cls(collection, list(models.values()), dataset, [None] * len(models), progress)
-        features, datasets = list[AnyFeatures | None](), dict[Path, Dataset]()
+        features, datasets = list[FeatureReader | None](), dict[Path, Dataset]()
         for run, recipe in read_run_recipes(runs, memory=memory).items():
             if not recipe.data.path:
                 raise RunError(
@@ -146,7 +146,7 @@ class RunImages:
             self.progress.message(f"Skipped: {problem}")
         return torch.stack(scores).mean(0)
 
-    def _scores(self, model: Retriever, features: AnyFeatures | None, text: str) -> Tensor:
+    def _scores(self, model: Retriever, features: FeatureReader | None, text: str) -> Tensor:
         """Scores of all images by one model, shape ``[V]``."""
         matcher, processor, images = model.matcher, model.processor, self.dataset.images
         source: ItemSource

@@ -242,7 +242,7 @@ def visible_part(spec: EncoderSpec, image: Image) -> Image:
 
 
 OWN_PREPROCESSING = {
-    # 96 pixels are SceneEncoder.image_size, whose module only synthetic scenes need.
+    # 96 pixels are SceneEncoder.image_size.
     "scenes": Preprocessing(resize=(96, 96), crop=None, resample=3, scale=1.0),
     SMALL_CNN: SmallCNN.preprocessing,
 }

@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from visavis.core.encoded import Encoded, Granularity, concatenate
 from visavis.core.errors import DataError
 from visavis.data.sequences import pad_items
-from visavis.data.synthetic.scene_encoder import SceneEncoder, SceneEncoderOutputAdapter
 from visavis.models.encoders.cnn_backbones import SMALL_CNN, SmallCNN, published_backbone_name
 from visavis.models.encoders.embedding_inputs import (
     EmbeddingInputs,
@@ -69,6 +68,7 @@ from visavis.models.encoders.pretrained_loading import (
     open_published_backbone,
     reads_padding,
 )
+from visavis.models.encoders.scene_encoder import SceneEncoder, SceneEncoderOutputAdapter
 from visavis.models.encoders.sentence_encoders import (
     SentencePooling,
     load_sentence_transformers_model,

@@ -248,9 +248,7 @@ MINILM_SHA256 = {
 
 _MODEL_FOLDER: ContextVar[Path | None] = ContextVar("model folder", default=None)
 
-SCENE_ENCODER_WEIGHTS = (
-    Path(__file__).parents[2] / "data" / "synthetic" / "weights" / "scene_encoder.safetensors"
-)
+SCENE_ENCODER_WEIGHTS = Path(__file__).parent / "weights" / "scene_encoder.safetensors"
 """Weights of the shipped encoder of synthetic scenes."""
 
 

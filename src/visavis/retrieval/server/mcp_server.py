@@ -201,7 +201,7 @@ class OpenedIndexes:
 
 def _read_captions(source: Path) -> dict[str, list[str]]:
     """Captions of each image of a data set."""
-    from visavis.data import open_dataset
+    from visavis.data.dataset_reader import open_dataset
 
     try:
         dataset = open_dataset(source, skip_bad=True)

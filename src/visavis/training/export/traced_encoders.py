@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from visavis.core.encoded import Encoded
 from visavis.core.errors import VisavisError, requires_extra
-from visavis.models import CATALOG
+from visavis.models import all_models
 from visavis.models.base import GlobalMatcher, get_vectors
 from visavis.models.encoders.preprocessing import blank_image
 from visavis.models.layers import GeneralizedPooling
@@ -96,12 +96,12 @@ def check_exportable(model: Retriever) -> None:
         VisavisError: If the model cannot be exported. The message names the models that can.
         RunError: If the model reads stored features only.
     """
-    kinds = [
-        name
-        for name, kind in CATALOG.items()
-        if issubclass(kind, GlobalMatcher) and kind.score is GlobalMatcher.score
-    ]
     if not model.matcher.score_is_cosine or model.matcher.rerank_top_k:
+        kinds = [
+            name
+            for name, kind in all_models().items()
+            if issubclass(kind, GlobalMatcher) and kind.score is GlobalMatcher.score
+        ]
         raise VisavisError(
             f"run: expected a model with one vector per item to export ({', '.join(kinds)}), got "
             f"{model.matcher.name}, which scores pairs. "

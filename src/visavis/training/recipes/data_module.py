@@ -29,8 +29,8 @@ from visavis.data.feedback.training_pairs import (
     read_feedback_pairs,
 )
 from visavis.data.item_sources import (
-    AnyFeatures,
     ConcatSource,
+    FeatureReader,
     ItemSource,
     StoredFeatures,
 )
@@ -45,7 +45,7 @@ from visavis.data.vocabulary import TokenizedCaptions
 from visavis.data.workers import choose_workers
 from visavis.evaluation import Evaluation
 from visavis.evaluation.protocols import Protocol, get_protocols
-from visavis.models import CATALOG, Matcher, find_model
+from visavis.models import Matcher, find_model, suggest_model
 from visavis.models.base import evaluation_mode, get_vectors
 from visavis.models.device import choose_device
 from visavis.models.encoders.frozen_encoders import (
@@ -115,10 +115,10 @@ class DataModule:
     recipe: Recipe
     data: Dataset
     processor: Processor
-    visual: AnyFeatures | None
-    text: AnyFeatures | None
+    visual: FeatureReader | None
+    text: FeatureReader | None
     feedback: FeedbackPairs | None = None
-    query_features: AnyFeatures | None = None
+    query_features: FeatureReader | None = None
     context: RunContext = field(default_factory=RunContext)
     stream: ShardStream | None = None
 
@@ -709,7 +709,7 @@ def check_model_fields(recipe: Recipe) -> None:
     name = str(recipe.model.get("kind"))
     kind = find_model(name)
     if kind is None:
-        raise RecipeError(f"model.kind: {name!r} is not a model: {suggest_name(name, CATALOG)}")
+        raise RecipeError(f"model.kind: {name!r} is not a model: {suggest_model(name)}")
     if recipe.visual.item_vectors:
         text_side(kind)
     known = {field.name for field in fields(kind.Config)} - DERIVED_MODEL_KEYS.keys()

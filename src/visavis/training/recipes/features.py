@@ -31,7 +31,7 @@ from visavis.data.features.expert_store import ExpertStore, RegionFeatures
 from visavis.data.features.item_vectors import ItemVectors
 from visavis.data.features.store import FeatureStore
 from visavis.data.feedback.training_pairs import FeedbackPairs
-from visavis.data.item_sources import AnyFeatures, ItemSource
+from visavis.data.item_sources import FeatureReader, ItemSource
 from visavis.data.sequences import read_items
 from visavis.data.shard_stream import ShardStream
 from visavis.data.vocabulary import MULTILINGUAL_ADVICE, Vocabulary
@@ -173,7 +173,7 @@ def check_data_exists(recipe: Recipe) -> None:
 
 def visual_features(
     recipe: Recipe, data: Dataset, context: RunContext
-) -> tuple[AnyFeatures | None, EncoderSpec | None]:
+) -> tuple[FeatureReader | None, EncoderSpec | None]:
     """Open or compute the features of the images.
 
     Args:
@@ -260,7 +260,7 @@ def text_features(
     stream: ShardStream | None = None,
     *,
     new_words: bool = False,
-) -> tuple[AnyFeatures | None, Processor]:
+) -> tuple[FeatureReader | None, Processor]:
     """Open or compute the features of the captions, and build the processor of new images and
     texts.
 
@@ -333,7 +333,7 @@ def text_features(
     return features, Processor(visual_encoder, encoder, None)
 
 
-def image_rows(features: AnyFeatures, split: Dataset) -> np.ndarray:
+def image_rows(features: FeatureReader, split: Dataset) -> np.ndarray:
     """Look up the rows of the images of a split.
 
     Args:
@@ -351,7 +351,7 @@ def image_rows(features: AnyFeatures, split: Dataset) -> np.ndarray:
     return features.rows(image.name for image in split.images)
 
 
-def caption_rows(features: AnyFeatures, split: Dataset) -> np.ndarray:
+def caption_rows(features: FeatureReader, split: Dataset) -> np.ndarray:
     """Look up the rows of the captions of a split.
 
     Args:
@@ -374,7 +374,7 @@ def feedback_query_features(
     data: Dataset,
     processor: Processor,
     group: ProcessGroup = ONE_PROCESS,
-) -> AnyFeatures | None:
+) -> FeatureReader | None:
     """Compute the features of judged text queries, if the model reads caption features.
 
     Args:
@@ -409,7 +409,7 @@ def feedback_query_features(
 
 
 def check_feature_dims(
-    config: MatcherConfig, visual: AnyFeatures | None, text: AnyFeatures | None, model: Path
+    config: MatcherConfig, visual: FeatureReader | None, text: FeatureReader | None, model: Path
 ) -> None:
     """Check that features have the dimensions that a model was trained on.
 
@@ -498,7 +498,7 @@ def _open_caption_array(text: TextSettings, path: Path, data: Dataset) -> ArrayF
     return stored
 
 
-def _check_axes(stored: ArrayFeatures, visual: VisualSettings) -> AnyFeatures:
+def _check_axes(stored: ArrayFeatures, visual: VisualSettings) -> FeatureReader:
     """Check the axes of stored features, and that they are finite."""
     axes = [
         *(["crops"] if visual.crops > 1 else []),

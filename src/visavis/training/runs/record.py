@@ -75,7 +75,7 @@ def fingerprint_inputs(
             hashes["stored_features"] = data_module.visual.content_hash(names)
     elif isinstance(data_module.visual, ExpertStore | RegionFeatures):
         hashes["stored_features"] = data_module.visual.sha256
-    elif not isinstance(data_module.visual, FeatureStore | None):
+    elif isinstance(data_module.visual, ArrayFeatures):
         files["stored_features"] = _numbered(data_module.visual.files)
     elif data.is_lazy:
         # Millions of files are not read before a training. The list has a hash.

@@ -5,7 +5,7 @@ of padding.
 import pytest
 import torch
 
-from visavis.models.xvlm.model import FusionEncoder
+from visavis.papers.models.xvlm import FusionEncoder
 
 SIZES = {
     "hidden_size": 12,

@@ -13,10 +13,16 @@ from visavis.core.blocking import declared_cost, measure_score_cost
 from visavis.core.encoded import Encoded, concatenate, seconds_part
 from visavis.core.errors import ShapeError, SpecError
 from visavis.losses.pair_loss import PairLoss
-from visavis.models.expert_matchers import CE, MMT, CollaborativeGating, GatedEmbedding, NetVLAD
 from visavis.models.inference import score_all_pairs
 from visavis.models.layers import MaskedBatchNorm
 from visavis.objectives import VLC, InfoNCE, MaxMargin, Triplet, Unified
+from visavis.papers.models.expert_matchers import (
+    CE,
+    MMT,
+    CollaborativeGating,
+    GatedEmbedding,
+    NetVLAD,
+)
 
 EXPERTS = {"face": 4, "audio": 3, "motion": 5}
 SIZES = {

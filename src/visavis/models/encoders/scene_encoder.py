@@ -9,7 +9,6 @@ needed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib.resources import as_file, files
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from visavis.core import storage
+from visavis.models.encoders.pretrained_files import SCENE_ENCODER_WEIGHTS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -61,10 +61,7 @@ class SceneEncoder(nn.Module):
             The encoder in evaluation mode.
         """
         encoder = cls()
-        with as_file(
-            files("visavis.data.synthetic") / "weights" / "scene_encoder.safetensors"
-        ) as path:
-            weights = storage.read_tensors(path)
+        weights = storage.read_tensors(SCENE_ENCODER_WEIGHTS)
         encoder.load_state_dict(
             {
                 name: weight.float() if weight.is_floating_point() else weight

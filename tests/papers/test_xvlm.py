@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 import visavis
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, RecipeError, SpecError
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.evaluation import rank_scores
 from visavis.losses import objectives
 from visavis.losses.pair_loss import PairLoss
 from visavis.losses.targets import Targets
 from visavis.models.base import evaluation_mode
-from visavis.models.xvlm.model import XVLM
+from visavis.papers.models.xvlm import XVLM
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +221,7 @@ def test_itm_scores_positive_and_negative_pairs(towers, monkeypatch):
 
 
 def test_hard_pairs_are_sampled_more_often(towers):
-    from visavis.models.xvlm.model import _sample_negatives
+    from visavis.papers.models.xvlm import _sample_negatives
 
     scores = torch.tensor([[0.0, 3.0, 0.0, 9.0]]).expand(2000, 4)
     wrong = torch.tensor([[True, True, True, False]]).expand(2000, 4)

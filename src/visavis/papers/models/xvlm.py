@@ -210,6 +210,7 @@ class XVLM(GlobalMatcher):
     """
 
     name = "XVLM"
+    listed_after = "EmbeddingModel"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MatcherConfig):

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import visavis
 from visavis.cli import app
 from visavis.core.errors import DataError, RunError
-from visavis.data import open_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation import rank_scores
 from visavis.models.encoders.pretrained_loading import load_pretrained_model

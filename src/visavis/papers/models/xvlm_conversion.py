@@ -34,7 +34,7 @@ from visavis.models.encoders.pretrained_loading import (
 )
 from visavis.models.encoders.text_backbone import PretrainedTokenizer
 from visavis.models.processor import Processor
-from visavis.models.xvlm.model import XVLM
+from visavis.papers.models.xvlm import XVLM
 
 VISUAL_FOLDER, TEXT_FOLDER, FUSION_FILE, MODEL_FOLDER = (
     "visual",

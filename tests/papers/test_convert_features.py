@@ -14,11 +14,11 @@ import torch
 import visavis
 from visavis.core.errors import DataError, RefusedOverwrite
 from visavis.core.progress import NoProgress
-from visavis.data.convert_features import NUM_HELD_OUT
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.store import FeatureStore
 from visavis.evaluation import Protocol
+from visavis.papers.convert_features import NUM_HELD_OUT
 from visavis.training.runs.evaluate_runs import evaluate_runs
 
 VIDEOS = [f"video{number}" for number in range(20)]

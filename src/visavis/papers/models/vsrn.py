@@ -121,6 +121,7 @@ class VSRN(GlobalMatcher):
     """
 
     name = "VSRN"
+    listed_after = "VSEInfinity"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(WordMatcherConfig):

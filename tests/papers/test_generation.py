@@ -1,5 +1,8 @@
 """Training of VSRN with its caption decoder."""
 
+import subprocess
+import sys
+
 import pytest
 
 import visavis
@@ -29,3 +32,13 @@ def test_weights_are_learned_without_scores_of_all_parts(recipe, scenes, tmp_pat
     assert (
         visavis.train(recipe, data=scenes, out=tmp_path / "run", overrides=overrides).best_step >= 0
     )
+
+
+def test_run_loads_in_a_process_that_imports_visavis_alone(recipe, scenes, tmp_path):
+    overrides = GIVEN | {"training.workers": 1, "training.batches_per_epoch": 1}
+    run = visavis.train(recipe, data=scenes, out=tmp_path / "run", overrides=overrides).run
+    program = f"import visavis; print(visavis.load({str(run)!r}).matcher)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("VSRN(")

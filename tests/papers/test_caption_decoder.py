@@ -9,7 +9,7 @@ from torch import nn
 from visavis.core.encoded import Encoded
 from visavis.core.errors import SpecError
 from visavis.losses.targets import Targets
-from visavis.models.image_text.vsrn import VSRN, CaptionDecoder
+from visavis.papers.models.vsrn import VSRN, CaptionDecoder
 
 WORDS = 11
 SIZES = {

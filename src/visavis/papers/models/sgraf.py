@@ -53,6 +53,7 @@ class SGRAF(RegionWordMatcher):
     """
 
     name = "SGRAF"
+    listed_after = "BFAN"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(RegionWordMatcher.Config):

@@ -1,1 +1,0 @@
-"""X-VLM, and conversion of its checkpoints."""
