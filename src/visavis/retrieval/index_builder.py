@@ -53,6 +53,7 @@ from visavis.retrieval.index_compression import check_item_bytes, compress_index
 from visavis.retrieval.index_folder import (
     CORRECTION_FILE,
     STORE_FOLDER,
+    VECTOR_SUFFIXES,
     Index,
     IndexManifest,
     SkippedFile,
@@ -363,7 +364,8 @@ def _with_vectors(collection: FileCollection, model: Retriever) -> FileCollectio
 
 def _open_model(model: str | Path, device: str | None, memory: MemoryLimit) -> Retriever:
     """The model of the items, or the file of their vectors."""
-    if os.path.isfile(model) and holds_item_vectors(model):
+    # Search recognizes a file of vectors by its suffix, also after the file was removed.
+    if str(model).endswith(VECTOR_SUFFIXES) and os.path.isfile(model) and holds_item_vectors(model):
         return VectorFile(model)
     return Retriever.load(model, device=device, memory=memory)
 
