@@ -25,7 +25,6 @@ from visavis.data import video
 from visavis.data.dataset_reader import _cache_key
 from visavis.data.formats.image_files import Exclusion, scan_folder
 from visavis.data.formats.listing import Listing
-from visavis.retrieval import index_builder
 from visavis.retrieval.index_builder import build_index, index_if_images
 from visavis.retrieval.index_folder import Index, read_manifest
 from visavis.retrieval.run_images import open_image_collection
@@ -37,7 +36,6 @@ needs_permissions = pytest.mark.skipif(os.name == "nt", reason="permissions of P
 @pytest.fixture
 def photos(tmp_path, monkeypatch):
     """Two images in the folder ``photos``, and two in each of two subfolders."""
-    monkeypatch.setattr(index_builder, "calibrate_index", lambda *_, **__: None)
     monkeypatch.chdir(tmp_path)
     for number, folder in enumerate(("", "", "sub", "sub", "usb", "usb")):
         path = tmp_path / "photos" / folder / f"{number}.png"

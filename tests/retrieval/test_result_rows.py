@@ -31,6 +31,7 @@ from visavis.retrieval.server.search_service import (
     modified_at,
 )
 from visavis.retrieval.stores import arrow_tables
+from visavis.training.runs.run_splits import RunSplits
 
 TOP, DEPTH = 3, 2 * 3 + 10
 """Number of results, and of those that a search groups."""
@@ -40,7 +41,9 @@ TOP, DEPTH = 3, 2 * 3 + 10
 def index_folder(request, run, scenes, tmp_path_factory):
     folder = tmp_path_factory.mktemp("result-rows") / "index"
     store = str(folder / "items.db") if request.param == "milvus" else None
-    build_index(run, scenes / "images", folder, store=store, progress=NoProgress())
+    build_index(
+        run, scenes / "images", folder, store=store, open_data=RunSplits, progress=NoProgress()
+    )
     return folder
 
 

@@ -19,6 +19,7 @@ from visavis.api.arguments import (
     to_list,
     to_paths,
 )
+from visavis.api.run_collections import open_run_data, open_run_images
 from visavis.core.errors import DataError, VisavisError
 from visavis.core.memory_budget import MemoryLimit, parse_memory
 from visavis.core.progress import NoProgress, Progress
@@ -144,7 +145,9 @@ def index(
             return index_queries.list_queries(Path(out))
         if queries is None:
             return index_queries.restore_queries(Path(out))
-        return index_queries.use_queries(Path(out), queries, progress or NoProgress())
+        return index_queries.use_queries(
+            Path(out), queries, progress or NoProgress(), open_data=open_run_data
+        )
     if run is None:
         raise VisavisError(
             "index: expected a folder of images, or --queries RUN with --out INDEX, got neither. "
@@ -172,6 +175,7 @@ def index(
         "correction": "" if correction == "none" else correction,
         "bank": None if bank is None else read_bank(bank),
         "item_bytes": parse_memory(item_bytes, "item_bytes"),
+        "open_data": open_run_data,
         "engine": engine,
         "workers": workers,
         "device": device,
@@ -294,7 +298,9 @@ def search(
         if collection is not None:
             from visavis.retrieval.index_builder import update_default_index
 
-            index_folder = update_default_index(collection, model, progress, memory=memory)
+            index_folder = update_default_index(
+                collection, model, progress, open_data=open_run_data, memory=memory
+            )
             runs, query, collection, model = [index_folder], text, None, None
         elif not (image or like):
             raise VisavisError(
@@ -332,12 +338,10 @@ def search(
             f"Create one with visavis index {runs[0]} FOLDER --out INDEX."
         )
     else:
-        from visavis.retrieval.run_images import RunImages
-
         # A wrong query is reported before features are computed.
         validate_text_query(query)
         validate_int(top, "top", 1)
-        searched = RunImages.open(runs, optional_path(collection), progress, memory)
+        searched = open_run_images(runs, optional_path(collection), progress, memory)
     with closing(searched):
         for encoder in searched.models:
             warn_unknown_words(encoder, parts, progress)
@@ -537,6 +541,7 @@ def serve(
         ignore_captions=ignore_captions,
         open_browser=open_browser,
         model=model,
+        open_data=open_run_data,
         progress=progress or NoProgress(),
     )
 

@@ -650,7 +650,7 @@ def open_index_model(
         if manifest.full_decoding and expected == of_items:
             retriever = retriever.with_full_decoding()
         check_model(folder, expected.fingerprint, name, retriever)
-        return truncate_model(retriever, manifest.embedding_dim)
+        return retriever.truncated_to(manifest.embedding_dim)
 
     name = str(model or active.model)
     load_active = partial(load, active, name, "Pass its location with --model.")
@@ -659,20 +659,6 @@ def open_index_model(
         return queries
     advice = "Restore it to search with an image, or search with text."
     return PairedModel(queries, partial(load, of_items, of_items.model, advice))
-
-
-def truncate_model(model: Retriever, embedding_dim: int) -> Retriever:
-    """Truncate the vectors of a model to a Matryoshka dimension.
-
-    Args:
-        model: The model.
-        embedding_dim: Dimension of the vectors of an index.
-
-    Returns:
-        The truncated model, or the model itself if its vectors have this dimension.
-    """
-    is_shorter = embedding_dim in model.matcher.matryoshka_dims[:-1]
-    return model.with_embedding_dim(embedding_dim) if is_shorter else model
 
 
 def store_location(store: str | Path) -> str:
