@@ -402,8 +402,7 @@ def classify(
     from visavis.core.spec import validate_int
     from visavis.models.retriever import Retriever
     from visavis.retrieval.index_folder import is_index, open_index_model, read_manifest
-    from visavis.retrieval.search import rank_texts
-    from visavis.retrieval.zero_shot import read_templates
+    from visavis.retrieval.zero_shot import rank_texts, read_templates
 
     validate_int(top, "top", 1)
     if isinstance(labels, str | Path):

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from visavis.core.errors import DataError, VisavisError
 from visavis.core.progress import ItemCounter, Progress
-from visavis.data import Dataset, Image, open_dataset
-from visavis.data.dataset_reader import validate_images
+from visavis.data.dataset import Dataset, Image
+from visavis.data.dataset_reader import open_dataset, validate_images
 from visavis.data.formats.listing import ListedImage, Listing
 from visavis.data.item_sources import AnyFeatures, ItemSource, StoredFeatures
 from visavis.models.encoders.feature_extraction import cache_features
