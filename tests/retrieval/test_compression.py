@@ -14,7 +14,7 @@ from visavis.core.progress import NoProgress
 from visavis.retrieval.compression import VectorEncoding, compare_encodings, recommend_encoding
 from visavis.retrieval.encoding import RayEncoder
 from visavis.retrieval.index_builder import build_index
-from visavis.retrieval.index_folder import Index
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.search import SearchQuery, search_collection
 from visavis.training.runs.open_run import open_run, read_run_recipe
 from visavis.training.runs.run_splits import RunSplits
@@ -124,7 +124,7 @@ def test_index_of_matryoshka_dims(matryoshka_run, scenes, tmp_path):
     report = build_index(
         matryoshka_run, scenes, tmp_path / "index", embedding_dim=16, progress=NoProgress()
     )
-    index = Index.open(tmp_path / "index")
+    index = open_index(tmp_path / "index")
     keys = sorted(index.items)
     rows, model = index.store.all_vectors(), visavis.load(matryoshka_run)
     full = model.encode_images([index.locate(index.items[key]).path for key in keys]).numpy()

@@ -31,8 +31,9 @@ from visavis.evaluation.feedback.records import (
     open_feedback,
     read_feedback,
 )
-from visavis.retrieval.index_folder import Index, write_manifest
+from visavis.retrieval.index_folder import write_manifest
 from visavis.retrieval.items import NO_FILTER
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.search import (
     SearchQuery,
     SearchResult,
@@ -81,7 +82,7 @@ def test_waiting_searches_are_encoded_in_one_batch(index_folder, monkeypatch):
     """Equal results to single searches. A query without a known word fails alone, and equal queries
     are searched once.
     """
-    index, batches, searches = ServedIndex(Index.open(index_folder)), [], []
+    index, batches, searches = ServedIndex(open_index(index_folder)), [], []
     encode, search, started = index.index.model.encode_texts, index.search, threading.Event()
     monkeypatch.setattr(
         index.index.model,
@@ -145,7 +146,7 @@ def test_start_page_groups_as_searches(client, collection):
 
 def test_served_index_notices_an_update_while_it_is_opened(index_folder, tmp_path):
     folder = shutil.copytree(index_folder, tmp_path / "index")
-    index = Index.open(folder)
+    index = open_index(folder)
     assert ServedIndex(index).newer() is None
     # The items stay, and their probabilities change.
     write_manifest(folder, replace(index.manifest, calibration=None, exclude=("other",)))
@@ -166,7 +167,7 @@ def test_server_opens_each_update_and_serves_former_images(runs, tmp_path):
     for number, color in enumerate(COLORS):
         photo(color, SHAPES[number % 3]).save(photos / f"{color}.png")
     folder = visavis.index(runs[0], photos, out=tmp_path / "index").folder
-    with TestClient(create_app([ServedIndex(Index.open(folder))]), "http://localhost") as client:
+    with TestClient(create_app([ServedIndex(open_index(folder))]), "http://localhost") as client:
         before = {hit["key"]: hit for hit in hits(client, text="a red star")}
         [version] = [index["version"] for index in client.get("/api/info").json()["indexes"]]
 
@@ -379,7 +380,7 @@ def test_videos_of_a_loopback_server_are_sent_in_ranges(runs, tmp_path):
     content = write_video(tmp_path / "clips" / "a.mp4", frames).read_bytes()
     photo().save(tmp_path / "clips" / "b.png")
     folder = visavis.index(runs[0], tmp_path / "clips", out=tmp_path / "index").folder
-    with TestClient(create_app([ServedIndex(Index.open(folder))]), "http://localhost") as client:
+    with TestClient(create_app([ServedIndex(open_index(folder))]), "http://localhost") as client:
         assert client.get("/api/info").json()["videos"]
         items = {hit["key"]: hit for hit in hits(client)}
         (key,) = (key for key, hit in items.items() if hit["kind"] != "image")
@@ -396,7 +397,7 @@ def test_videos_of_a_loopback_server_are_sent_in_ranges(runs, tmp_path):
         (tmp_path / "clips" / "a.mp4").symlink_to(tmp_path / "other.mp4")
         assert client.get("/api/video", params={"key": key}).status_code == 404, "a link outside"
     for options in ({"bound_to": None}, {"host_names": ["photos.example"]}):
-        app = create_app([ServedIndex(Index.open(folder))], **options)
+        app = create_app([ServedIndex(open_index(folder))], **options)
         with TestClient(app, "http://localhost") as client:
             assert not client.get("/api/info").json()["videos"]
             assert client.get("/api/video", params={"key": key}).status_code == 409

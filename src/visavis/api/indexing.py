@@ -19,7 +19,6 @@ from visavis.api.arguments import (
     to_list,
     to_paths,
 )
-from visavis.api.run_collections import open_run_data, open_run_images
 from visavis.core.errors import DataError, VisavisError
 from visavis.core.memory_budget import MemoryLimit, parse_memory
 from visavis.core.progress import NoProgress, Progress
@@ -131,6 +130,8 @@ def index(
         visavis index --restore-queries --out index
         ```
     """
+    from visavis.api.run_collections import open_run_data
+
     changes = [queries is not None, list_queries, restore_queries]
     if any(changes):
         if sum(changes) > 1 or out is None or run is not None:
@@ -281,8 +282,9 @@ def search(
     """
     from visavis.core.spec import validate_int
     from visavis.models.retriever import Retriever
-    from visavis.retrieval.index_folder import Index, is_index
+    from visavis.retrieval.index_folder import is_index
     from visavis.retrieval.items import ItemFilter, ItemKind, parse_filter_time
+    from visavis.retrieval.open_index import open_index
     from visavis.retrieval.search import (
         Collection,
         attach_images,
@@ -296,6 +298,7 @@ def search(
     text = str(run if isinstance(run, str | Path) else run[0])
     if len(runs) == 1 and not query and not _is_model_or_index(text):
         if collection is not None:
+            from visavis.api.run_collections import open_run_data
             from visavis.retrieval.index_builder import update_default_index
 
             index_folder = update_default_index(
@@ -325,7 +328,7 @@ def search(
                 "search: expected one index without --collection, as an index has its own images. "
                 "Pass one index only."
             )
-        searched = Index.open(
+        searched = open_index(
             runs[0], model=model, store=store, memory=memory, ignore_captions=ignore_captions
         )
         if ignore_captions and max_irrelevant is None:
@@ -338,6 +341,8 @@ def search(
             f"Create one with visavis index {runs[0]} FOLDER --out INDEX."
         )
     else:
+        from visavis.api.run_collections import open_run_images
+
         # A wrong query is reported before features are computed.
         validate_text_query(query)
         validate_int(top, "top", 1)
@@ -401,7 +406,8 @@ def classify(
     """
     from visavis.core.spec import validate_int
     from visavis.models.retriever import Retriever
-    from visavis.retrieval.index_folder import is_index, open_index_model, read_manifest
+    from visavis.retrieval.index_folder import is_index, read_manifest
+    from visavis.retrieval.open_index import open_index_model
     from visavis.retrieval.zero_shot import rank_texts, read_templates
 
     validate_int(top, "top", 1)
@@ -525,6 +531,7 @@ def serve(
         visavis serve index --feedback votes.jsonl --port 8080
         ```
     """
+    from visavis.api.run_collections import open_run_data
     from visavis.retrieval.server.uvicorn_server import run_service
 
     run_service(

@@ -55,16 +55,15 @@ from visavis.retrieval.index_folder import (
     Index,
     IndexManifest,
     SkippedFile,
-    check_model,
     is_free_folder,
     is_index,
-    open_index_model,
     open_index_store,
     read_manifest,
     relative_store,
     write_manifest,
 )
 from visavis.retrieval.items import IndexItem, metadata_tags
+from visavis.retrieval.open_index import check_model, open_index_model
 from visavis.retrieval.query_model import record_text_queries
 from visavis.retrieval.run_data import OpenRunData, RunData, no_run_data
 from visavis.retrieval.search import Calibration, fit_calibration

@@ -46,6 +46,7 @@ from visavis.retrieval.items import (
     ItemFilter,
     tags_to_metadata,
 )
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.search import (
     EncodeTexts,
     SearchQuery,
@@ -136,7 +137,7 @@ class ServedIndex:
         is_same = manifest == self.index.manifest and files[1] == self._files[1]
         if is_same or manifest.digest is None:
             return None
-        index = Index.open(
+        index = open_index(
             self.index.folder, store=self.stores, ignore_captions=self.index.ignore_captions
         )
         if index.is_unfinished:  # another update began

@@ -73,8 +73,9 @@ def run_service(
         import prometheus_client  # noqa: F401
         import uvicorn
     from visavis.retrieval.index_builder import index_if_images
-    from visavis.retrieval.index_folder import Index, check_confirmed_stores
+    from visavis.retrieval.index_folder import check_confirmed_stores
     from visavis.retrieval.items import index_names
+    from visavis.retrieval.open_index import open_index
     from visavis.retrieval.search import check_level
     from visavis.retrieval.server.application import DEFAULT_LEVEL, create_app
     from visavis.retrieval.server.limits import RateLimits, ServerLimits
@@ -109,7 +110,7 @@ def run_service(
         stores = [store] if isinstance(store, str | Path) else list(store)
         served = [
             ServedIndex(
-                Index.open(path, store=stores, ignore_captions=ignore_captions),
+                open_index(path, store=stores, ignore_captions=ignore_captions),
                 name,
                 has_probabilities=max_irrelevant is not None or ignore_captions,
                 stores=stores,
