@@ -37,7 +37,7 @@ import numpy as np
 from PIL import Image
 
 import visavis
-from visavis.retrieval.index_folder import Index
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.stores.arrow_tables import items_from_table
 
 KINDS = ("training", "workers", "index", "check", "features")
@@ -120,7 +120,7 @@ def compare_indexes(old: Path, new: Path, texts: list[str]) -> str:
     """Compare the vectors of two indexes, and their 10 best images for random queries near the
     images and for texts.
     """
-    indexes = [Index.open(folder) for folder in (old, new)]
+    indexes = [open_index(folder) for folder in (old, new)]
     vectors = []
     for index in indexes:
         rows = index.store.vectors(

@@ -23,7 +23,7 @@ from PIL import Image
 
 import visavis
 from visavis.data.synthetic import write_synthetic_scenes
-from visavis.retrieval.index_folder import Index
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.stores.arrow_tables import items_from_table
 
 RECIPE = """
@@ -58,7 +58,7 @@ def change(images: list[Path], random: np.random.Generator) -> None:
 
 
 def contents(folder: Path) -> tuple[list[Any], np.ndarray]:
-    index = Index.open(folder)
+    index = open_index(folder)
     items = items_from_table(index.store.table())
     vectors = index.store.vectors([item.key for item in items])
     assert isinstance(vectors, np.ndarray)

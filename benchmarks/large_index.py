@@ -46,8 +46,9 @@ from visavis.data.synthetic import write_synthetic_scenes
 from visavis.models.retriever import Retriever
 from visavis.retrieval import index_builder
 from visavis.retrieval.index_builder import build_index
-from visavis.retrieval.index_folder import Index, open_index_store, read_manifest, write_manifest
+from visavis.retrieval.index_folder import open_index_store, read_manifest, write_manifest
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.search import SearchQuery, search_collection
 from visavis.retrieval.source_files import list_readable_files
 from visavis.retrieval.stores.exact_search import ExactSearch
@@ -143,7 +144,7 @@ def measure(folder: Path, root: Path, run: Path, options: argparse.Namespace) ->
     for _ in range(options.repeats):
         rounds.append({})
         with measured(rounds[-1], "open"):
-            index = Index.open(folder)
+            index = open_index(folder)
         with (
             patch.object(ExactSearch, "search", timed(rounds[-1], "scan", scan)),
             measured(rounds[-1], "search"),

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from visavis.core.errors import VisavisError
-from visavis.retrieval.index_builder import validation_scores
 from visavis.retrieval.search import CALIBRATED_RESULTS, Calibration, fit_calibration
 from visavis.training.runs.open_run import read_run_recipe
+from visavis.training.runs.run_splits import RunSplits
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     evaluation = read_run_recipe(options.run).evaluation
-    calibration = fit_calibration(*validation_scores(options.run, evaluation.validation))
-    scores, relevant = validation_scores(options.run, evaluation.test)
+    splits = RunSplits(options.run)
+    calibration = fit_calibration(*splits.scores(evaluation.validation))
+    scores, relevant = splits.scores(evaluation.test)
     result = reliability(calibration, scores, relevant)
     print("| predicted | relevant | results |\n|---|---|---|")
     for predicted, share, count in result.bins:

@@ -49,6 +49,7 @@ from visavis.data.synthetic import (
 )
 from visavis.models.retriever import Retriever
 from visavis.retrieval.index_folder import Index
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.search import SearchQuery, SearchResult, SearchResults, search_collection
 from visavis.retrieval.server.search_service import RESULTS_PER_QUERY, RecentQueries
 from visavis.training.recipes.recipe import parse_override
@@ -106,7 +107,7 @@ class World:
         for key in scene_by_key:
             shutil.copyfile(scenes / key, collection / key)
         visavis.index(run, collection, out=folder / "index")
-        return cls(scenes, run, Index.open(folder / "index"), scene_by_key)
+        return cls(scenes, run, open_index(folder / "index"), scene_by_key)
 
     def is_relevant(self, key: str, facts: CaptionFacts) -> bool:
         """The answer of the judge."""

@@ -44,7 +44,6 @@ from visavis.data.dataset_reader import resolve_path
 from visavis.data.synthetic import SceneGraphs
 from visavis.models.retriever import Retriever
 from visavis.papers.relevance.human_agreement import read_flickr8k_judgments
-from visavis.retrieval.index_builder import validation_scores
 from visavis.retrieval.no_match import bank_texts, fit_null_scores
 from visavis.retrieval.search import (
     NO_MATCH,
@@ -54,6 +53,7 @@ from visavis.retrieval.search import (
     fit_calibration,
 )
 from visavis.training.runs.open_run import open_run, read_run_recipe
+from visavis.training.runs.run_splits import RunSplits
 
 LEVELS = (0.05, 0.1, 0.2, 0.3, 0.5)
 LISTED = 200
@@ -224,7 +224,7 @@ def main() -> None:
         evaluation, model = read_run_recipe(run).evaluation, Retriever.load(run)
         data, captions, visual, relevant = encode_split(run, evaluation.validation)
         known = sort_rows(captions @ visual.T, relevant)
-        calibration = fit_calibration(*validation_scores(run, evaluation.validation))
+        calibration = fit_calibration(*RunSplits(run).scores(evaluation.validation))
         if not options.validation:
             data, captions, visual, relevant = encode_split(run, evaluation.test)
         visual, relevant = visual[: options.items], relevant[:, : options.items]

@@ -15,7 +15,7 @@ from tests.recipes import TINY_RECIPE
 import visavis
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.synthetic import write_synthetic_scenes
-from visavis.retrieval.index_folder import Index
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.source_files import list_source_files
 
 pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'visavis[large]'")
@@ -209,7 +209,7 @@ def test_index_by_name_is_updated_and_read(rows, tmp_path, listed, monkeypatch):
         (Path("indexes/shards"), len(rows)),
         (Path("indexes/shards"), 0),
     ]
-    index = Index.open("indexes/shards")
+    index = open_index("indexes/shards")
     assert all(index.locate(item).read() for item in index.items.values())
 
 
@@ -222,7 +222,7 @@ def test_index_reads_images_in_place(name, rows, tmp_path, listed):
     again = visavis.index(listed[1], tmp_path / "data", out=tmp_path / "index")
     assert (again.num_encoded, again.num_unchanged) == (0, len(rows))
     assert len(visavis.search(tmp_path / "index", rows[0][3][0])) == 5
-    index = Index.open(tmp_path / "index")
+    index = open_index(tmp_path / "index")
     contents = {name: content for name, _, content, _ in rows}
     assert {item.path: index.locate(item).read() for item in index.items.values()} == contents
 

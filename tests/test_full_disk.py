@@ -19,7 +19,7 @@ import visavis
 from visavis.core import storage
 from visavis.core.errors import VisavisError
 from visavis.data.synthetic import write_synthetic_scenes
-from visavis.retrieval.index_folder import Index
+from visavis.retrieval.open_index import open_index
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +88,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, disk: Path) -> Inputs:
 
 def index(inputs: Inputs, folder: Path) -> Any:
     visavis.index(inputs.run, inputs.root / "photos", out=folder)
-    opened = Index.open(folder)
+    opened = open_index(folder)
     keys = sorted(opened.items)
     vectors = dict(zip(keys, opened.store.vectors(keys).tolist(), strict=True))
     opened.store.close()
@@ -144,7 +144,7 @@ def check_saved(folder: Path, name: str, before: dict[str, Any]) -> dict[str, An
         ):
             READERS[path.suffix](path)
     if name == "update":
-        opened = Index.open(folder)
+        opened = open_index(folder)
         items = set(opened.items)
         opened.store.close()
         assert items >= before.get("items", set())

@@ -18,7 +18,7 @@ from visavis import DataError, Retriever, VisavisError, api, cli
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.models.encoders.pretrained_files import model_folder
 from visavis.papers.relevance.caption_estimators import CrossEncoder, SentenceModel
-from visavis.retrieval.index_folder import Index
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.source_files import list_source_files
 
 NAMES = {
@@ -49,7 +49,7 @@ CALLS = {
     "data_convert": lambda name: visavis.data_convert([name], "made"),
     "model_folder": lambda name: model_folder(name),
     "search": lambda name: visavis.search(name, "a dog"),
-    "Index.open": lambda name: Index.open(name),
+    "open_index": lambda name: open_index(name),
     "cross-encoder": lambda name: (
         CrossEncoder(model=name)
         .for_captions(["a", "b"])

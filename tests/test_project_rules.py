@@ -47,14 +47,78 @@ def test_module_names_are_unique_except_for_roles():
     assert {name for name, count in names.items() if count > 1} <= SHARED_MODULE_NAMES
 
 
+def contracts(kind: str) -> list[dict]:
+    """The contracts of import-linter of one type."""
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+    return [each for each in project["tool"]["importlinter"]["contracts"] if each["type"] == kind]
+
+
+def layers() -> list[list[str]]:
+    """The packages of each layer, from the top."""
+    (contract,) = contracts("layers")
+    return [
+        [name.strip() for name in layer.split("|")]
+        for layer in contract["layers"]
+        if not layer.startswith("(")
+    ]
+
+
+def named_modules(tree: ast.AST) -> set[str]:
+    """Modules of the package that texts of a file name, as ``import_module`` and tables of lazy names
+    do: "visavis.x.y" or "visavis.x.y:Name", also the beginning of a formatted text.
+    """
+    names = set()
+    for node in ast.walk(tree):
+        text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and re.fullmatch(r"visavis(\.\w+)+(:\w*)?\.?", text):
+            names.add(text.partition(":")[0].rstrip("."))
+    return names
+
+
+def reaches_up(package: str, named: str) -> bool:
+    """Whether a package must not name another one: it stands above, or next to it, or a contract
+    forbids it.
+    """
+    level = {name: number for number, layer in enumerate(layers()) for name in layer}
+    if package not in level or named not in level or package == named:
+        return False
+    forbidden = any(
+        f"visavis.{package}" in contract["source_modules"]
+        and f"visavis.{named}" in contract["forbidden_modules"]
+        for contract in contracts("forbidden")
+    )
+    return level[named] <= level[package] or forbidden
+
+
+def test_texts_name_only_modules_of_lower_layers():
+    """Import-linter does not see an import by text."""
+    named_above = [
+        f"{module_path(path)}: {name}"
+        for path in SOURCES
+        for name in sorted(named_modules(nodes(path)[0]))
+        if reaches_up(path.relative_to(PACKAGE).parts[0], name.split(".")[1])
+    ]
+    assert named_above == []
+
+
+def test_named_modules_are_found_in_calls_and_tables():
+    program = """
+import_module("visavis.training.trainer")
+import_module(f"visavis.models.{name}")
+PLACES = {"a": "visavis.retrieval.stores.base:Store"}
+log("visavis.search is slow", "my_visavis.x", "visavis")
+"""
+    assert named_modules(ast.parse(program)) == {
+        "visavis.training.trainer",
+        "visavis.models",
+        "visavis.retrieval.stores.base",
+    }
+    assert reaches_up("data", "retrieval") and reaches_up("research", "retrieval")
+    assert reaches_up("retrieval", "training") and not reaches_up("retrieval", "evaluation")
+
+
 def test_architecture_page_lists_every_package_in_layer_order():
-    contracts = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["importlinter"][
-        "contracts"
-    ]
-    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
-    names = [
-        name.strip() for layer in layers for name in layer.split("|") if not layer.startswith("(")
-    ]
+    names = [name for layer in layers() for name in layer]
     page = (PROJECT / "docs" / "explanation" / "architecture.md").read_text()
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == names
 

@@ -5,7 +5,7 @@ import pytest
 import visavis
 from visavis.core.errors import DataError, RunError
 from visavis.data.feedback.records import Judgment, QueryKey, open_feedback
-from visavis.retrieval.index_folder import Index
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.search import SearchQuery, search_collection
 
 
@@ -26,7 +26,7 @@ def write(path, votes):
 
 
 def test_evaluate_feedback_matches_hand_values(index, tmp_path):
-    opened = Index.open(index)
+    opened = open_index(index)
     hits = [
         hit.item
         for hit in search_collection(
@@ -55,7 +55,7 @@ def test_evaluate_feedback_matches_hand_values(index, tmp_path):
 
 
 def test_evaluate_feedback_ignores_withdrawn_judgments(index, tmp_path):
-    item = next(iter(Index.open(index).items.values()))
+    item = next(iter(open_index(index).items.values()))
     votes = [(QueryKey(text="a circle"), item, True), (QueryKey(text="a circle"), item, None)]
     with pytest.raises(DataError, match="expected a text query with a relevant item"):
         visavis.evaluate(index, feedback=write(tmp_path / "votes.jsonl", votes))

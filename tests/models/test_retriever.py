@@ -32,7 +32,7 @@ from visavis.models.image_text.global_matchers import VSEPlusPlus
 from visavis.models.inference import encode_items, equal_batches, score_all_pairs
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever, read_image
-from visavis.retrieval.search import rank_texts
+from visavis.retrieval.zero_shot import rank_texts
 
 SENTENCES = ["a dog runs", "two red cats", "a boat", "the dog and the boat", "cats"]
 

@@ -13,10 +13,11 @@ from visavis.core.errors import RunError
 from visavis.core.progress import NoProgress
 from visavis.retrieval.compression import VectorEncoding, compare_encodings, recommend_encoding
 from visavis.retrieval.encoding import RayEncoder
-from visavis.retrieval.index_builder import build_index, validation_scores
-from visavis.retrieval.index_folder import Index
+from visavis.retrieval.index_builder import build_index
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.search import SearchQuery, search_collection
 from visavis.training.runs.open_run import open_run, read_run_recipe
+from visavis.training.runs.run_splits import RunSplits
 
 from .conftest import RECIPE
 
@@ -123,7 +124,7 @@ def test_index_of_matryoshka_dims(matryoshka_run, scenes, tmp_path):
     report = build_index(
         matryoshka_run, scenes, tmp_path / "index", embedding_dim=16, progress=NoProgress()
     )
-    index = Index.open(tmp_path / "index")
+    index = open_index(tmp_path / "index")
     keys = sorted(index.items)
     rows, model = index.store.all_vectors(), visavis.load(matryoshka_run)
     full = model.encode_images([index.locate(index.items[key]).path for key in keys]).numpy()
@@ -151,8 +152,9 @@ def test_index_of_matryoshka_dims(matryoshka_run, scenes, tmp_path):
 
 def test_calibration_and_ray_use_matryoshka_dims(matryoshka_run):
     model = visavis.load(matryoshka_run).with_embedding_dim(16)
-    scores, relevant = validation_scores(matryoshka_run, "train", 16)
-    full_scores, _ = validation_scores(matryoshka_run, "train", 64)
+    splits = RunSplits(matryoshka_run)
+    scores, relevant = splits.scores("train", 16)
+    full_scores, _ = splits.scores("train", 64)
     captions = (
         open_run(matryoshka_run, read_run_recipe(matryoshka_run), NoProgress())[0]
         .data.split("train")

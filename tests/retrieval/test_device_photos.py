@@ -16,8 +16,8 @@ from visavis.cli.search_tables import print_index_report
 from visavis.data.capture_time import modified_time, parse_time
 from visavis.data.images import decode_image
 from visavis.data.video import recording_time
-from visavis.retrieval.index_folder import Index
 from visavis.retrieval.items import ItemFilter
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.server.image_cache import render_jpeg
 from visavis.retrieval.source_files import list_source_files
 
@@ -46,7 +46,7 @@ def number_of_files(folder):
 
 
 def items_of(index):
-    return {item.path: item for item in Index.open(index).items.values()}
+    return {item.path: item for item in open_index(index).items.values()}
 
 
 @pytest.mark.slow
@@ -70,7 +70,7 @@ def test_index_of_sixty_device_photos(run, tmp_path):
         "pairs/IMG_3.DNG": "pairs/IMG_3.JPG",
         "pairs/IMG_4.dng": "pairs/IMG_4.HEIC",
     }
-    opened, items = Index.open(index), items_of(index)
+    opened, items = open_index(index), items_of(index)
     for file in files:
         if file.expected is None:
             continue
@@ -204,7 +204,7 @@ def test_index_accounts_for_each_file(run, tmp_path, monkeypatch, capsys):
     for path, text in times.items():
         assert items[path].time == parse_time(text)
     assert items["raw.jpg"].time == modified_time(items["raw.jpg"].modified_ns)
-    store = Index.open(index).store
+    store = open_index(index).store
     chosen = ItemFilter(
         after=parse_time("2020-01-01T00:00+00:00"), before=parse_time("2022-01-01T00:00+00:00")
     )

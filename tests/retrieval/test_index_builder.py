@@ -26,8 +26,9 @@ from visavis.core.storage import cache
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.retrieval import encoding
 from visavis.retrieval.index_builder import build_index, index_if_images
-from visavis.retrieval.index_folder import Index, read_manifest, write_manifest
+from visavis.retrieval.index_folder import read_manifest, write_manifest
 from visavis.retrieval.items import ItemFilter
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.search import SearchQuery, search_collection
 from visavis.retrieval.server.image_cache import render_jpeg
 from visavis.retrieval.source_files import list_source_files
@@ -60,7 +61,7 @@ def build(run, source, out, **options):
 
 def content(folder, store=None):
     """Items of an index, and their vectors."""
-    index = Index.open(folder, store=store)
+    index = open_index(folder, store=store)
     items = items_from_table(index.store.table())
     vectors = index.store.vectors([item.key for item in items])
     index.store.close()
@@ -81,7 +82,7 @@ def test_index_stores_vectors_of_images(run, photos, tmp_path):
     )
     expected = visavis.load(run).encode_images([photos / item.path for item in items]).numpy()
     assert np.abs(vectors - expected).max() < 1e-5
-    index = Index.open(tmp_path / "index")
+    index = open_index(tmp_path / "index")
     for item in items[:5]:
         [hit] = search_collection(index, SearchQuery(like=((1.0, item.key),)), top=1).hits
         assert hit.item == item
@@ -149,7 +150,7 @@ def test_index_turns_photos_upright(run, scenes, tmp_path):
     assert len(items) == 14
     assert np.abs(vectors - vectors[0]).max() < 1e-6
     assert len({item.dhash for item in items}) == 1
-    index = Index.open(tmp_path / "index")
+    index = open_index(tmp_path / "index")
     shown = {render_jpeg(index.locate(item), item, "thumbnail") for item in items}
     assert [Image.open(io.BytesIO(jpeg)).size for jpeg in shown] == [(40, 24)]
     with Image.open(photos / "8.tif") as opened:
@@ -219,7 +220,7 @@ def test_index_update_equals_new_index(run, photos, tmp_path):
 def test_index_removes_stale_items_after_crash(run, photos, tmp_path):
     build(run, photos, tmp_path / "index")
     expected = content(tmp_path / "index")
-    index = Index.open(tmp_path / "index")
+    index = open_index(tmp_path / "index")
     item = expected[0][0]
     stale = dataclasses.replace(
         item,
@@ -239,7 +240,7 @@ def test_index_removes_stale_items_after_crash(run, photos, tmp_path):
 
 def test_index_of_data_set_has_splits_and_captions(run, scenes, tmp_path):
     built = build(run, scenes, tmp_path / "index")
-    index = Index.open(tmp_path / "index")
+    index = open_index(tmp_path / "index")
     assert built.num_items == 70
     assert index.store.count(ItemFilter(metadata={"split": "test"})) == 10
     caption = next(
@@ -259,11 +260,11 @@ def test_index_of_data_set_has_splits_and_captions(run, scenes, tmp_path):
 
 def test_search_index_filters(run, photos, tmp_path):
     build(run, photos, tmp_path / "index")
-    index = Index.open(tmp_path / "index")
+    index = open_index(tmp_path / "index")
     old = photos / "2024" / min(os.listdir(photos / "2024"))
     os.utime(old, (1e9, 1e9))
     build(run, photos, tmp_path / "index")
-    index = Index.open(tmp_path / "index")
+    index = open_index(tmp_path / "index")
     query = SearchQuery(like=((1.0, next(iter(index.items))),))
     assert all(
         hit.item.path.startswith("2025")
@@ -280,7 +281,7 @@ def test_search_index_filters(run, photos, tmp_path):
 
 def test_search_index_combines_weighted_parts(run, photos, tmp_path):
     build(run, photos, tmp_path / "index")
-    index = Index.open(tmp_path / "index")
+    index = open_index(tmp_path / "index")
     first, second = list(index.items)[:2]
     both = search_collection(
         index, SearchQuery(like=((1.0, first), (1.0, second))), top=2, group_duplicates=False
@@ -314,7 +315,7 @@ def test_search_index_groups_near_duplicates(run, photos, tmp_path):
     shutil.copy(image, photos / "copy.png")
     Image.open(image).convert("RGB").save(photos / "again.jpg", quality=100, subsampling=0)
     build(run, photos, tmp_path / "index")
-    index = Index.open(tmp_path / "index")
+    index = open_index(tmp_path / "index")
     query = SearchQuery(images=((1.0, image),))
     [best] = search_collection(index, query, top=1).hits
     assert {best.item.key, *best.duplicates} >= {
@@ -336,7 +337,7 @@ def test_index_rejects_other_model_source_and_folder(run, photos, tmp_path, dual
     with pytest.raises(RunError, match="fingerprint"):
         build(other, photos, tmp_path / "index")
     with pytest.raises(RunError, match="fingerprint"):
-        Index.open(tmp_path / "index", model=other)
+        open_index(tmp_path / "index", model=other)
     with pytest.raises(RunError, match="source: expected"):
         build(run, photos / "2024", tmp_path / "index")
     with pytest.raises(
@@ -347,7 +348,7 @@ def test_index_rejects_other_model_source_and_folder(run, photos, tmp_path, dual
     with pytest.raises(RefusedOverwrite, match="expected a new folder or an index"):
         build(run, photos, photos)
     with pytest.raises(RunError, match="expected an index"):
-        Index.open(photos)
+        open_index(photos)
     with pytest.raises(DataError, match="expected images or videos"):
         (tmp_path / "empty").mkdir()
         build(run, tmp_path / "empty", tmp_path / "other")
@@ -355,7 +356,7 @@ def test_index_rejects_other_model_source_and_folder(run, photos, tmp_path, dual
 
 def test_index_locate_rejects_links_outside_source(run, photos, tmp_path):
     build(run, photos, tmp_path / "index")
-    index = Index.open(tmp_path / "index")
+    index = open_index(tmp_path / "index")
     item = next(iter(index.items.values()))
     secret = tmp_path / "secret.png"
     (photos / item.path).rename(secret)
@@ -373,7 +374,7 @@ def test_index_with_pretrained_dual_encoder(dual_encoders, photos, tmp_path):
     )
     assert build(model, photos, tmp_path / "index").num_items == 40
     assert search_collection(
-        Index.open(tmp_path / "index"), SearchQuery.from_text("a red circle")
+        open_index(tmp_path / "index"), SearchQuery.from_text("a red circle")
     ).hits
 
 
@@ -436,7 +437,7 @@ def test_index_keeps_full_decoding(dual_encoders, large_photos, tmp_path):
     decoded[0].save(photos / "copy.png")
     assert build(model, photos, folder).num_encoded == 1
     [hit] = search_collection(
-        Index.open(folder),
+        open_index(folder),
         SearchQuery(images=((1.0, photos / "0.jpg"),)),
         top=1,
         group_duplicates=False,
@@ -585,7 +586,7 @@ def test_index_skips_links_outside_source(run, photos, tmp_path):
     assert sorted(
         message.split(": it is a link to a location outside ")[0] for message in built.skipped
     ) == ["'one.png'", "'trip'"]
-    index = Index.open(tmp_path / "index")
+    index = open_index(tmp_path / "index")
     assert all(index.locate(item).path.is_file() for item in index.items.values())
     (tmp_path / "link").symlink_to(photos)
     assert build(run, tmp_path / "link", tmp_path / "other").num_items == 41
@@ -598,7 +599,7 @@ def test_index_clamps_modification_times(run, photos, tmp_path):
         pytest.skip("this file system has no such times")
     os.utime(early, ns=(0, -(10**9)))
     build(run, photos, tmp_path / "index")
-    index = Index.open(tmp_path / "index")
+    index = open_index(tmp_path / "index")
     assert index.items[late.relative_to(photos).as_posix()].modified_ns == 2**63 - 1
     assert index.items[early.relative_to(photos).as_posix()].modified_ns == -(10**9)
     assert build(run, photos, tmp_path / "index").num_unchanged == 40
@@ -678,7 +679,7 @@ def test_search_reports_unknown_words_of_index(recorder, run, photos, tmp_path):
     unknown = "The model does not know: "
     assert recorder.messages == [f"{unknown}zeppelin", f"{unknown}xylophone"]
     visavis.search(
-        tmp_path / "index", like=next(iter(Index.open(tmp_path / "index").items)), progress=recorder
+        tmp_path / "index", like=next(iter(open_index(tmp_path / "index").items)), progress=recorder
     )
     assert len(recorder.messages) == 2
 

@@ -15,8 +15,9 @@ from visavis.core.errors import DataError, RunError, SpecError, VisavisError
 from visavis.evaluation.corrections import CATALOG, CandidateBias, parse_correction
 from visavis.retrieval.correction_builder import BANK_FILE, bank_scores
 from visavis.retrieval.index_correction import read_correction_file, write_correction_file
-from visavis.retrieval.index_folder import CORRECTION_FILE, Index
+from visavis.retrieval.index_folder import CORRECTION_FILE
 from visavis.retrieval.items import NO_FILTER, ItemFilter
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.search import SearchQuery, search_collection
 from visavis.retrieval.stores.base import VectorSets
 
@@ -52,7 +53,7 @@ def switch_on(folder):
 
 
 def found(folder, text, item_filter=NO_FILTER, top=10):
-    index = Index.open(folder)
+    index = open_index(folder)
     query = SearchQuery.from_text(text)
     results = search_collection(index, query, top, item_filter, group_duplicates=False)
     return [(hit.key, hit.score) for hit in results]
@@ -60,7 +61,7 @@ def found(folder, text, item_filter=NO_FILTER, top=10):
 
 def expected(folder, text, spec, end="", top=10):
     """Results from the whole matrix of bank and items whose keys have an end."""
-    index = Index.open(folder)
+    index = open_index(folder)
     tensors, _ = read_correction_file(folder / BANK_FILE)
     items = torch.from_numpy(np.array(index.store.all_vectors()))
     bias = parse_correction(spec).fit([tensors["rows"] @ items.T])
@@ -96,7 +97,7 @@ def test_deep_results_reach_the_top(index):
     """A large bias of all first results must not hide an item far below them."""
     tensors, settings = read_correction_file(index / CORRECTION_FILE)
     last = found(index, TEXTS[0], top=100)[-1][0]
-    keys = Index.open(index).store.table()["key"].to_pylist()
+    keys = open_index(index).store.table()["key"].to_pylist()
     bias = torch.full((len(keys),), 5.0, dtype=torch.float64)
     bias[keys.index(last)] = -5
     write_correction_file(index / CORRECTION_FILE, settings, tensors | {"bias": bias})
@@ -104,7 +105,7 @@ def test_deep_results_reach_the_top(index):
 
 
 def test_only_single_texts_are_corrected(index):
-    opened = Index.open(index)
+    opened = open_index(index)
     queries = {
         "text": SearchQuery.from_text(TEXTS[0]),
         "excluded": SearchQuery(texts=((1.0, TEXTS[0]), (-0.5, "a star"))),
@@ -117,9 +118,9 @@ def test_only_single_texts_are_corrected(index):
 
 
 def test_corrected_scores_have_no_match_probability(index):
-    assert Index.open(index).manifest.calibration is not None
-    assert Index.open(index).calibration is None
-    results = search_collection(Index.open(index), SearchQuery.from_text(TEXTS[0]))
+    assert open_index(index).manifest.calibration is not None
+    assert open_index(index).calibration is None
+    results = search_collection(open_index(index), SearchQuery.from_text(TEXTS[0]))
     assert results.no_match is None
     assert {hit.match_probability for hit in results} == {None}
 
@@ -149,11 +150,11 @@ def test_stale_biases_are_not_used(index, caplog):
     tensors, settings = read_correction_file(index / CORRECTION_FILE)
     tensors["digest"][1] += 1
     write_correction_file(index / CORRECTION_FILE, settings, tensors)
-    assert Index.open(index).correction is None
+    assert open_index(index).correction is None
     assert "does not cover all items" in caplog.text
     settings = replace(settings, fingerprint="other")
     write_correction_file(index / CORRECTION_FILE, settings, tensors)
-    assert Index.open(index).correction is None
+    assert open_index(index).correction is None
     assert "another query model" in caplog.text
 
 
@@ -170,7 +171,7 @@ def test_none_removes_a_correction(update, index):
     assert report.correction is None
     assert not (index / CORRECTION_FILE).exists()
     assert not (index / BANK_FILE).exists()
-    assert Index.open(index).calibration is not None
+    assert open_index(index).calibration is not None
 
 
 def test_harmful_bank_is_off(update, index, tmp_path):
@@ -180,8 +181,8 @@ def test_harmful_bank_is_off(update, index, tmp_path):
     assert "over 100 texts (fixed-bank): off. Text to image, 120 captions of train: -" in (
         report.correction
     )
-    assert Index.open(index).correction is None
-    results = search_collection(Index.open(index), SearchQuery.from_text(TEXTS[0]))
+    assert open_index(index).correction is None
+    results = search_collection(open_index(index), SearchQuery.from_text(TEXTS[0]))
     assert results.correction == ""
 
 
@@ -220,7 +221,7 @@ def test_late_interaction_is_corrected(late_run, scenes, tmp_path):
     folder = tmp_path / "index"
     visavis.index(late_run, scenes / "images", out=folder, correction="CSLS(k=3)")
     switch_on(folder)
-    index = Index.open(folder)
+    index = open_index(folder)
     items = index.store.all_vectors()
     bank = [tensor.numpy() for tensor in index.encode_texts(["a red circle", "a star"])]
     [block] = bank_scores(items, VectorSets.from_arrays(bank), index.manifest.late_interaction)

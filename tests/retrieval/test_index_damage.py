@@ -21,7 +21,7 @@ from visavis.core.progress import NoProgress
 from visavis.models.retriever import Retriever
 from visavis.retrieval import encoding
 from visavis.retrieval.index_builder import build_index
-from visavis.retrieval.index_folder import Index
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.search import SearchQuery, search_collection
 from visavis.retrieval.stores.lancedb_store import LanceStore
 
@@ -68,7 +68,7 @@ def indexes(request, run, scenes, tmp_path):
 
 def answers(folder):
     """Everything that a user sees of an index."""
-    index = Index.open(folder)
+    index = open_index(folder)
     try:
         results = search_collection(
             index, SearchQuery.from_text("a red circle"), top=30, group_duplicates=False
@@ -270,7 +270,7 @@ def test_unfinished_index_without_items_reports_the_reason(
         )
     print_results(results)
     assert capsys.readouterr().out == f"{unfinished}\n"
-    assert Index.open(tmp_path / "index").is_unfinished
+    assert open_index(tmp_path / "index").is_unfinished
     build_index(run, scenes / "images", tmp_path / "index", progress=NoProgress())
     results = visavis.search(tmp_path / "index", "a red circle", path="*.gif")
     assert results.message == "No item of the index passes the filters."

@@ -29,7 +29,6 @@ from tests.processes import Command
 
 import visavis
 from visavis.models.retriever import Retriever
-from visavis.retrieval import index_builder
 from visavis.retrieval.index_folder import read_manifest
 from visavis.retrieval.stores.arrow_tables import items_from_table
 from visavis.retrieval.stores.catalog import open_store
@@ -411,10 +410,8 @@ def run_histories() -> None:
             ).numpy()
         return vectors[content]
 
-    # One model serves all updates. It has no validation data, which would be read for each new
-    # index.
+    # One model serves all updates.
     Retriever.load = functools.partial(lambda *_, **__: model)
-    index_builder.calibrate_index = lambda *_, **__: None
     for seed in range(int(sys.argv[1]), int(sys.argv[2])):
         with tempfile.TemporaryDirectory() as folder, as_ordinary_user():
             try:

@@ -13,7 +13,8 @@ import visavis
 from visavis.core.errors import DataError, RunError, VisavisError
 from visavis.data.dataset_reader import open_dataset
 from visavis.retrieval import query_model
-from visavis.retrieval.index_folder import Index, read_manifest
+from visavis.retrieval.index_folder import read_manifest
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.search import SearchQuery, search_collection
 
 
@@ -87,7 +88,7 @@ def test_new_words_are_found_and_restored(index, words_run, run, foreign_caption
 def test_texts_and_images_of_pair_use_their_models(index, words_run, run, scenes):
     visavis.index(queries=words_run, out=index)
     with_words, items = visavis.load(words_run), visavis.load(run)
-    opened = Index.open(index)
+    opened = open_index(index)
     image = open_dataset(scenes).images[3]
     model, text = opened.model, "a redzz"
     assert torch.equal(model.encode_texts([text]), with_words.encode_texts([text]))
@@ -114,7 +115,7 @@ def test_update_of_index_keeps_query_models(index, words_run, run, scenes):
     visavis.index(run, scenes, out=index)
     after = read_manifest(index)
     assert (after.queries, after.active_queries) == (before.queries, before.active_queries)
-    assert Index.open(index).model.fingerprint == visavis.load(words_run).fingerprint
+    assert open_index(index).model.fingerprint == visavis.load(words_run).fingerprint
 
 
 def test_query_models_of_other_vectors_are_refused(index, run, scenes, words_run, tmp_path):
@@ -183,7 +184,7 @@ def write_vectors(folder, names, vectors, kind):
 
 @pytest.mark.parametrize("kind", [pytest.param("parquet", marks=pytest.mark.slow), "npy"])
 def test_given_vectors_equal_index_of_model(kind, original, scenes, foreign_captions, tmp_path):
-    source = Index.open(original)
+    source = open_index(original)
     names_of_items = source.store.table()["key"].to_pylist()
     vectors = np.array(source.store.all_vectors())
     file = write_vectors(tmp_path, names_of_items[1:], vectors[1:], kind)
@@ -191,7 +192,7 @@ def test_given_vectors_equal_index_of_model(kind, original, scenes, foreign_capt
     assert report.num_items == len(vectors) - 1
     [problem] = [text for text in report.skipped if "no vector" in text]
     assert names_of_items[0] in problem
-    given = Index.open(tmp_path / "given")
+    given = open_index(tmp_path / "given")
     assert given.store.table()["key"].to_pylist() == names_of_items[1:]
     assert np.allclose(given.store.all_vectors(), vectors[1:], atol=1e-6)
     like = SearchQuery(like=((1.0, names_of_items[5]),))
@@ -221,13 +222,13 @@ def test_given_vectors_of_other_source_are_refused(scenes, tmp_path):
 
 
 def test_given_vectors_of_any_length_become_unit_vectors(original, scenes, tmp_path):
-    source = Index.open(original)
+    source = open_index(original)
     names, vectors = source.store.table()["key"].to_pylist(), np.array(source.store.all_vectors())
     scales = 10.0 ** np.linspace(-40, 38, len(names))[:, None]
     np.save(tmp_path / "v.npy", vectors.astype(np.float64) * scales)
     (tmp_path / "v.ids.txt").write_text("\n".join(names))
     visavis.index(tmp_path / "v.npy", scenes, out=tmp_path / "given")
-    found = Index.open(tmp_path / "given").store.all_vectors()
+    found = open_index(tmp_path / "given").store.all_vectors()
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
     # Values of 1e-40 have few digits.
     np.testing.assert_allclose(found, vectors, atol=1e-4)
@@ -237,7 +238,7 @@ def test_given_vectors_of_any_length_become_unit_vectors(original, scenes, tmp_p
     ("value", "got"), [(0.0, "zero"), (np.nan, "a value that"), (-np.inf, "a value"), (1e60, "a v")]
 )
 def test_given_vectors_without_direction_are_refused(value, got, original, scenes, tmp_path):
-    names = Index.open(original).store.table()["key"].to_pylist()
+    names = open_index(original).store.table()["key"].to_pylist()
     vectors = np.ones((len(names), 4))
     vectors[3] = value
     np.save(tmp_path / "v.npy", vectors)

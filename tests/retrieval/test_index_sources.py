@@ -25,9 +25,9 @@ from visavis.data import video
 from visavis.data.dataset_reader import _cache_key
 from visavis.data.formats.image_files import Exclusion, scan_folder
 from visavis.data.formats.listing import Listing
-from visavis.retrieval import index_builder
 from visavis.retrieval.index_builder import build_index, index_if_images
-from visavis.retrieval.index_folder import Index, read_manifest
+from visavis.retrieval.index_folder import read_manifest
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.run_images import open_image_collection
 
 pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'visavis[search]'")
@@ -37,7 +37,6 @@ needs_permissions = pytest.mark.skipif(os.name == "nt", reason="permissions of P
 @pytest.fixture
 def photos(tmp_path, monkeypatch):
     """Two images in the folder ``photos``, and two in each of two subfolders."""
-    monkeypatch.setattr(index_builder, "calibrate_index", lambda *_, **__: None)
     monkeypatch.chdir(tmp_path)
     for number, folder in enumerate(("", "", "sub", "sub", "usb", "usb")):
         path = tmp_path / "photos" / folder / f"{number}.png"
@@ -55,7 +54,7 @@ def build(run):
 
 
 def paths(folder="index"):
-    index = Index.open(folder)
+    index = open_index(folder)
     found = sorted(index.items)
     index.store.close()
     return found
@@ -434,7 +433,7 @@ def test_index_takes_photos_without_captions(build, photos):
         "filename,caption,split\n0.png,a circle,test\n2.png,a square,train\n"
     )
     assert build(photos).num_items == 6
-    index = Index.open("index")
+    index = open_index("index")
     assert dict(index.items["0.png"].metadata) == {"caption": "a circle", "split": "test"}
     # The second file is listed by its name only.
     assert "2.png" in index.items and "sub/2.png" not in index.items

@@ -15,8 +15,9 @@ from visavis.cli import app
 from visavis.core.errors import DataError, RunError, ShapeError, VisavisError
 from visavis.core.progress import NoProgress
 from visavis.retrieval.index_builder import build_index
-from visavis.retrieval.index_folder import Index, read_manifest
+from visavis.retrieval.index_folder import read_manifest
 from visavis.retrieval.items import ItemFilter
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.search import SearchQuery, search_collection
 from visavis.retrieval.server.application import create_app
 from visavis.retrieval.server.search_service import ServedIndex
@@ -40,7 +41,7 @@ def build(run, source, out, **options):
 
 def content(folder):
     """Items and vectors of an index."""
-    index = Index.open(folder)
+    index = open_index(folder)
     items, sets = items_from_table(index.store.table()), index.store.all_vectors()
     index.store.close()
     return items, sets
@@ -67,8 +68,8 @@ def test_index_search_equals_model_score(late_run, photos, tmp_path):
             {file.name: score for file, score in zip(files, scores, strict=True)}, abs=1e-5
         )
     with pytest.raises(VisavisError, match=r"several vectors\. Remove --max-irrelevant"):
-        _ = Index.open(tmp_path / "index").null_scores
-    served = ServedIndex(Index.open(tmp_path / "index"))
+        _ = open_index(tmp_path / "index").null_scores
+    served = ServedIndex(open_index(tmp_path / "index"))
     served.warm_up()
     assert search_collection(
         served.index,
@@ -90,7 +91,7 @@ def test_served_rerank_equals_model_score(late_run, photos, tmp_path):
     urls = [f"data:image/png;base64,{base64.b64encode(part).decode()}" for part in contents]
     texts = ["a red circle", "two squares", "a star"]
     scores = visavis.load(late_run).score(contents, texts)
-    app = create_app([ServedIndex(Index.open(tmp_path / "index"))])
+    app = create_app([ServedIndex(open_index(tmp_path / "index"))])
     with TestClient(app, "http://localhost") as client:
         for query, documents, expected in (
             (texts[0], urls, scores[:, 0]),
@@ -112,7 +113,7 @@ def test_served_rerank_equals_model_score(late_run, photos, tmp_path):
 
 def test_index_search_supports_all_queries(late_run, scenes, tmp_path):
     build(late_run, scenes, tmp_path / "index")
-    index = Index.open(tmp_path / "index")
+    index = open_index(tmp_path / "index")
     key = next(iter(index.items))
     for query in (
         SearchQuery(like=((1.0, key),)),

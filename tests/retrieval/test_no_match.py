@@ -28,6 +28,7 @@ from visavis.retrieval.no_match import (
     fit_null_scores,
     recall_null_scores,
 )
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.search import Calibration, NullScores, count_within, irrelevant_shares
 from visavis.retrieval.server.application import create_app
 from visavis.retrieval.server.search_service import QueryKey, ServedIndex
@@ -203,7 +204,7 @@ def test_search_ends_at_share_of_irrelevant_results(index_folder):
     assert cut.no_match
     assert cut.message.startswith("Probably no match: even the best one is irrelevant")
     # With a filter, fewer irrelevant items are expected.
-    with closing(Index.open(index_folder)) as index:
+    with closing(open_index(index_folder)) as index:
         count = index.count(ItemFilter(path="*1.png"))
     assert 0 < count < 70
     best = visavis.search(index_folder, text, top=1, path="*1.png", max_irrelevant=1.0)[0]
@@ -243,7 +244,7 @@ def test_search_can_ignore_captions(index_folder, run, tmp_path):
     assert found.hits
     with pytest.raises(VisavisError, match="--ignore-captions, got a run"):
         visavis.search(run, text, ignore_captions=True)
-    with closing(Index.open(folder, ignore_captions=True)) as index:
+    with closing(open_index(folder, ignore_captions=True)) as index:
         served = ServedIndex(index, has_probabilities=True)
         hits = served.search(QueryKey(text), None, 5, ItemFilter()).hits
     assert [hit.match_probability for hit in hits] == [hit.match_probability for hit in found]
@@ -272,7 +273,7 @@ def test_null_scores_follow_the_items(run, scenes, tmp_path, monkeypatch):
         for image in images[:count]:
             (source / image.name).write_bytes(image.read_bytes())
         build_index(run, source, folder, progress=NoProgress())
-        with closing(Index.open(folder)) as opened:
+        with closing(open_index(folder)) as opened:
             return opened.null_scores.mean.tolist()
 
     first = index(8)
@@ -356,7 +357,7 @@ def test_missing_probabilities_have_a_reason(monkeypatch, tmp_path):
 @pytest.mark.usefixtures("hand_scores")
 def test_server_shows_probabilities_without_captions(index_folder):
 
-    index = Index.open(index_folder)
+    index = open_index(index_folder)
     app = create_app([ServedIndex(index, has_probabilities=True)], max_irrelevant=0.3)
     with TestClient(app, "http://localhost") as client:
         assert client.get("/api/info").json()["max_irrelevant"] == 0.3
@@ -370,7 +371,7 @@ def test_server_shows_probabilities_without_captions(index_folder):
 
 
 def test_server_names_missing_probabilities_at_the_start(index_folder):
-    served = ServedIndex(Index.open(index_folder), has_probabilities=True)
+    served = ServedIndex(open_index(index_folder), has_probabilities=True)
     with pytest.raises(VisavisError, match="the index has 70 items, and 100 are needed"):
         served.warm_up()
     with pytest.raises(VisavisError, match="from 0 to 1"):

@@ -23,7 +23,7 @@ from visavis import cli
 from visavis.core import own_code
 from visavis.core.errors import DataError
 from visavis.retrieval import source_files
-from visavis.retrieval.index_folder import Index
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.server.application import create_app
 from visavis.retrieval.server.mcp_server import OpenedIndexes, Search
 from visavis.retrieval.server.search_service import ServedIndex
@@ -67,7 +67,7 @@ def newest(index: Path) -> list[str]:
 
 def served(index: Path, path: str):
     """An answer of ``serve``."""
-    opened = Index.open(index)
+    opened = open_index(index)
     app = create_app([ServedIndex(opened)])
     with closing(opened.store), TestClient(app, base_url="http://localhost") as client:
         return client.get(path)

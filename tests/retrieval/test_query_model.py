@@ -18,7 +18,7 @@ import visavis
 from visavis.core import storage
 from visavis.core.errors import RunError, ShapeError, SpecError
 from visavis.models.retriever import Retriever
-from visavis.retrieval.index_folder import Index
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.query_model import TextQueryModel
 from visavis.retrieval.search import SearchQuery
 
@@ -51,7 +51,7 @@ def model(request: pytest.FixtureRequest, dual_encoders: Path, tmp_path: Path) -
 
 def test_texts_are_encoded_as_by_the_whole_model(model: Path, photos: Path, tmp_path: Path) -> None:
     visavis.index(model, photos, out=tmp_path / "index")
-    index, whole = Index.open(tmp_path / "index"), Retriever.load(model)
+    index, whole = open_index(tmp_path / "index"), Retriever.load(model)
     assert isinstance(index.model, TextQueryModel)
     expected = whole.encode_texts(TEXTS)
     for count in (1, len(TEXTS)):  # with and without padding
@@ -78,14 +78,14 @@ def test_shorter_vectors_of_the_same_model(
     visavis.index(model, photos, out=tmp_path / "whole")
     visavis.index(model, photos, out=tmp_path / "short", embedding_dim=4)
     for name, length in (("whole", dim), ("short", 4), ("whole", dim), ("short", 4)):
-        vectors = Index.open(tmp_path / name).model.encode_texts(TEXTS)
+        vectors = open_index(tmp_path / name).model.encode_texts(TEXTS)
         expected = retriever.with_embedding_dim(length).encode_texts(TEXTS)
         torch.testing.assert_close(vectors, expected, atol=1e-6, rtol=0)
 
 
 def test_invalid_texts_are_refused(dual_encoders: Path, photos: Path, tmp_path: Path) -> None:
     visavis.index(dual_encoders / "clip", photos, out=tmp_path / "index")
-    model = Index.open(tmp_path / "index").model
+    model = open_index(tmp_path / "index").model
     with pytest.raises(ShapeError):
         model.encode_texts([])
     with pytest.raises(SpecError):
@@ -104,7 +104,7 @@ def test_changed_weights_are_noticed(model: Path, photos: Path, tmp_path: Path) 
     file.unlink()
     storage.write_tensors(file, tensors, for_transformers=True)
     with pytest.raises(RunError, match="fingerprint"):
-        Index.open(tmp_path / "index")
+        open_index(tmp_path / "index")
 
 
 @pytest.mark.parametrize("change", ["activation", "heads"])
@@ -118,7 +118,7 @@ def test_other_settings_are_left_to_transformers(
     )
     storage.write_json(folder / "config.json", config)
     visavis.index(folder, photos, out=tmp_path / "index")
-    index = Index.open(tmp_path / "index")
+    index = open_index(tmp_path / "index")
     assert isinstance(index.model, TextQueryModel) == (change == "heads")
     expected = Retriever.load(folder).encode_texts(TEXTS)
     torch.testing.assert_close(index.model.encode_texts(TEXTS), expected, atol=1e-6, rtol=0)

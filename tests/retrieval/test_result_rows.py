@@ -17,8 +17,8 @@ from visavis.core.errors import DataError, RunError
 from visavis.core.progress import NoProgress
 from visavis.data.feedback.records import QueryKey
 from visavis.retrieval.index_builder import build_index
-from visavis.retrieval.index_folder import Index, check_index
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
+from visavis.retrieval.open_index import check_index, open_index
 from visavis.retrieval.search import SearchQuery, search_collection
 from visavis.retrieval.stores.arrow_tables import items_from_table
 
@@ -31,6 +31,7 @@ from visavis.retrieval.server.search_service import (
     modified_at,
 )
 from visavis.retrieval.stores import arrow_tables
+from visavis.training.runs.run_splits import RunSplits
 
 TOP, DEPTH = 3, 2 * 3 + 10
 """Number of results, and of those that a search groups."""
@@ -40,7 +41,9 @@ TOP, DEPTH = 3, 2 * 3 + 10
 def index_folder(request, run, scenes, tmp_path_factory):
     folder = tmp_path_factory.mktemp("result-rows") / "index"
     store = str(folder / "items.db") if request.param == "milvus" else None
-    build_index(run, scenes / "images", folder, store=store, progress=NoProgress())
+    build_index(
+        run, scenes / "images", folder, store=store, open_data=RunSplits, progress=NoProgress()
+    )
     return folder
 
 
@@ -59,7 +62,7 @@ def read_items(monkeypatch):
 
 
 def test_search_reads_only_items_of_results(index_folder, read_items):
-    index = Index.open(index_folder)
+    index = open_index(index_folder)
     with closing(index.store):
         assert index.store.count() == 70
         key = search_collection(index, SearchQuery.from_text("a red circle"), 1)[0].key
@@ -91,7 +94,7 @@ def test_search_reads_only_items_of_results(index_folder, read_items):
 
 
 def test_server_reads_only_items_of_results(index_folder, read_items):
-    served = ServedIndex(Index.open(index_folder))
+    served = ServedIndex(open_index(index_folder))
     with closing(served.index.store):
         served.warm_up()
         assert served.count == 70
@@ -104,7 +107,7 @@ def test_server_reads_only_items_of_results(index_folder, read_items):
 
 
 def test_empty_query_returns_newest_items(index_folder):
-    served = ServedIndex(Index.open(index_folder))
+    served = ServedIndex(open_index(index_folder))
     with closing(served.index.store):
         items = items_from_table(served.index.store.table())
         for where in (NO_FILTER, ItemFilter(path="*1*")):

@@ -13,8 +13,9 @@ from visavis.core.progress import NoProgress
 from visavis.retrieval import index_compression
 from visavis.retrieval.compression import choose_codec, noisy_set_queries, possible_encodings
 from visavis.retrieval.index_builder import build_index
-from visavis.retrieval.index_folder import CODEC_FILE, Index, read_manifest
+from visavis.retrieval.index_folder import CODEC_FILE, read_manifest
 from visavis.retrieval.items import IndexItem, ItemFilter
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.search import SearchQuery, search_collection
 from visavis.retrieval.stores import maxsim_search
 from visavis.retrieval.stores.base import VectorSets
@@ -175,7 +176,7 @@ def build(run, source, out, **options):
 
 
 def stored_rows(folder):
-    with closing(Index.open(folder).store) as store:
+    with closing(open_index(folder).store) as store:
         return store.all_vectors()
 
 
@@ -207,7 +208,7 @@ def test_update_of_compressed_index_equals_new_index(late_run, photos, tmp_path,
     expected = codes.codec.encode(exact)
     # Vectors differ by rounding between batch sizes, which may change a code at a boundary.
     assert (codes.rows == expected.rows).mean() > 0.999
-    opened = Index.open(index)
+    opened = open_index(index)
     [best] = search_collection(opened, SearchQuery(like=((1.0, moved[0].name),)), top=1)
     assert best.item.key == moved[0].name
     opened.store.close()
@@ -218,7 +219,7 @@ def test_update_of_compressed_index_equals_new_index(late_run, photos, tmp_path,
     array = np.load(index / CODEC_FILE)
     np.save(index / CODEC_FILE, array + 1)
     with pytest.raises(RunError, match=r"codec\.npy: has another checksum"):
-        Index.open(index)
+        open_index(index)
 
 
 def test_item_bytes_command(late_run, run, photos, tmp_path):

@@ -20,7 +20,7 @@ from tests.processes import Command
 import visavis
 from visavis.data.feedback.records import open_feedback
 from visavis.data.synthetic import write_synthetic_scenes
-from visavis.retrieval.index_folder import Index
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.server.application import create_app
 from visavis.retrieval.server.search_service import ServedIndex
 
@@ -127,12 +127,12 @@ def index_folder(indexes: list[Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def collection(index_folder: Path) -> ServedIndex:
-    return ServedIndex(Index.open(index_folder))
+    return ServedIndex(open_index(index_folder))
 
 
 @pytest.fixture(scope="session")
 def other_collection(indexes: list[Path]) -> ServedIndex:
-    return ServedIndex(Index.open(indexes[1]))
+    return ServedIndex(open_index(indexes[1]))
 
 
 @pytest.fixture

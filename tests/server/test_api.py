@@ -31,8 +31,9 @@ from visavis.data.feedback.records import (
     open_feedback,
     read_feedback,
 )
-from visavis.retrieval.index_folder import Index, write_manifest
+from visavis.retrieval.index_folder import write_manifest
 from visavis.retrieval.items import NO_FILTER
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.search import (
     SearchQuery,
     SearchResult,
@@ -81,7 +82,7 @@ def test_waiting_searches_are_encoded_in_one_batch(index_folder, monkeypatch):
     """Equal results to single searches. A query without a known word fails alone, and equal queries
     are searched once.
     """
-    index, batches, searches = ServedIndex(Index.open(index_folder)), [], []
+    index, batches, searches = ServedIndex(open_index(index_folder)), [], []
     encode, search, started = index.index.model.encode_texts, index.search, threading.Event()
     monkeypatch.setattr(
         index.index.model,
@@ -145,7 +146,7 @@ def test_start_page_groups_as_searches(client, collection):
 
 def test_served_index_notices_an_update_while_it_is_opened(index_folder, tmp_path):
     folder = shutil.copytree(index_folder, tmp_path / "index")
-    index = Index.open(folder)
+    index = open_index(folder)
     assert ServedIndex(index).newer() is None
     # The items stay, and their probabilities change.
     write_manifest(folder, replace(index.manifest, calibration=None, exclude=("other",)))
@@ -160,10 +161,10 @@ def test_served_index_notices_an_update_while_it_is_opened(index_folder, tmp_pat
 
 def test_update_is_opened_again_after_an_error(index_folder, tmp_path, monkeypatch, caplog):
     folder = shutil.copytree(index_folder, tmp_path / "index")
-    index = Index.open(folder)
+    index = open_index(folder)
     served = ServedIndex(index)
     write_manifest(folder, replace(index.manifest, calibration=None, exclude=("other",)))
-    opened, open_index = list[float](), Index.open
+    opened = list[float]()
 
     def fail_at_first(*arguments, **options):
         opened.append(time.monotonic())
@@ -171,7 +172,7 @@ def test_update_is_opened_again_after_an_error(index_folder, tmp_path, monkeypat
             raise OSError("the drive is busy")
         return open_index(*arguments, **options)
 
-    monkeypatch.setattr(Index, "open", fail_at_first)
+    monkeypatch.setattr("visavis.retrieval.server.search_service.open_index", fail_at_first)
     service = SearchService([served], None, ServerLimits(), ServerMetrics())
 
     async def follow():
@@ -196,7 +197,7 @@ def test_server_opens_each_update_and_serves_former_images(runs, tmp_path):
     for number, color in enumerate(COLORS):
         photo(color, SHAPES[number % 3]).save(photos / f"{color}.png")
     folder = visavis.index(runs[0], photos, out=tmp_path / "index").folder
-    with TestClient(create_app([ServedIndex(Index.open(folder))]), "http://localhost") as client:
+    with TestClient(create_app([ServedIndex(open_index(folder))]), "http://localhost") as client:
         before = {hit["key"]: hit for hit in hits(client, text="a red star")}
         [version] = [index["version"] for index in client.get("/api/info").json()["indexes"]]
 
@@ -409,7 +410,7 @@ def test_videos_of_a_loopback_server_are_sent_in_ranges(runs, tmp_path):
     content = write_video(tmp_path / "clips" / "a.mp4", frames).read_bytes()
     photo().save(tmp_path / "clips" / "b.png")
     folder = visavis.index(runs[0], tmp_path / "clips", out=tmp_path / "index").folder
-    with TestClient(create_app([ServedIndex(Index.open(folder))]), "http://localhost") as client:
+    with TestClient(create_app([ServedIndex(open_index(folder))]), "http://localhost") as client:
         assert client.get("/api/info").json()["videos"]
         items = {hit["key"]: hit for hit in hits(client)}
         (key,) = (key for key, hit in items.items() if hit["kind"] != "image")
@@ -426,7 +427,7 @@ def test_videos_of_a_loopback_server_are_sent_in_ranges(runs, tmp_path):
         (tmp_path / "clips" / "a.mp4").symlink_to(tmp_path / "other.mp4")
         assert client.get("/api/video", params={"key": key}).status_code == 404, "a link outside"
     for options in ({"bound_to": None}, {"host_names": ["photos.example"]}):
-        app = create_app([ServedIndex(Index.open(folder))], **options)
+        app = create_app([ServedIndex(open_index(folder))], **options)
         with TestClient(app, "http://localhost") as client:
             assert not client.get("/api/info").json()["videos"]
             assert client.get("/api/video", params={"key": key}).status_code == 409

@@ -24,8 +24,8 @@ import visavis
 from visavis.core.errors import VisavisError
 from visavis.data.feedback.records import QueryKey
 from visavis.data.images import is_data_url
-from visavis.retrieval.index_folder import Index
 from visavis.retrieval.items import NO_FILTER
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.search import SearchQuery, search_collection
 from visavis.retrieval.server import mcp_server, schemas
 from visavis.retrieval.server.application import create_app
@@ -119,7 +119,7 @@ def test_usage_of_clip_counts_tokens_after_the_cut(dual_encoders, tmp_path):
         (tmp_path / f"{number}.png").write_bytes(content)
     folder = visavis.index(dual_encoders / "clip", tmp_path, out=tmp_path / "index").folder
     model, texts = visavis.load(dual_encoders / "clip"), ["a red circle", "a red " * 60]
-    with TestClient(create_app([ServedIndex(Index.open(folder))]), "http://localhost") as client:
+    with TestClient(create_app([ServedIndex(open_index(folder))]), "http://localhost") as client:
         official = official_client(client)
         response = official.embeddings.create(model="clip", input=[*texts, data_url(JPEG)])
     assert_equal(
@@ -700,7 +700,7 @@ def test_guide_runs_as_written(client, model, monkeypatch):
 
 def waiting_service(index_folder, monkeypatch):
     """A service whose thread waits for an event, and the batches of texts that it encodes."""
-    index, batches, started = ServedIndex(Index.open(index_folder)), [], threading.Event()
+    index, batches, started = ServedIndex(open_index(index_folder)), [], threading.Event()
     encode = index.index.model.encode_texts
     monkeypatch.setattr(
         index.index.model,
@@ -737,7 +737,7 @@ def test_embeddings_and_searches_share_a_batch(index_folder, model, monkeypatch)
 
 def test_request_keeps_its_model_when_the_index_is_replaced(index_folder, model, monkeypatch):
     service, batches, started = waiting_service(index_folder, monkeypatch)
-    newer = ServedIndex(Index.open(index_folder))
+    newer = ServedIndex(open_index(index_folder))
     newer.index.model.encode_texts = None
     texts = [f"a star {number}" for number in range(100)]
 

@@ -24,7 +24,8 @@ from visavis.data.feedback.records import (
     latest_judgments,
     read_feedback,
 )
-from visavis.retrieval.index_folder import Index, read_manifest, write_manifest
+from visavis.retrieval.index_folder import read_manifest, write_manifest
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.search import Calibration, SearchQuery, search_collection
 
 from .conftest import COLORS, MARKUP, SHAPES, photo, served
@@ -579,7 +580,7 @@ def test_web_ui_retries_after_failed_start(browser, address):
 def test_web_ui_hides_weaker_results_below_a_line(open_page, index_folder, tmp_path):
     folder = tmp_path / "index"
     shutil.copytree(index_folder, folder)
-    with closing(Index.open(folder)) as index:
+    with closing(open_index(folder)) as index:
         found = search_collection(index, SearchQuery.from_text("a red star"), 10)
     scores = sorted({hit.score for hit in found}, reverse=True)
     middle = (scores[2] + scores[3]) / 2

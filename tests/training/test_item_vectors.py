@@ -17,6 +17,7 @@ from visavis.core.process_group import ONE_PROCESS
 from visavis.core.progress import NoProgress
 from visavis.data.dataset import Image
 from visavis.data.dataset_reader import open_dataset
+from visavis.data.features.item_vectors import ItemVectors
 from visavis.data.feedback.records import Judgment, QueryKey, open_feedback
 from visavis.retrieval.index_vectors import read_index_vectors
 from visavis.training.recipes.files import read_recipe
@@ -83,7 +84,8 @@ def test_text_side_trains_without_image_files(text_run, two_sides, scenes, index
     run, whole = visavis.load(text_run), visavis.load(two_sides)
     assert run.processor.items == whole.fingerprint
     assert visavis.evaluate(text_run).metrics["rsum"] > 0
-    names, vectors, _ = read_index_vectors(index)
+    items = read_index_vectors(index)
+    names, vectors = items.names, items.vectors
     images = open_dataset(scenes).images
     row = {name: number for number, name in enumerate(names)}
     expected = whole.encode_images([image.location.path for image in images[:3]])
@@ -137,7 +139,8 @@ def test_score_is_cosine_with_stored_vector(text_run, index):
     module, matcher = open_run(text_run, read_run_recipe(text_run), NoProgress())
     data = module.data.split("test")
     visual, text = module.encode(matcher, data)
-    names, vectors, _ = read_index_vectors(index)
+    items = read_index_vectors(index)
+    names, vectors = items.names, items.vectors
     row = {name: number for number, name in enumerate(names)}
     stored = torch.from_numpy(np.array(vectors[[row[image.name] for image in data.images]]))
     words = visavis.load(text_run).encode_texts(list(data.captions))
@@ -167,7 +170,8 @@ def test_new_words_extend_vocabulary_of_run(captions_only, index, two_sides, tmp
 
 @pytest.mark.parametrize("kind", ["npy", "parquet", "scaled"])
 def test_files_of_vectors_equal_index(kind, scenes, words_recipe, index, text_run, tmp_path):
-    names, vectors, _ = read_index_vectors(index)
+    items = read_index_vectors(index)
+    names, vectors = items.names, items.vectors
     order = np.random.default_rng(0).permutation(len(names))
     ids, rows = [names[i] for i in order], np.array(vectors[order])
     if kind == "parquet":
@@ -185,7 +189,8 @@ def test_files_of_vectors_equal_index(kind, scenes, words_recipe, index, text_ru
 
 
 def test_array_without_ids_is_in_order_of_data(scenes, words_recipe, index, text_run, tmp_path):
-    names, vectors, _ = read_index_vectors(index)
+    items = read_index_vectors(index)
+    names, vectors = items.names, items.vectors
     row = {name: number for number, name in enumerate(names)}
     images = open_dataset(scenes).images
     np.save(tmp_path / "all.npy", vectors[[row[image.name] for image in images]])
@@ -212,7 +217,8 @@ def test_vectors_with_ids_set_item_vectors(scenes, index, tmp_path, words_recipe
 
 
 def test_missing_vectors_are_reported_or_skipped(scenes, words_recipe, index, tmp_path):
-    names, vectors, _ = read_index_vectors(index)
+    items = read_index_vectors(index)
+    names, vectors = items.names, items.vectors
     kept = [number for number, name in enumerate(names) if number % 5]
     np.save(tmp_path / "some.npy", vectors[kept])
     (tmp_path / "some.ids.txt").write_text("\n".join(names[number] for number in kept))
@@ -253,6 +259,11 @@ def test_invalid_parquet_is_rejected(columns, problem, scenes, words_recipe, tmp
     pq.write_table(pa.table(columns), tmp_path / "x.parquet")
     with pytest.raises(DataError, match=problem):
         visavis.train(words_recipe, data=scenes, index=tmp_path / "x.parquet", out=tmp_path / "run")
+
+
+def test_folder_without_vectors_is_rejected(tmp_path):
+    with pytest.raises(DataError, match="expected item vectors, such as an index, got a folder"):
+        ItemVectors.open_items(tmp_path)
 
 
 def test_models_of_several_vectors_are_rejected(scenes, words_recipe, index, tmp_path):
@@ -309,9 +320,9 @@ def test_text_side_trains_on_feedback(captions_only, words_recipe, index, tmp_pa
         overrides={"epochs": 8},
     )
     assert "FeedbackSupervision" in result.supervision
-    vectors = read_index_vectors(index)
-    row = {name: number for number, name in enumerate(vectors[0])}
-    scores = vectors[1] @ visavis.load(result.run).encode_texts(["a wobbly gizmo"]).numpy()[0]
+    items = read_index_vectors(index)
+    row = {name: number for number, name in enumerate(items.names)}
+    scores = items.vectors @ visavis.load(result.run).encode_texts(["a wobbly gizmo"]).numpy()[0]
     rated = scores[[row[name] for name in names[:6]]]
     assert rated[:3].min() > rated[3:].max()
 
@@ -345,7 +356,8 @@ def test_stopped_text_side_resumes(
 
 
 def test_changed_vectors_stop_a_resume(captions_only, words_recipe, index, stop_at, tmp_path):
-    names, vectors, _ = read_index_vectors(index)
+    items = read_index_vectors(index)
+    names, vectors = items.names, items.vectors
     np.save(tmp_path / "x.npy", vectors)
     (tmp_path / "x.ids.txt").write_text("\n".join(names))
     options = {"data": captions_only, "index": tmp_path / "x.npy", "out": tmp_path / "run"}

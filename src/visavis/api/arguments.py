@@ -174,14 +174,17 @@ def index_model(path: Path) -> str | None:
         path: Index or file.
 
     Returns:
-        Run folder, or folder or name of a pretrained model. None for vectors of a file.
+        Run folder, or folder or name of a pretrained model. None for other vectors than those of an
+        index of a model.
 
     Raises:
         RunError: If the path is a folder without a valid index.
     """
-    if not os.path.isdir(path):
+    from visavis.data.features.item_vectors import holds_item_vectors
+    from visavis.retrieval.index_folder import VECTOR_SUFFIXES, is_index, read_manifest
+
+    if not os.path.isdir(path) or (holds_item_vectors(path) and not is_index(path)):
         return None
-    from visavis.retrieval.index_folder import VECTOR_SUFFIXES, read_manifest
 
     model = read_manifest(path).model
     return None if model.endswith(VECTOR_SUFFIXES) else model

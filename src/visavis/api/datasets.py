@@ -417,7 +417,7 @@ def doctor(
 
     checks = [*check_environment(), check_default_model()]
     if indexes := [index] if isinstance(index, str | Path) else index:
-        from visavis.retrieval.index_folder import check_index
+        from visavis.retrieval.open_index import check_index
 
         checks += [
             check_index(Path(folder), [store] if isinstance(store, str | Path) else store)

@@ -130,6 +130,8 @@ def index(
         visavis index --restore-queries --out index
         ```
     """
+    from visavis.api.run_collections import open_run_data
+
     changes = [queries is not None, list_queries, restore_queries]
     if any(changes):
         if sum(changes) > 1 or out is None or run is not None:
@@ -144,7 +146,9 @@ def index(
             return index_queries.list_queries(Path(out))
         if queries is None:
             return index_queries.restore_queries(Path(out))
-        return index_queries.use_queries(Path(out), queries, progress or NoProgress())
+        return index_queries.use_queries(
+            Path(out), queries, progress or NoProgress(), open_data=open_run_data
+        )
     if run is None:
         raise VisavisError(
             "index: expected a folder of images, or --queries RUN with --out INDEX, got neither. "
@@ -172,6 +176,7 @@ def index(
         "correction": "" if correction == "none" else correction,
         "bank": None if bank is None else read_bank(bank),
         "item_bytes": parse_memory(item_bytes, "item_bytes"),
+        "open_data": open_run_data,
         "engine": engine,
         "workers": workers,
         "device": device,
@@ -277,8 +282,9 @@ def search(
     """
     from visavis.core.spec import validate_int
     from visavis.models.retriever import Retriever
-    from visavis.retrieval.index_folder import Index, is_index
+    from visavis.retrieval.index_folder import is_index
     from visavis.retrieval.items import ItemFilter, ItemKind, parse_filter_time
+    from visavis.retrieval.open_index import open_index
     from visavis.retrieval.search import (
         Collection,
         attach_images,
@@ -292,9 +298,12 @@ def search(
     text = str(run if isinstance(run, str | Path) else run[0])
     if len(runs) == 1 and not query and not _is_model_or_index(text):
         if collection is not None:
+            from visavis.api.run_collections import open_run_data
             from visavis.retrieval.index_builder import update_default_index
 
-            index_folder = update_default_index(collection, model, progress, memory=memory)
+            index_folder = update_default_index(
+                collection, model, progress, open_data=open_run_data, memory=memory
+            )
             runs, query, collection, model = [index_folder], text, None, None
         elif not (image or like):
             raise VisavisError(
@@ -319,7 +328,7 @@ def search(
                 "search: expected one index without --collection, as an index has its own images. "
                 "Pass one index only."
             )
-        searched = Index.open(
+        searched = open_index(
             runs[0], model=model, store=store, memory=memory, ignore_captions=ignore_captions
         )
         if ignore_captions and max_irrelevant is None:
@@ -332,12 +341,12 @@ def search(
             f"Create one with visavis index {runs[0]} FOLDER --out INDEX."
         )
     else:
-        from visavis.retrieval.run_images import RunImages
+        from visavis.api.run_collections import open_run_images
 
         # A wrong query is reported before features are computed.
         validate_text_query(query)
         validate_int(top, "top", 1)
-        searched = RunImages.open(runs, optional_path(collection), progress, memory)
+        searched = open_run_images(runs, optional_path(collection), progress, memory)
     with closing(searched):
         for encoder in searched.models:
             warn_unknown_words(encoder, parts, progress)
@@ -397,9 +406,9 @@ def classify(
     """
     from visavis.core.spec import validate_int
     from visavis.models.retriever import Retriever
-    from visavis.retrieval.index_folder import is_index, open_index_model, read_manifest
-    from visavis.retrieval.search import rank_texts
-    from visavis.retrieval.zero_shot import read_templates
+    from visavis.retrieval.index_folder import is_index, read_manifest
+    from visavis.retrieval.open_index import open_index_model
+    from visavis.retrieval.zero_shot import rank_texts, read_templates
 
     validate_int(top, "top", 1)
     if isinstance(labels, str | Path):
@@ -522,6 +531,7 @@ def serve(
         visavis serve index --feedback votes.jsonl --port 8080
         ```
     """
+    from visavis.api.run_collections import open_run_data
     from visavis.retrieval.server.uvicorn_server import run_service
 
     run_service(
@@ -537,6 +547,7 @@ def serve(
         ignore_captions=ignore_captions,
         open_browser=open_browser,
         model=model,
+        open_data=open_run_data,
         progress=progress or NoProgress(),
     )
 

@@ -430,14 +430,14 @@ def _evaluate_index(
 ) -> FeedbackEvaluation:
     """Evaluate an index with the judgments of a feedback file."""
     from visavis.retrieval.feedback_evaluation import evaluate_feedback
-    from visavis.retrieval.index_folder import Index
+    from visavis.retrieval.open_index import open_index
     from visavis.retrieval.search import SearchQuery
 
     if len(indexes) != 1:
         raise RunError(
             f"--feedback: expected one index, got {len(indexes)}. Evaluate each index alone."
         )
-    opened = Index.open(indexes[0], model=model, store=store, memory=memory)
+    opened = open_index(indexes[0], model=model, store=store, memory=memory)
     table = opened.store.table()
     contents = dict(zip(table["key"].to_pylist(), table["content"].to_pylist(), strict=True))
     result = evaluate_feedback(

@@ -1,4 +1,6 @@
-"""Import path of child processes: it never has the current folder, which may be a folder of data.
+"""Import path of child processes, and the modules that workers share.
+
+The path never has the current folder, which may be a folder of data.
 
 Python starts its children as ``python -c``, which imports modules from the current folder first. A
 ``threading.py`` among photos would run in them.
@@ -16,6 +18,18 @@ VARIABLES = {
     # Windows searches programs, such as git, in the current folder first.
     "NoDefaultCurrentDirectoryInExePath": "1",
 }
+PRELOADED_MODULES: list[str] = []
+"""Modules that the server of worker processes imports once, instead of each worker."""
+
+
+def preload_in_workers(module: str) -> None:
+    """Import a module once for all worker processes that start from now on.
+
+    Args:
+        module: Name of a module whose objects are sent to workers. It names itself, because the
+            package of the workers does not depend on it.
+    """
+    PRELOADED_MODULES.append(module)
 
 
 def exclude_current_folder() -> None:

@@ -1,5 +1,5 @@
-"""Own parts: objectives, supervisions, estimators, models, metrics, formats and stores from outside
-the package.
+"""Own parts: objectives, supervisions, estimators, models, metrics, formats, vectors and stores from
+outside the package.
 
 A text names a class of a file or of a package, such as ``soft_hn.py:SoftHN(margin=0.1)`` or
 ``my_lab.losses:SoftHN``. Its code runs only if the user of this process named it: in an argument of
@@ -43,6 +43,7 @@ GROUPS = (
     "sections",
     "report_sections",
     "formats",
+    "vectors",
     "stores",
 )
 """Kinds of parts. An installed package extends them by an entry point of the group

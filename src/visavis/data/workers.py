@@ -31,7 +31,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from visavis.core import storage
-from visavis.core.child_processes import current_folder_excluded
+from visavis.core.child_processes import PRELOADED_MODULES, current_folder_excluded
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, VisavisError
 from visavis.data.item_sources import ItemSource, read_unnormalized
@@ -43,12 +43,6 @@ STOP_SIGNALS = tuple(
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
     if hasattr(signal, name)
 )
-# Modules that the fork server imports once, instead of each worker.
-PRELOADED_MODULES = [
-    "visavis.data.worker_server",
-    "visavis.data.workers",
-    "visavis.models.encoders.frozen_encoders",
-]
 # Batches that each worker reads ahead.
 PREFETCH_FACTOR = 2
 
@@ -391,7 +385,8 @@ def _context() -> BaseContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED_MODULES)
+    # The first one starts the parent of all workers.
+    context.set_forkserver_preload(["visavis.data.worker_server", __name__, *PRELOADED_MODULES])
     return context
 
 

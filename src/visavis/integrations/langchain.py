@@ -15,8 +15,8 @@ from pydantic import Field, PrivateAttr
 
 from visavis.core.errors import requires_extra
 from visavis.models.retriever import Retriever
-from visavis.retrieval.index_folder import SharedIndex
 from visavis.retrieval.items import NO_FILTER, ItemFilter
+from visavis.retrieval.open_index import SharedIndex
 from visavis.retrieval.search import SearchQuery, parse_query
 
 with requires_extra("langchain", "visavis.integrations.langchain"):

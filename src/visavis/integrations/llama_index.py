@@ -16,8 +16,8 @@ from pydantic import PrivateAttr
 from visavis.core.errors import requires_extra
 from visavis.data.images import decode_image
 from visavis.models.retriever import Retriever
-from visavis.retrieval.index_folder import SharedIndex
 from visavis.retrieval.items import NO_FILTER, ItemFilter
+from visavis.retrieval.open_index import SharedIndex
 from visavis.retrieval.search import SearchQuery, SearchResult, parse_query
 
 with requires_extra("llama-index", "visavis.integrations.llama_index"):

@@ -200,6 +200,18 @@ class Retriever:
         other.embedding_dim = embedding_dim if is_shorter else None
         return other
 
+    def truncated_to(self, embedding_dim: int) -> Retriever:
+        """Return this model with the vectors of an index, which may be shorter.
+
+        Args:
+            embedding_dim: Dimension of the vectors of the index.
+
+        Returns:
+            The model with shorter vectors, or this model if its vectors have this dimension.
+        """
+        is_shorter = embedding_dim in self.matcher.matryoshka_dims[:-1]
+        return self.with_embedding_dim(embedding_dim) if is_shorter else self
+
     def with_full_decoding(self) -> Retriever:
         """Return this model with JPEG files decoded in full, instead of at a reduced size.
 

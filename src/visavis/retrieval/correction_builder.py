@@ -26,6 +26,7 @@ from visavis.retrieval.index_correction import (
     write_correction_file,
 )
 from visavis.retrieval.index_folder import CORRECTION_FILE, Index
+from visavis.retrieval.run_data import OpenRunData, RunData
 from visavis.retrieval.stores.arrow_tables import items_from_table
 from visavis.retrieval.stores.base import ItemVectors, MaxSimQuery, StoreDigest, VectorSets
 from visavis.retrieval.stores.exact_search import shared_tensor
@@ -46,6 +47,7 @@ def update_correction(
     run: Path,
     correction: str | None,
     bank: str | Sequence[str] | None,
+    open_data: OpenRunData,
     memory: MemoryLimit,
     progress: Progress,
 ) -> str | None:
@@ -57,6 +59,7 @@ def update_correction(
         correction: Spec of a new correction. Empty: the index gets none. None: the one of the index
             is updated.
         bank: Texts, or a split of the run whose captions are the bank.
+        open_data: Opens the data of the run.
         memory: Memory limit of blocks of scores.
         progress: Receives progress.
 
@@ -83,11 +86,12 @@ def update_correction(
         if settings.fingerprint != index.model.fingerprint:
             return f"{settings}: off, because it belongs to another query model."
     else:
-        texts, description = _read_bank(index, run, bank, progress)
+        data = open_data(run)
+        texts, description = _read_bank(index, run, data, bank, progress)
         kind = parse_correction(correction)
         with progress.activity("encoding the bank of the correction"):
             vectors = _encode(index, texts)
-        is_on, check = _check(index, run, repr(kind), texts, vectors, memory, progress)
+        is_on, check = _check(index, data, repr(kind), texts, vectors, memory, progress)
         settings = CorrectionSettings(
             repr(kind), description, index.model.fingerprint, is_on, check
         )
@@ -143,20 +147,21 @@ def bank_scores(
 
 
 def _read_bank(
-    index: Index, run: Path, bank: str | Sequence[str] | None, progress: Progress
+    index: Index,
+    run: Path,
+    data: RunData | None,
+    bank: str | Sequence[str] | None,
+    progress: Progress,
 ) -> tuple[list[str], str]:
     """The texts of a bank that the model can encode, at most ``MAX_TEXTS``, and their description."""
     if bank is None or isinstance(bank, str):
         split = bank or "train"
-        if not os.path.isfile(run / "run.toml"):
+        if data is None:
             raise RunError(
                 f"--bank: expected a .txt file with one text per line for the pretrained model "
                 f"{run}, got the split {split}. Pass --bank FILE.txt."
             )
-        from visavis.training.runs.open_run import open_run, read_run_recipe
-
-        module, _ = open_run(run, read_run_recipe(run), BarsOnly(progress))
-        texts, name = list(module.data.split(split).captions), f"captions of {split}"
+        texts, name = list(data.captions(split, BarsOnly(progress))), f"captions of {split}"
     else:
         texts, name = list(bank), "texts"
     known = [text for text in texts if text.strip() and _is_known(index, text)]
@@ -191,7 +196,7 @@ def _encode(index: Index, texts: Sequence[str]) -> ItemVectors:
 
 def _check(
     index: Index,
-    run: Path,
+    data: RunData | None,
     correction: str,
     texts: Sequence[str],
     vectors: ItemVectors,
@@ -206,7 +211,7 @@ def _check(
     )
     try:
         with progress.activity("checking the correction"):
-            ranks = _validation_ranks(run, correction, texts, progress) or _caption_ranks(
+            ranks = _validation_ranks(data, correction, texts, progress) or _caption_ranks(
                 index, correction, texts, vectors, memory
             )
     except VisavisError as error:
@@ -223,24 +228,19 @@ def _check(
 
 
 def _validation_ranks(
-    run: Path, correction: str, texts: Sequence[str], progress: Progress
+    data: RunData | None, correction: str, texts: Sequence[str], progress: Progress
 ) -> tuple[str, QueryRanks, QueryRanks] | None:
     """Ranks of the validation captions of a run, without and with a correction."""
-    if not os.path.isfile(run / "run.toml"):
+    if data is None:
         return None
     from visavis.evaluation.corrections import parse_correction
-    from visavis.training.runs.evaluate_runs import evaluate_runs
-    from visavis.training.runs.open_run import read_run_recipe
 
-    split = read_run_recipe(run).evaluation.validation
-    results = [
-        evaluate_runs(
-            [run], "plain", split, None, BarsOnly(progress), (), correction=each, bank=texts
-        )
+    split = data.validation_split
+    before, after = (
+        data.query_ranks(split, each, texts, BarsOnly(progress))
         for each in (None, parse_correction(correction))
-    ]
-    source = f"{len(results[0].text_ranks):,} captions of {split}"
-    return source, results[0].query_ranks, results[1].query_ranks
+    )
+    return f"{len(before.text_ranks):,} captions of {split}", before, after
 
 
 def _caption_ranks(

@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from visavis.core import storage
 from visavis.core.errors import DataError, RefusedOverwrite, RunError, VisavisError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.notebook import NotebookTable
-from visavis.core.progress import BarsOnly, NoProgress, Progress
+from visavis.core.progress import BarsOnly, Progress
 from visavis.core.stopping import kept_if_stopped
 from visavis.data.capture_time import TAKEN, file_times
 from visavis.data.features.item_vectors import holds_item_vectors
@@ -38,7 +37,6 @@ from visavis.data.parallel import Engine, map_in_order
 from visavis.data.video import decoder_versions
 from visavis.data.workers import validate_workers
 from visavis.models.default_model import default_model
-from visavis.models.inference import score_all_pairs
 from visavis.models.retriever import Retriever
 from visavis.retrieval.compression import CompressionReport, measure_compression
 from visavis.retrieval.encoding import (
@@ -54,21 +52,21 @@ from visavis.retrieval.index_compression import check_item_bytes, compress_index
 from visavis.retrieval.index_folder import (
     CORRECTION_FILE,
     STORE_FOLDER,
+    VECTOR_SUFFIXES,
     Index,
     IndexManifest,
     SkippedFile,
-    check_model,
     is_free_folder,
     is_index,
-    open_index_model,
     open_index_store,
     read_manifest,
     relative_store,
-    truncate_model,
     write_manifest,
 )
 from visavis.retrieval.items import IndexItem, metadata_tags
+from visavis.retrieval.open_index import check_model, open_index_model
 from visavis.retrieval.query_model import record_text_queries
+from visavis.retrieval.run_data import OpenRunData, RunData, no_run_data
 from visavis.retrieval.search import Calibration, fit_calibration
 from visavis.retrieval.source_files import (
     NO_PAIRS,
@@ -185,6 +183,7 @@ def build_index(
     correction: str | None = None,
     bank: str | Sequence[str] | None = None,
     item_bytes: int | None = None,
+    open_data: OpenRunData = no_run_data,
     engine: Engine = "local",
     workers: int | None = None,
     device: str | None = None,
@@ -217,6 +216,8 @@ def build_index(
         bank: Texts, or a split of the run, that a new correction learns from.
         item_bytes: Maximum bytes per item, for a late-interaction model. An existing index keeps
             its value. None: vectors in float32.
+        open_data: Opens the data of the model, which calibrate scores and check a correction. Default:
+            no data.
         engine: ``"local"`` or ``"ray"``.
         workers: Number of Ray processes, or of processes that read images. Default: 2 Ray
             processes, else as ``choose_readers``.
@@ -257,7 +258,7 @@ def build_index(
         manifest = _open_or_create_manifest(
             folder, model, retriever, collection, store, moment_seconds, embedding_dim, moved
         )
-        encoder = truncate_model(retriever, manifest.embedding_dim)
+        encoder = retriever.truncated_to(manifest.embedding_dim)
         record_text_queries(str(model), manifest.fingerprint, encoder)
         queries = _open_queries(folder, manifest, encoder, device, memory)
         with closing(
@@ -299,7 +300,7 @@ def build_index(
             with kept_if_stopped(lambda: "All files are in the index."):
                 # Fitted once: it depends on the model and its validation data, not on the items.
                 calibration = manifest.calibration or calibrate_index(
-                    Path(model), manifest.embedding_dim, progress
+                    open_data(Path(model)), manifest.embedding_dim, progress
                 )
             manifest = replace(
                 manifest,
@@ -324,7 +325,9 @@ def build_index(
         if correction is not None or os.path.exists(folder / CORRECTION_FILE):
             report = replace(
                 report,
-                correction=_correct(folder, queries, correction, bank, store, memory, progress),
+                correction=_correct(
+                    folder, queries, correction, bank, open_data, store, memory, progress
+                ),
             )
     _log_warnings(source, report.warnings)
     return report
@@ -364,7 +367,8 @@ def _with_vectors(collection: FileCollection, model: Retriever) -> FileCollectio
 
 def _open_model(model: str | Path, device: str | None, memory: MemoryLimit) -> Retriever:
     """The model of the items, or the file of their vectors."""
-    if os.path.isfile(model) and holds_item_vectors(model):
+    # Search recognizes a file of vectors by its suffix, also after the file was removed.
+    if str(model).endswith(VECTOR_SUFFIXES) and os.path.isfile(model) and holds_item_vectors(model):
         return VectorFile(model)
     return Retriever.load(model, device=device, memory=memory)
 
@@ -374,6 +378,7 @@ def _correct(
     model: Retriever,
     correction: str | None,
     bank: str | Sequence[str] | None,
+    open_data: OpenRunData,
     store: str | None,
     memory: MemoryLimit,
     progress: Progress,
@@ -389,7 +394,7 @@ def _correct(
     ):
         index = Index(folder, manifest, model, vectors)
         run = Path(manifest.query_model.model)
-        return update_correction(index, run, correction, bank, memory, progress)
+        return update_correction(index, run, correction, bank, open_data, memory, progress)
 
 
 def _log_warnings(source: str | Path, warnings: Sequence[str]) -> None:
@@ -853,61 +858,28 @@ def _delete_old_items(
         store.delete(keys)
 
 
-def calibrate_index(run: Path, embedding_dim: int, progress: Progress) -> Calibration | None:
+def calibrate_index(
+    data: RunData | None, embedding_dim: int, progress: Progress
+) -> Calibration | None:
     """Fit match probabilities on the validation split of a run.
 
     Args:
-        run: Run folder or pretrained model.
+        data: Data of the run. None: the model is not a run.
         embedding_dim: Dimension of the vectors of the index.
         progress: Receives progress, and a message if a run has no validation data.
 
     Returns:
         The calibration. None if it is not available.
     """
-    if not os.path.isfile(run / "run.toml"):
+    if data is None:
         return None
-    # An update without changes needs no training code.
-    from visavis.training.runs.open_run import read_run_recipe
-
     try:
-        validation = read_run_recipe(run).evaluation.validation
+        split = data.validation_split
         with progress.activity("calibrating match probabilities"):
-            return fit_calibration(
-                *validation_scores(run, validation, embedding_dim, BarsOnly(progress))
-            )
+            return fit_calibration(*data.scores(split, embedding_dim, BarsOnly(progress)))
     except VisavisError as error:
         progress.message(f"Match probabilities by captions are not available: {error}")
         return None
-
-
-def validation_scores(
-    run: Path, split: str, embedding_dim: int = 0, progress: Progress | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the scores of all captions of a split with all of its images.
-
-    Args:
-        run: Run folder.
-        split: Name of the split.
-        embedding_dim: Matryoshka dimension of the vectors. 0: all dimensions.
-        progress: Receives progress.
-
-    Returns:
-        Scores as an index computes them, and whether caption and image belong together, both of
-        shape ``[texts, images]``.
-    """
-    from visavis.training.runs.open_run import open_run, read_run_recipe
-
-    data_module, matcher = open_run(run, read_run_recipe(run), progress or NoProgress())
-    data = data_module.data.split(split)
-    visual, text = data_module.encode(matcher, data)
-    model = truncate_model(Retriever(matcher, data_module.processor), embedding_dim)
-    if matcher.late_interaction is None:
-        scores = model.to_unit_rows(text) @ model.to_unit_rows(visual).T
-    else:
-        scores = score_all_pairs(matcher, visual, text).T
-    return scores, torch.from_numpy(data.image_of)[:, None] == torch.from_numpy(
-        np.arange(len(data.images))
-    )
 
 
 INDEXES_FOLDER = Path("indexes")
@@ -1010,7 +982,9 @@ def update_default_index(
     return Path(report.folder)
 
 
-def index_if_images(folder: str | Path, model: str | Path | None, progress: Progress) -> Path:
+def index_if_images(
+    folder: str | Path, model: str | Path | None, progress: Progress, **options: Any
+) -> Path:
     """Index a folder of images without a run. An index, a run, a model and a folder without images
     are returned as they are.
 
@@ -1018,6 +992,7 @@ def index_if_images(folder: str | Path, model: str | Path | None, progress: Prog
         folder: Any folder, or the missing source of an index at its default place.
         model: Folder or hub name of a dual encoder. None: the default model.
         progress: Receives progress and messages.
+        **options: Further arguments of ``build_index``.
 
     Returns:
         Folder of the index, or the folder itself.
@@ -1033,4 +1008,4 @@ def index_if_images(folder: str | Path, model: str | Path | None, progress: Prog
             list_source_files(folder)
         except DataError:
             return Path(folder)
-    return update_default_index(folder, model, progress)
+    return update_default_index(folder, model, progress, **options)

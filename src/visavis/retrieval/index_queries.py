@@ -26,6 +26,7 @@ from visavis.retrieval.index_folder import (
     write_manifest,
 )
 from visavis.retrieval.query_model import record_text_queries
+from visavis.retrieval.run_data import OpenRunData, no_run_data
 
 ITEMS = "items"
 """Name of the model of the items, where a query model is expected."""
@@ -81,7 +82,13 @@ def list_queries(folder: Path) -> QueryModels:
     return QueryModels(str(folder), read_manifest(folder))
 
 
-def use_queries(folder: Path, queries: str | Path, progress: Progress) -> QueryModels:
+def use_queries(
+    folder: Path,
+    queries: str | Path,
+    progress: Progress,
+    *,
+    open_data: OpenRunData = no_run_data,
+) -> QueryModels:
     """Let a model encode the text queries of an index. A new one is added, and the others are kept.
 
     Args:
@@ -89,6 +96,7 @@ def use_queries(folder: Path, queries: str | Path, progress: Progress) -> QueryM
         queries: Run that was trained on the vectors of the index, "items" for the model of the
             items, or the fingerprint of a query model of the index.
         progress: Receives progress and messages.
+        open_data: Opens the data of the run, which calibrate its scores. Default: no data.
 
     Returns:
         The query models.
@@ -100,7 +108,7 @@ def use_queries(folder: Path, queries: str | Path, progress: Progress) -> QueryM
         manifest = read_manifest(folder)
         known = {each.fingerprint: each for each in manifest.all_queries}
         if os.path.exists(queries):
-            model = _open_queries(folder, manifest, queries, progress)
+            model = _open_queries(folder, manifest, queries, open_data, progress)
         elif str(queries) == ITEMS:
             model = known[manifest.fingerprint]
         elif str(queries) in known:
@@ -170,7 +178,11 @@ def _activate(
 
 
 def _open_queries(
-    folder: Path, manifest: IndexManifest, run: str | Path, progress: Progress
+    folder: Path,
+    manifest: IndexManifest,
+    run: str | Path,
+    open_data: OpenRunData,
+    progress: Progress,
 ) -> IndexModel:
     """Check that a run was trained on the vectors of an index, and calibrate its scores."""
     with progress.activity("loading the model"):
@@ -192,5 +204,5 @@ def _open_queries(
             f"Train one with visavis train --index {folder} --data DATA."
         )
     record_text_queries(str(run), retriever.fingerprint, retriever)
-    calibration = calibrate_index(Path(run), manifest.embedding_dim, progress)
+    calibration = calibrate_index(open_data(Path(run)), manifest.embedding_dim, progress)
     return IndexModel(recorded_model(run), retriever.fingerprint, calibration)

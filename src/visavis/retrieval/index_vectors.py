@@ -1,30 +1,34 @@
-"""Vectors of the items of an index, on which a text side is trained."""
+"""Vectors of the items of an index, on which a text side is trained.
+
+The package registers this format of item vectors, so importing it is cheap.
+"""
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
-
 from visavis.core.errors import RunError
-from visavis.retrieval.index_folder import open_index_store, read_manifest
-from visavis.retrieval.stores.base import VectorSets
+from visavis.data.features.vector_formats import NamedVectors, VectorFormat
+from visavis.retrieval.items import MANIFEST
 
 
-def read_index_vectors(folder: Path) -> tuple[list[str], np.ndarray, str]:
+def read_index_vectors(folder: Path) -> NamedVectors:
     """Read the vectors of an index.
 
     Args:
         folder: Folder of the index.
 
     Returns:
-        The path of each image or clip (the key of a moment), the vectors, shape ``[N, D]``, and the
-        fingerprint of the model that made them.
+        The vectors. The name of an image or clip is its path, and the one of a moment its key.
 
     Raises:
         RunError: If the index cannot be read, is unfinished, or has several vectors per item.
     """
+    from visavis.retrieval.index_folder import open_index_store, read_manifest
+    from visavis.retrieval.stores.base import VectorSets
+
     manifest = read_manifest(folder)
     if manifest.digest is None:
         raise RunError(
@@ -39,4 +43,7 @@ def read_index_vectors(folder: Path) -> tuple[list[str], np.ndarray, str]:
             "Train on an index of another model."
         )
     # The key of an image or of a whole clip is its path.
-    return keys, vectors, manifest.fingerprint
+    return NamedVectors(keys, vectors, [folder / MANIFEST], manifest.fingerprint)
+
+
+INDEX = VectorFormat(lambda path: os.path.isfile(path / MANIFEST), read_index_vectors)

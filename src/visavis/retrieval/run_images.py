@@ -14,11 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from visavis.core.errors import DataError, RunError, VisavisError
-from visavis.core.memory_budget import MemoryLimit
+from visavis.core.errors import DataError, VisavisError
 from visavis.core.progress import ItemCounter, Progress
-from visavis.core.run_context import RunContext
-from visavis.data import Dataset, Image
+from visavis.data.dataset import Dataset, Image
 from visavis.data.dataset_reader import open_dataset, validate_images
 from visavis.data.formats.listing import ListedImage, Listing
 from visavis.data.item_sources import FeatureReader, ItemSource, StoredFeatures
@@ -34,9 +32,6 @@ from visavis.retrieval.search import (
     no_probabilities,
 )
 from visavis.retrieval.source_files import list_readable_files
-from visavis.training.recipes.features import check_feature_dims, open_data, visual_features
-from visavis.training.runs.evaluate_runs import check_same_captions, read_run_recipes
-from visavis.training.runs.open_run import expand_ensembles
 
 BATCH_SIZE = 256
 
@@ -71,53 +66,6 @@ class RunImages:
     def null_scores(self) -> NullScores:
         """No calibration, see ``Collection.null_scores``."""
         raise no_probabilities("they need an index.")
-
-    @classmethod
-    def open(
-        cls,
-        runs: Sequence[Path],
-        collection: Path | None,
-        progress: Progress,
-        memory: MemoryLimit = None,
-    ) -> RunImages:
-        """Open the images of runs.
-
-        Args:
-            runs: Run folders or pretrained models.
-            collection: A data set or a folder of images. None: the data of the runs.
-            progress: Receives progress and warnings.
-            memory: Memory limit of blocks of scores.
-
-        Returns:
-            The images.
-
-        Raises:
-            DataError: If there are no images.
-            RunError: If the runs have different data, or none.
-        """
-        runs = expand_ensembles(runs)
-        models = {run: Retriever.load(run, memory=memory) for run in runs}
-        if collection is not None:
-            # All models must read clips, or their scores would cover different items.
-            rates = [model.processor.frames_per_second for model in models.values()]
-            dataset = open_image_collection(collection, max(rates) if all(rates) else 0.0)
-            if dataset.other_files is not None:
-                progress.message(f"Skipped: {dataset.other_files}.")
-            return cls(collection, list(models.values()), dataset, [None] * len(models), progress)
-        features, datasets = list[FeatureReader | None](), dict[Path, Dataset]()
-        for run, recipe in read_run_recipes(runs, memory=memory).items():
-            if not recipe.data.path:
-                raise RunError(
-                    f"{run}: expected a run with data, got a pretrained model. Pass images with "
-                    "--collection."
-                )
-            models[run].memory = recipe.memory or None
-            datasets[run] = open_data(recipe, progress, skip_bad=True)
-            check_same_captions(datasets)
-            features.append(visual_features(recipe, datasets[run], RunContext(progress))[0])
-            check_feature_dims(models[run].matcher.config, features[-1], None, run)
-        root = Path(recipe.data.path)
-        return cls(root, list(models.values()), datasets[runs[0]], features, progress)
 
     def encode_query(self, query: SearchQuery, encode_texts: EncodeTexts | None = None) -> Tensor:
         """Score all images for a query of one text.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.core.errors import DataError, ShapeError, VisavisError
+from visavis.core.errors import DataError, VisavisError
 from visavis.core.notebook import NotebookTable
 from visavis.core.spec import validate_int
 from visavis.data.images import (
@@ -672,41 +672,6 @@ def attach_images(collection: Collection, results: SearchResults) -> SearchResul
         for part in (results.hits, results.weaker)
     )
     return replace(results, hits=hits, weaker=weaker)
-
-
-def rank_texts(
-    model: Retriever,
-    image: str | Path | PILImage,
-    texts: Sequence[str],
-    templates: Sequence[str] | None = None,
-) -> list[tuple[str, float]]:
-    """Rank captions or labels for an image.
-
-    Args:
-        model: The model.
-        image: A path or a Pillow image.
-        texts: Captions or labels.
-        templates: Prompts with ``{}`` in place of the text. None: the texts as they are.
-
-    Returns:
-        Texts and scores, best first. Equal scores are in the given order.
-
-    Raises:
-        ShapeError: If ``texts`` is empty.
-    """
-    if not texts:
-        raise ShapeError(
-            "labels: expected at least one text, got none. Pass the texts to choose from."
-        )
-    if templates is None:
-        scores = model.score([image], texts, direction="i2t")[0]
-    else:
-        from visavis.retrieval.zero_shot import class_scores
-
-        scores = class_scores(model, model.encode_visual([image]), texts, templates)[0]
-    return [
-        (texts[i], scores[i].item()) for i in scores.argsort(descending=True, stable=True).tolist()
-    ]
 
 
 CALIBRATED_RESULTS = 10

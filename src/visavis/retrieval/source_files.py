@@ -13,8 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from visavis.core import storage
 from visavis.core.errors import DataError, MissingExtra, NoDataset
-from visavis.data import Dataset
-from visavis.data.dataset import ByteRange
+from visavis.data.dataset import ByteRange, Dataset
 from visavis.data.dataset_reader import open_dataset, path_exists, resolve_path
 from visavis.data.file_names import (
     IMAGE_SUFFIXES,

@@ -1,4 +1,4 @@
-"""Zero-shot accuracy of a model on a folder of classes."""
+"""Zero-shot classification of images by texts, and its accuracy on a folder of classes."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from visavis.core import storage
 from visavis.core.encoded import Encoded
-from visavis.core.errors import DataError, format_value, warn
+from visavis.core.errors import DataError, ShapeError, format_value, warn
 from visavis.core.progress import Progress
 from visavis.data.formats.image_files import NO_EXCLUSION
 from visavis.evaluation.classification import ZeroShotResult, class_vectors, zero_shot_accuracy
 from visavis.models.inference import score_all_pairs
 from visavis.models.retriever import Retriever
 from visavis.retrieval.source_files import list_source_files
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PILImage
 
 DEFAULT_TEMPLATE = "a photo of a {}."
 # Equal texts in batches of different length differ by less.
@@ -73,6 +77,39 @@ def _warn_about_equal_classes(rows: Tensor, classes: Sequence[str]) -> None:
             f"because their prompts have equal scores: {named}. Give them other names, for example "
             "with --class-names."
         )
+
+
+def rank_texts(
+    model: Retriever,
+    image: str | Path | PILImage,
+    texts: Sequence[str],
+    templates: Sequence[str] | None = None,
+) -> list[tuple[str, float]]:
+    """Rank captions or labels for an image.
+
+    Args:
+        model: The model.
+        image: A path or a Pillow image.
+        texts: Captions or labels.
+        templates: Prompts with ``{}`` in place of the text. None: the texts as they are.
+
+    Returns:
+        Texts and scores, best first. Equal scores are in the given order.
+
+    Raises:
+        ShapeError: If ``texts`` is empty.
+    """
+    if not texts:
+        raise ShapeError(
+            "labels: expected at least one text, got none. Pass the texts to choose from."
+        )
+    if templates is None:
+        scores = model.score([image], texts, direction="i2t")[0]
+    else:
+        scores = class_scores(model, model.encode_visual([image]), texts, templates)[0]
+    return [
+        (texts[i], scores[i].item()) for i in scores.argsort(descending=True, stable=True).tolist()
+    ]
 
 
 def evaluate_zero_shot(

@@ -10,21 +10,15 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from visavis.core import storage
-from visavis.core.errors import SKIP_BAD_ADVICE, DataError, requires_extra
+from visavis.core.errors import SKIP_BAD_ADVICE, DataError
 from visavis.data.dataset import Dataset
 from visavis.data.features.arrays import ROWS_PER_READ, ArrayFeatures
-
-INDEX_FILE = "index.json"
-"""File that makes a folder an index."""
-# An index is read by a layer above this one, as the kinds of stores are: by its place.
-INDEX_READER = "visavis.retrieval.index_vectors:read_index_vectors"
+from visavis.data.features.vector_formats import find_vector_format, read_named_array
 
 
 def holds_item_vectors(path: str | Path) -> bool:
@@ -34,14 +28,10 @@ def holds_item_vectors(path: str | Path) -> bool:
         path: Value of ``visual.features``.
 
     Returns:
-        Whether it is an index, a Parquet file, or a ``.npy`` array with ``NAME.ids.txt``.
+        Whether it is an index, a Parquet file, a ``.npy`` array with ``NAME.ids.txt``, or of a
+        format of an installed package or own code.
     """
-    path = Path(path)
-    return (
-        os.path.isfile(path / INDEX_FILE)
-        or path.suffix == ".parquet"
-        or (path.suffix == ".npy" and os.path.isfile(_ids_file(path)))
-    )
+    return find_vector_format(Path(path)) is not None
 
 
 class ItemVectors(ArrayFeatures):
@@ -81,24 +71,19 @@ class ItemVectors(ArrayFeatures):
             DataError: If the file has no vectors with distinct ids, or another number of rows.
             RunError: If the index cannot be read.
         """
-        if os.path.isdir(path):
-            module, _, name = INDEX_READER.partition(":")
-            names, vectors, fingerprint = getattr(import_module(module), name)(path)
-            return cls(path, [path / INDEX_FILE], vectors, names, fingerprint)
-        if path.suffix == ".parquet":
-            names, vectors = _read_parquet(path)
-            return cls(path, [path], vectors, _distinct(names, path))
-        if not os.path.isfile(file := _ids_file(path)) and dataset is not None:
+        if (kind := find_vector_format(path)) is not None:
+            found = kind.read(path)
+        elif os.path.isdir(path):
+            raise DataError(
+                f"{path}: expected item vectors, such as an index, got a folder without them. Make "
+                f"an index with visavis index RUN SOURCE --out {path}."
+            )
+        elif os.path.isfile(path.with_suffix(".ids.txt")) or dataset is None:
+            found = read_named_array(path)
+        else:
             [vectors] = ArrayFeatures.open(path, dataset).arrays
             return cls(path, [path], vectors, dataset)
-        vectors = storage.read_array(path, dimensions=2, kinds="fiu", memory_map=True)
-        names = storage.read_text(file).splitlines()
-        if len(names) != len(vectors):
-            raise DataError(
-                f"{file}: expected {len(vectors):,} ids, one per line for each row of {path.name}, "
-                f"got {len(names):,}. Write both again."
-            )
-        return cls(path, [path, file], vectors, _distinct(names, file))
+        return cls(path, list(found.files), found.vectors, found.names, found.fingerprint)
 
     def __contains__(self, name: object) -> bool:
         return name in self._row_of
@@ -176,64 +161,3 @@ class ItemVectors(ArrayFeatures):
         )
         part = data.take(np.flatnonzero(kept))
         return replace(part, skipped=(*data.skipped, skipped))
-
-
-def _ids_file(path: Path) -> Path:
-    return path.with_suffix(".ids.txt")
-
-
-def _distinct(names: list[str], file: Path) -> list[str]:
-    """The ids of a file, each of which occurs once."""
-    if len(set(names)) < len(names):
-        first = next(name for number, name in enumerate(names) if name in names[:number])
-        raise DataError(
-            f"{file}: expected each id once, got {first!r} more than once. Remove all but one."
-        )
-    return names
-
-
-def _read_parquet(path: Path) -> tuple[list[str], np.ndarray]:
-    """Read the only column of texts and the only column of lists of numbers."""
-    with requires_extra("large", "vectors in a Parquet file"):
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    try:
-        with storage.open_file(path) as file:
-            table = pq.read_table(file)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(
-            f"{path}: expected a Parquet file, got one that cannot be read "
-            f"({str(error).splitlines()[0]}). Write it again."
-        ) from None
-    types = pa.types
-    ids = [field.name for field in table.schema if _is_text(types, field.type)]
-    lists = [
-        field.name
-        for field in table.schema
-        if (
-            types.is_list(field.type)
-            or types.is_large_list(field.type)
-            or types.is_fixed_size_list(field.type)
-        )
-        and (types.is_floating(field.type.value_type) or types.is_integer(field.type.value_type))
-    ]
-    if len(ids) != 1 or len(lists) != 1:
-        columns = ", ".join(f"{field.name} ({field.type})" for field in table.schema) or "none"
-        raise DataError(
-            f"{path}: expected one column of texts (ids) and one of lists of numbers (vectors), got "
-            f"{columns}. Write only these two columns."
-        )
-    column = table[lists[0]].combine_chunks()
-    lengths = column.value_lengths().unique().to_pylist()
-    if column.null_count or table[ids[0]].null_count or len(lengths) != 1 or not lengths[0]:
-        raise DataError(
-            f"{path}: expected an id and a vector of the same length in each row, got lengths "
-            f"{lengths[:5]} and {column.null_count + table[ids[0]].null_count} empty cells. Correct "
-            "these rows."
-        )
-    values = column.flatten().to_numpy(zero_copy_only=False)
-    return table[ids[0]].to_pylist(), values.reshape(len(column), -1)
-
-
-def _is_text(types: Any, kind: Any) -> bool:
-    return bool(types.is_string(kind) or types.is_large_string(kind))

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from visavis.core.child_processes import preload_in_workers
 from visavis.core.encoded import Encoded, Granularity, concatenate
 from visavis.core.errors import DataError
 from visavis.data.sequences import pad_items
@@ -77,6 +78,9 @@ from visavis.models.encoders.sentence_encoders import (
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+# Workers that read pixels receive the preprocessing of an encoder.
+preload_in_workers(__name__)
 
 CPU_IMAGE_BATCH_SIZE = 4
 """Images per call of an encoder on a CPU. More are slower."""

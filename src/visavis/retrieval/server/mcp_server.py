@@ -166,10 +166,10 @@ class OpenedIndexes:
 
     def __getitem__(self, name: str) -> ServedIndex:
         if name not in self._opened:
-            from visavis.retrieval.index_folder import Index
+            from visavis.retrieval.open_index import open_index
             from visavis.retrieval.server.search_service import ServedIndex
 
-            index = Index.open(self.folders[name], store=self.stores)
+            index = open_index(self.folders[name], store=self.stores)
             self._opened[name] = ServedIndex(index, name, stores=self.stores)
         elif (newer := self._opened[name].newer()) is not None:
             self._opened[name].index.close()

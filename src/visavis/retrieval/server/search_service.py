@@ -46,6 +46,7 @@ from visavis.retrieval.items import (
     ItemFilter,
     tags_to_metadata,
 )
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.search import (
     EncodeTexts,
     SearchQuery,
@@ -138,7 +139,7 @@ class ServedIndex:
         if is_same or manifest.digest is None:
             self._checked = files
             return None
-        index = Index.open(
+        index = open_index(
             self.index.folder, store=self.stores, ignore_captions=self.index.ignore_captions
         )
         if index.is_unfinished:  # another update began

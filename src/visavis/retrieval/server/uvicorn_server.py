@@ -17,6 +17,7 @@ from urllib.parse import quote
 from visavis.core.errors import VisavisError, requires_extra
 from visavis.core.progress import Progress
 from visavis.data.feedback.records import open_feedback
+from visavis.retrieval.run_data import OpenRunData, no_run_data
 
 if TYPE_CHECKING:
     from visavis.retrieval.server.limits import ServerLimits
@@ -36,6 +37,7 @@ def run_service(
     max_irrelevant: float | None = None,
     ignore_captions: bool = False,
     model: str | Path | None = None,
+    open_data: OpenRunData = no_run_data,
     progress: Progress,
 ) -> None:
     """Serve one or two indexes until the process is interrupted.
@@ -55,6 +57,8 @@ def run_service(
         ignore_captions: Whether match probabilities come from the collection, also if captions
             calibrate the index.
         model: Model for folders of images. None: the default model.
+        open_data: Opens the data of the model, which calibrate the scores of a new index. Default: no
+            data.
         progress: Receives the address.
 
     Raises:
@@ -69,8 +73,9 @@ def run_service(
         import prometheus_client  # noqa: F401
         import uvicorn
     from visavis.retrieval.index_builder import index_if_images
-    from visavis.retrieval.index_folder import Index, check_confirmed_stores
+    from visavis.retrieval.index_folder import check_confirmed_stores
     from visavis.retrieval.items import index_names
+    from visavis.retrieval.open_index import open_index
     from visavis.retrieval.search import check_level
     from visavis.retrieval.server.application import DEFAULT_LEVEL, create_app
     from visavis.retrieval.server.limits import RateLimits, ServerLimits
@@ -100,12 +105,12 @@ def run_service(
                 f"{host}: expected a token, because other machines can reach this address. Pass "
                 "--token, or omit --host."
             )
-        indexes = [index_if_images(path, model, progress) for path in indexes]
+        indexes = [index_if_images(path, model, progress, open_data=open_data) for path in indexes]
         named = index_names([Path(path) for path in indexes])
         stores = [store] if isinstance(store, str | Path) else list(store)
         served = [
             ServedIndex(
-                Index.open(path, store=stores, ignore_captions=ignore_captions),
+                open_index(path, store=stores, ignore_captions=ignore_captions),
                 name,
                 has_probabilities=max_irrelevant is not None or ignore_captions,
                 stores=stores,
