@@ -22,7 +22,8 @@ from visavis.core.errors import (
     VisavisError,
     suggest_name,
 )
-from visavis.core.spec import UnitFloat, parse, require_field, validate_fields, validate_int
+from visavis.core.fields import UnitFloat, require_field, validate_fields, validate_int
+from visavis.core.spec import parse
 from visavis.data.dataset import ByteRange, Dataset, Image
 from visavis.papers.relevance.base import CosineRelevance
 from visavis.training.supervision.candidate_scores import _part_means

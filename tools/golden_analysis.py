@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from visavis.losses.pair_gradients import tangent_norms_of_slopes
 from visavis.losses.targets import Targets
 from visavis.objectives import VLC, NTXent, Objective, Triplet, TripletHN, Unified
 from visavis.papers.diagnostics.contributing_samples import (
@@ -26,7 +27,6 @@ from visavis.papers.diagnostics.contributing_samples import (
     released_smooth_ap_counts,
     smooth_ap_counts,
 )
-from visavis.losses.pair_gradients import tangent_norms_of_slopes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the closed forms of the tests
 from tests.diagnostics.closed_forms import closed_weights

@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from visavis import PairLoss, Targets
 from visavis.core.encoded import Encoded, unit_rows
 from visavis.core.errors import SpecError, VisavisError
-from visavis.core.spec import PARAMETER_RANGE
+from visavis.core.fields import PARAMETER_RANGE
 from visavis.losses.pair_loss import cosine
 from visavis.objectives import (
     CATALOG,

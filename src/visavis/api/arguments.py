@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from visavis.core.errors import DataError, RecipeError, RunError, SpecError, format_value
+from visavis.core.fields import require_dataclass
 from visavis.core.own_code import name_part
 from visavis.core.progress import Progress
-from visavis.core.spec import require_dataclass
 
 T = TypeVar("T", str, float)
 

@@ -346,7 +346,7 @@ def convert(
         ```
     """
     from visavis.core import storage
-    from visavis.core.spec import validate_int
+    from visavis.core.fields import validate_int
     from visavis.models.clip.conversion import (
         MAX_TEXT_LENGTH,
         convert_open_clip,

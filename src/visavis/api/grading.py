@@ -110,7 +110,7 @@ def coherence(
         ```
     """
     from visavis.core import storage
-    from visavis.core.spec import MAX_SEED, validate_int
+    from visavis.core.fields import MAX_SEED, validate_int
     from visavis.papers.relevance.catalog import named_estimator
     from visavis.papers.relevance.coherence_report import write_coherence_report
     from visavis.papers.relevance.ranked_lists import (

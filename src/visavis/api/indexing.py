@@ -280,7 +280,7 @@ def search(
         visavis search openai/clip-vit-base-patch32 "a red car" --collection photos/
         ```
     """
-    from visavis.core.spec import validate_int
+    from visavis.core.fields import validate_int
     from visavis.models.retriever import Retriever
     from visavis.retrieval.index_folder import is_index
     from visavis.retrieval.items import ItemFilter, ItemKind, parse_filter_time
@@ -404,7 +404,7 @@ def classify(
         visavis classify runs/mine photo.jpg labels.txt
         ```
     """
-    from visavis.core.spec import validate_int
+    from visavis.core.fields import validate_int
     from visavis.models.retriever import Retriever
     from visavis.retrieval.index_folder import is_index, read_manifest
     from visavis.retrieval.open_index import open_index_model

@@ -504,7 +504,7 @@ def mine(
         visavis mine openai/clip-vit-base-patch32 --data photos/ --max-ratio 0.9 --out negatives.safetensors
         ```
     """
-    from visavis.core.spec import validate_int
+    from visavis.core.fields import validate_int
     from visavis.training.runs.mine_negatives import mine_run
 
     validate_int(num_negatives, "num_negatives", 1)

@@ -31,8 +31,8 @@ from torch.utils._pytree import tree_leaves
 
 from visavis.core.encoded import Encoded
 from visavis.core.errors import ShapeError, VisavisError, format_value
+from visavis.core.fields import PositiveFloat, validate_fields
 from visavis.core.memory_budget import format_bytes
-from visavis.core.spec import PositiveFloat, validate_fields
 
 Score = Callable[[Any, Any], Tensor]
 """``score(visual, text) -> [V, T]``, the signature of every matcher's score."""

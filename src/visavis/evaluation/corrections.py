@@ -21,8 +21,9 @@ from torch import Tensor
 from visavis.core.blocking import Score
 from visavis.core.encoded import DIRECTIONS, Direction, Encoded
 from visavis.core.errors import DataError, SpecError
+from visavis.core.fields import PositiveFloat, PositiveInt, validate_fields
 from visavis.core.memory_budget import MemoryLimit
-from visavis.core.spec import PositiveFloat, PositiveInt, parse, validate_fields
+from visavis.core.spec import parse
 from visavis.losses.scoring import DirectedScore, TwoStageScore, score_query_rows
 
 BankKind = Literal["fixed-bank", "transductive"]

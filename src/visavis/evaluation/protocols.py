@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from visavis.core.errors import SpecError, suggest_name
-from visavis.core.spec import PositiveInt, validate_fields
+from visavis.core.fields import PositiveInt, validate_fields
 from visavis.evaluation.metrics.ranking import Ties
 from visavis.losses.targets import Ids, Targets, equal_text_pairs, to_id_tensor
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from visavis.core.errors import SpecError, format_value
-from visavis.core.spec import is_valid_parameter
+from visavis.core.fields import is_valid_parameter
 
 OptionalScalar: TypeAlias = Tensor | float | None
 MAX_SCALE = 100.0

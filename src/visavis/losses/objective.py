@@ -14,7 +14,12 @@ import torch
 from torch import Tensor
 
 from visavis.core.errors import ShapeError, SpecError
-from visavis.core.spec import EXPECTED_PARAMETER, is_valid_parameter, require_field, validate_fields
+from visavis.core.fields import (
+    EXPECTED_PARAMETER,
+    is_valid_parameter,
+    require_field,
+    validate_fields,
+)
 from visavis.losses.pair_summaries import (
     HardestNegative,
     NegativeSummary,

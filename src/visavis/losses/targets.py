@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from visavis.core.errors import MissingSupervision, ShapeError, VisavisError, format_value
-from visavis.core.spec import validate_int
+from visavis.core.fields import validate_int
 
 Ids: TypeAlias = Tensor | np.ndarray | Sequence[int] | Sequence[str]
 MAX_COMPARED_PAIRS = 2**15

@@ -20,7 +20,7 @@ from visavis.core import storage
 from visavis.core.blocking import ScoreCost
 from visavis.core.encoded import AttentionWeights, Encoded, MaxSimDirection, unit_rows
 from visavis.core.errors import RunError, ShapeError, VisavisError
-from visavis.core.spec import PositiveInt, validate_fields
+from visavis.core.fields import PositiveInt, validate_fields
 from visavis.losses.logits import LearnedScale
 from visavis.models.encoders.pretrained_files import (
     PretrainedPart,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from visavis.core import storage
 from visavis.core.encoded import Encoded, Modality
 from visavis.core.errors import DataError, RecipeError
-from visavis.core.spec import DropoutRate, NonNegativeInt, PositiveFloat
+from visavis.core.fields import DropoutRate, NonNegativeInt, PositiveFloat
 from visavis.models.base import GlobalMatcher, MatcherConfig, encode_unit_rows
 from visavis.models.clip.model import add_adapters, merge_adapters
 from visavis.models.encoders.embedding_inputs import (

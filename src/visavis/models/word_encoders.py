@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from visavis.core.encoded import Encoded
-from visavis.core.spec import PositiveInt, UnitFloat, require_field
+from visavis.core.fields import PositiveInt, UnitFloat, require_field
 from visavis.models.base import MatcherConfig, get_mask, get_vectors, valid_mask
 from visavis.models.layers import max_pool, mean_pool, xavier_linear
 

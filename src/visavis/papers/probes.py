@@ -27,10 +27,10 @@ from torch import Tensor
 
 from visavis.core.encoded import Encoded, collect_batches, concatenate
 from visavis.core.errors import RunError
+from visavis.core.fields import validate_int
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
-from visavis.core.spec import validate_int
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.synthetic import ClipAnnotations, SceneGraphs

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from visavis.core.errors import DataError, VisavisError
+from visavis.core.fields import validate_int
 from visavis.core.notebook import NotebookTable
-from visavis.core.spec import validate_int
 from visavis.data.images import (
     MAX_HAMMING_DISTANCE,
     decode_image,

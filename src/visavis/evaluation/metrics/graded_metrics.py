@@ -16,7 +16,7 @@ from torch import Tensor
 
 from visavis.core.encoded import on_float64_device, to_float64
 from visavis.core.errors import ShapeError, SpecError
-from visavis.core.spec import validate_int
+from visavis.core.fields import validate_int
 from visavis.evaluation.metrics.ranking import NAN_SCORES, raise_on_invalid_row
 
 Tau = Literal["a", "b"]

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from visavis.core.encoded import on_float64_device, to_float64
 from visavis.core.errors import DataError, ShapeError
-from visavis.core.spec import validate_int
+from visavis.core.fields import validate_int
 from visavis.losses.targets import Targets
 
 Ties = Literal["pessimistic", "mean", "optimistic"]

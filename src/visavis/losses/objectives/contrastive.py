@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from visavis.core.spec import PositiveFloat
+from visavis.core.fields import PositiveFloat
 from visavis.losses.objective import Objective, PairwiseObjective, Reduction, SummaryObjective
 from visavis.losses.pair_summaries import (
     NEG_INF,

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from visavis.core.spec import PositiveFloat, require_field
+from visavis.core.fields import PositiveFloat, require_field
 from visavis.losses.objective import Reduction, SummaryObjective, add_positive_scores
 from visavis.losses.pair_summaries import (
     NEG_INF,

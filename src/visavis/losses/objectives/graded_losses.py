@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from visavis.core.spec import NonNegativeFloat, PositiveFloat, PositiveInt, require_field
+from visavis.core.fields import NonNegativeFloat, PositiveFloat, PositiveInt, require_field
 from visavis.losses.objective import Objective, Reduction
 from visavis.losses.objectives.contrastive import VLC
 from visavis.losses.pair_summaries import (

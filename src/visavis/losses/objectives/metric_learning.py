@@ -10,7 +10,7 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from visavis.core.spec import PositiveFloat
+from visavis.core.fields import PositiveFloat
 from visavis.losses.objective import Objective, Reduction
 from visavis.losses.pair_summaries import NEG_INF, find_positive_pairs, log1p_exp
 from visavis.losses.targets import Targets

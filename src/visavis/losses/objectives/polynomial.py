@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from visavis.core.spec import PositiveFloat
+from visavis.core.fields import PositiveFloat
 from visavis.losses.objective import Reduction, SummaryObjective
 from visavis.losses.pair_summaries import (
     NEG_INF,

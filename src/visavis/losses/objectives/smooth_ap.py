@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from visavis.core.spec import PositiveFloat
+from visavis.core.fields import PositiveFloat
 from visavis.losses.objective import Objective, Reduction
 from visavis.losses.targets import Targets
 

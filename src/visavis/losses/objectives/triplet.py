@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from visavis.core.spec import PositiveInt
+from visavis.core.fields import PositiveInt
 from visavis.losses.objective import Objective, Reduction, SummaryObjective
 from visavis.losses.pair_summaries import anchor_margins, find_positive_pairs
 from visavis.losses.targets import Targets

@@ -17,7 +17,7 @@ from torch.nn.functional import interpolate
 
 from visavis.core import storage
 from visavis.core.errors import DataError
-from visavis.core.spec import PositiveInt
+from visavis.core.fields import PositiveInt
 from visavis.models.clip.model import open_dual_encoder
 from visavis.models.encoders.checkpoint_files import (
     CheckpointConversion,

@@ -23,7 +23,7 @@ from visavis.core.errors import (
     requires_extra,
     suggest_name,
 )
-from visavis.core.spec import DropoutRate, NonNegativeInt, PositiveFloat, require_field
+from visavis.core.fields import DropoutRate, NonNegativeInt, PositiveFloat, require_field
 from visavis.losses.logits import LearnedScale
 from visavis.models.base import (
     INITIAL_BIAS,

@@ -21,7 +21,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from visavis.core.encoded import AttentionWeights, Encoded, MaxSimDirection, Parts, unit_rows
-from visavis.core.spec import DropoutRate, NonNegativeInt, PositiveFloat, PositiveInt, require_field
+from visavis.core.fields import (
+    DropoutRate,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    require_field,
+)
 from visavis.models.base import Matcher, get_mask, get_vectors, valid_mask
 from visavis.models.layers import (
     EPSILON,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from visavis.core.encoded import AttentionWeights, Encoded
-from visavis.core.spec import (
+from visavis.core.fields import (
     DropoutRate,
     NonNegativeInt,
     OptionalLayerCount,

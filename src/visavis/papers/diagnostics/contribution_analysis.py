@@ -26,10 +26,10 @@ from torch import Tensor
 from visavis.core.encoded import DIRECTIONS
 from visavis.core.environment import quote_argument, shell_command
 from visavis.core.errors import RunError, VisavisError
+from visavis.core.fields import validate_int
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
-from visavis.core.spec import validate_int
 from visavis.data.loader import Loader
 from visavis.evaluation.published_row import MEASURES, PublishedRow
 from visavis.losses import objectives

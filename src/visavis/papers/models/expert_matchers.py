@@ -13,7 +13,13 @@ from torch import Tensor, nn
 from visavis.core.blocking import ScoreCost
 from visavis.core.encoded import Encoded, seconds_part, unit_rows
 from visavis.core.errors import ShapeError
-from visavis.core.spec import DropoutRate, LayerCount, NonNegativeInt, PositiveInt, require_field
+from visavis.core.fields import (
+    DropoutRate,
+    LayerCount,
+    NonNegativeInt,
+    PositiveInt,
+    require_field,
+)
 from visavis.models.base import Matcher, get_mask, get_part, get_vectors, valid_mask
 from visavis.models.encoders.text_backbone import TextBackbone
 from visavis.models.layers import MaskedBatchNorm, at_least_float32, max_pool, mean_pool

@@ -12,7 +12,13 @@ from torch import Tensor, nn
 
 from visavis.core.encoded import Encoded
 from visavis.core.errors import ShapeError
-from visavis.core.spec import DropoutRate, LayerCount, NonNegativeInt, PositiveFloat, PositiveInt
+from visavis.core.fields import (
+    DropoutRate,
+    LayerCount,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 from visavis.models.base import get_part, get_vectors, valid_mask
 from visavis.models.image_text.cross_attention import (
     RegionWordMatcher,

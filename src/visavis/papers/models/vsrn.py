@@ -12,7 +12,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from visavis.core.encoded import Encoded, unit_rows
-from visavis.core.spec import DropoutRate, NonNegativeFloat, OptionalLayerCount, PositiveInt
+from visavis.core.fields import (
+    DropoutRate,
+    NonNegativeFloat,
+    OptionalLayerCount,
+    PositiveInt,
+)
 from visavis.losses.targets import Targets
 from visavis.models.base import (
     GlobalMatcher,

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 from visavis.core import storage
 from visavis.core.encoded import AttentionWeights, Encoded
 from visavis.core.errors import DataError
-from visavis.core.spec import LayerCount, NonNegativeInt, PositiveFloat, PositiveInt
+from visavis.core.fields import LayerCount, NonNegativeInt, PositiveFloat, PositiveInt
 from visavis.losses.logits import LearnedScale
 from visavis.losses.targets import Targets
 from visavis.models.base import (

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from visavis.core.encoded import unit_rows
-from visavis.core.spec import validate_fields
+from visavis.core.fields import validate_fields
 from visavis.data.dataset import Dataset
 
 CaptionAggregation = Literal["paired", "max", "mean"]

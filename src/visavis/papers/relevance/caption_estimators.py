@@ -25,7 +25,7 @@ from torch import Tensor
 from visavis.core import storage
 from visavis.core.encoded import unit_rows
 from visavis.core.errors import DataError
-from visavis.core.spec import require_field
+from visavis.core.fields import require_field
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.words import tokenize

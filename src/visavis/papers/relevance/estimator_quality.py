@@ -24,9 +24,9 @@ from scipy.stats import pearsonr, spearmanr
 
 from visavis.core import storage
 from visavis.core.errors import DataError
+from visavis.core.fields import validate_int
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
-from visavis.core.spec import validate_int
 from visavis.data.dataset import Dataset
 from visavis.papers.relevance.base import (
     CaptionAggregation,

@@ -17,9 +17,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cosine_similar
 
 from visavis.core import storage
 from visavis.core.errors import SpecError
+from visavis.core.fields import MAX_SEED, validate_int
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
-from visavis.core.spec import MAX_SEED, validate_int
 from visavis.models.encoders.frozen_encoders import open_text_encoder
 from visavis.models.encoders.pretrained_files import model_folder, quiet_transformers
 from visavis.models.encoders.sentence_encoders import (

@@ -19,8 +19,8 @@ from torch import Tensor
 from visavis.core.blocking import Score
 from visavis.core.encoded import DIRECTIONS, Direction, Encoded
 from visavis.core.errors import SpecError, format_value
+from visavis.core.fields import validate_int
 from visavis.core.memory_budget import MemoryLimit
-from visavis.core.spec import validate_int
 from visavis.core.table import Table
 from visavis.data.dataset import Dataset
 from visavis.evaluation.metrics import GRADED

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from visavis.core.encoded import Encoded
-from visavis.core.spec import require_field, validate_fields
+from visavis.core.fields import require_field, validate_fields
 from visavis.data.dataset import Dataset
 from visavis.data.loader import Batch
 from visavis.losses.targets import Targets

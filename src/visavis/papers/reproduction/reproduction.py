@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 
 from visavis.core import storage
 from visavis.core.errors import RecipeError, VisavisError, suggest_name
+from visavis.core.fields import validate_int
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
-from visavis.core.spec import validate_int
 from visavis.evaluation.published_row import PublishedRow, comparison_cells, metric_title
 from visavis.evaluation.statistics import Interval, spread_over_seeds
 from visavis.papers.diagnostics.contributing_samples import Semantics

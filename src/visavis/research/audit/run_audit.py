@@ -16,10 +16,10 @@ import numpy as np
 
 from visavis.core import storage
 from visavis.core.errors import VisavisError, suggest_name
+from visavis.core.fields import validate_int
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import NoProgress, Progress
 from visavis.core.run_context import RunContext
-from visavis.core.spec import validate_int
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.features.store import FeatureStore

@@ -12,9 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from visavis.core.fields import is_number
 from visavis.core.notebook import NotebookTable
 from visavis.core.own_code import CodeNotNamed
-from visavis.core.spec import is_number, parse
+from visavis.core.spec import parse
 from visavis.evaluation.bootstrap import BootstrapSamples, bootstrap_images, bootstrap_queries
 from visavis.evaluation.metrics.catalog import RSUM, own_metric_keys
 from visavis.evaluation.query_ranks import read_query_ranks

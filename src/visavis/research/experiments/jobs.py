@@ -26,9 +26,9 @@ import torch
 from visavis.core import storage
 from visavis.core.child_processes import current_folder_excluded
 from visavis.core.errors import RunError, VisavisError
+from visavis.core.fields import validate_int
 from visavis.core.progress import NoProgress, Progress
 from visavis.core.run_context import RunContext
-from visavis.core.spec import validate_int
 from visavis.data.parallel import Engine, connect_to_ray, cpu_cores
 from visavis.data.workers import STOP_SIGNALS, start_resource_tracker
 from visavis.evaluation.feedback_metrics import JudgedQueryResult, feedback_metrics

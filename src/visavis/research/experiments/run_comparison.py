@@ -27,9 +27,9 @@ from typing import TypeVar
 
 from visavis.core import storage
 from visavis.core.errors import RecipeError, RunError, VisavisError
+from visavis.core.fields import validate_int
 from visavis.core.progress import Progress
 from visavis.core.run_context import RunContext
-from visavis.core.spec import validate_int
 from visavis.core.stopping import kept_if_stopped
 from visavis.research.experiments.comparison_result import Comparison
 from visavis.research.experiments.feedback_test import FeedbackTest

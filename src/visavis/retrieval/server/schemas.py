@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from visavis.core.errors import format_value, suggest_name
-from visavis.core.spec import expected_value
+from visavis.core.fields import expected_value
 from visavis.data.feedback.records import QueryKey
 from visavis.retrieval.items import ItemFilter, ItemKind
 from visavis.retrieval.server.limits import LRUCache, ServerLimits

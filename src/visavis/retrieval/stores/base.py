@@ -15,7 +15,7 @@ import numpy as np
 
 from visavis.core import storage
 from visavis.core.errors import ShapeError, StorageError, VisavisError
-from visavis.core.spec import validate_int
+from visavis.core.fields import validate_int
 from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter
 
 if TYPE_CHECKING:

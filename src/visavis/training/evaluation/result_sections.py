@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 
 from visavis.core.blocking import Score
 from visavis.core.encoded import Encoded
+from visavis.core.fields import validate_fields
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.own_code import named_by_user
-from visavis.core.spec import parse, validate_fields
+from visavis.core.spec import parse
 from visavis.data.dataset import Dataset
 from visavis.evaluation.results import SectionResult
 

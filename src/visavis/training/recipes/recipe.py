@@ -19,6 +19,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 
 from visavis.core import own_code, spec
 from visavis.core.errors import RecipeError, SpecError, format_value, suggest_name
+from visavis.core.fields import expected_value
 from visavis.core.memory_budget import parse_memory
 from visavis.losses import objectives
 from visavis.models import find_model
@@ -417,7 +418,7 @@ def _first_error(errors: ValidationError, content: dict[str, Any]) -> str:
     if first["type"] == "value_error":
         return first["msg"].removeprefix("Value error, ")
     # The words of TOML.
-    expected = spec.expected_value(first).replace("True or False", "true or false")
+    expected = expected_value(first).replace("True or False", "true or false")
     return f"{key}: expected {expected}, got {format_value(first['input'])}."
 
 

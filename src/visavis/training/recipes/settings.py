@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten_with_path
 
 from visavis.core import own_code, spec
 from visavis.core.errors import format_value, suggest_name
-from visavis.core.spec import PositiveFloat
+from visavis.core.fields import MAX_INTEGER, PositiveFloat, require_dataclass
 from visavis.evaluation import metrics
 from visavis.evaluation.metrics.catalog import own_metric_keys, own_metrics
 from visavis.losses import objectives
@@ -38,7 +38,7 @@ def _object_of(
 
     def parse(value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, kind):
-            spec.require_dataclass(own_code.name_part(type(value)))
+            require_dataclass(own_code.name_part(type(value)))
             return value
         if isinstance(value, str):
             try:
@@ -85,9 +85,9 @@ class RecipeSection(BaseModel):
                     *(str(getattr(part, "idx", getattr(part, "key", ""))) for part in path),
                 ]
             )
-            if isinstance(leaf, int) and abs(leaf) > spec.MAX_INTEGER:
+            if isinstance(leaf, int) and abs(leaf) > MAX_INTEGER:
                 raise ValueError(
-                    f"{key}: expected an integer up to {spec.MAX_INTEGER:,}, got "
+                    f"{key}: expected an integer up to {MAX_INTEGER:,}, got "
                     f"{format_value(leaf)}. Set a smaller number."
                 )
             if isinstance(leaf, float) and not math.isfinite(leaf):

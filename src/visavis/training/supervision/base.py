@@ -20,9 +20,9 @@ from torch.optim import Optimizer
 
 from visavis.core.encoded import Encoded
 from visavis.core.errors import RecipeError
+from visavis.core.fields import validate_fields
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.process_group import ONE_PROCESS, ProcessGroup
-from visavis.core.spec import validate_fields
 from visavis.data.dataset import Dataset
 from visavis.data.loader import Batch, Loader
 from visavis.data.shard_stream import StreamImages

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from visavis.core.encoded import Encoded
 from visavis.core.errors import RecipeError, RunError
-from visavis.core.spec import NonNegativeFloat, PositiveFloat, validate_fields
+from visavis.core.fields import NonNegativeFloat, PositiveFloat, validate_fields
 from visavis.data.dataset import Dataset
 from visavis.data.loader import Batch, Loader
 from visavis.losses.objectives import Distillation, Objective

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from visavis.core.encoded import Encoded
 from visavis.core.errors import RecipeError
-from visavis.core.spec import require_field, validate_fields
+from visavis.core.fields import require_field, validate_fields
 from visavis.data.feedback.training_pairs import FeedbackSplit
 from visavis.data.loader import Batch, Loader
 from visavis.losses.scoring import score_matrix

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from visavis.core.encoded import Encoded
-from visavis.core.spec import require_field, validate_fields
+from visavis.core.fields import require_field, validate_fields
 from visavis.data.loader import Batch, derive_seed
 from visavis.losses.scoring import score_matrix
 from visavis.losses.targets import Targets

@@ -16,7 +16,7 @@ from torch import Tensor
 from visavis.core import storage
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, RecipeError
-from visavis.core.spec import require_field, validate_fields
+from visavis.core.fields import require_field, validate_fields
 from visavis.data.dataset import Dataset
 from visavis.data.loader import Batch, Loader
 from visavis.losses.targets import Targets

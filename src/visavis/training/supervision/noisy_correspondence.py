@@ -14,7 +14,7 @@ from torch import Tensor
 
 from visavis.core.encoded import Encoded
 from visavis.core.errors import MissingExtra, RecipeError
-from visavis.core.spec import PositiveInt, require_field, validate_fields
+from visavis.core.fields import PositiveInt, require_field, validate_fields
 from visavis.data.loader import Batch, Loader, derive_seed
 from visavis.losses.objectives import Triplet
 from visavis.losses.scoring import score_matrix

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from visavis.core.encoded import Direction, Encoded
 from visavis.core.errors import RecipeError
-from visavis.core.spec import require_field, validate_fields
+from visavis.core.fields import require_field, validate_fields
 from visavis.data.loader import Batch, Loader, derive_seed
 from visavis.losses.targets import Targets
 from visavis.models.base import evaluation_mode
