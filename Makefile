@@ -75,6 +75,7 @@ lint: .venv/.dev
 	$(BIN)/lint-imports --no-logo >.venv/imports.log || { cat .venv/imports.log; failed="$$failed imports"; }; \
 	$(BIN)/python tools/check_language.py || failed="$$failed wording"; \
 	$(BIN)/python tools/check_docstrings.py || failed="$$failed docstrings"; \
+	$(BIN)/python tools/check_reach.py || failed="$$failed reach"; \
 	test -z "$$failed" || { echo "Lint failed:$$failed. Automatic fixes: make fix." >&2; exit 1; }
 
 fix: .venv/.dev
