@@ -5,7 +5,7 @@ SOURCES := src tests tools $(wildcard benchmarks studies examples)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-platforms test-processors slow lint fix docs bench study golden release-check
+.PHONY: help demo test test-platforms test-processors test-wheel slow lint fix docs bench study golden release-check
 
 help:
 	@echo 'make demo      set up, then train, compare and search synthetic scenes (offline, two to four minutes on two cores)'
@@ -13,6 +13,7 @@ help:
 	@echo 'make slow      set up more packages, then run the slow tests, such as those that start processes or a browser'
 	@echo 'make test-platforms [AREA=tests/data]   run the tests without the calls that Windows and macOS lack'
 	@echo 'make test-processors   run the numeric tests with the instructions of older processors, one and two threads'
+	@echo 'make test-wheel   run the tests of visavis.papers with the installed wheel instead of the checkout'
 	@echo 'make lint      check style, formatting, types, import rules and wording'
 	@echo 'make fix       fix style and formatting'
 	@echo 'make docs      build the documentation site into site/: open site/index.html'
@@ -55,6 +56,13 @@ test-processors: .venv/.test
 	  echo "== $$variables"; \
 	  env $$variables $(BIN)/python -m pytest -q $(PARALLEL) -m 'not slow and not long and not timing and not site' $(NUMERIC) || failed=1; done; \
 	test -z "$$failed"
+
+# visavis.papers registers its parts as any installed package does, so its tests run with the files and the metadata of the wheel.
+test-wheel: .venv/.test
+	@rm -rf .venv/wheel
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .venv/wheel .
+	@PYTHONPATH=$(CURDIR)/.venv/wheel $(BIN)/python -c 'import visavis; assert "wheel" in visavis.__file__, visavis.__file__'
+	@PYTHONPATH=$(CURDIR)/.venv/wheel $(PYTEST) $(PARALLEL) -m 'not long and not timing' tests/papers tests/graded tests/diagnostics
 
 # Tests that take more than about 1.5 s, mostly because they start processes.
 slow: .venv/.dev
