@@ -481,6 +481,8 @@ def test_signal_at_any_moment_ends_the_command(run, tmp_path, number):
             [sys.executable, "-c", program, "export", str(run), "--out", str(out)],
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
+            # Under nohup, the tests ignore SIGHUP and would pass this on.
+            preexec_fn=partial(signal.signal, number, signal.SIG_DFL),
         )
         try:
             process.wait(milliseconds / 1000)
