@@ -476,7 +476,11 @@ def test_signal_at_any_moment_ends_the_command(run, tmp_path, number):
     """
     for milliseconds in range(100, 5000, 300):
         out = tmp_path / str(milliseconds)
-        program = "from visavis.cli import main; main()"
+        # Under nohup, the tests ignore SIGHUP and would pass this on.
+        program = (
+            f"import signal; signal.signal({int(number)}, signal.SIG_DFL); "
+            "from visavis.cli import main; main()"
+        )
         process = subprocess.Popen(
             [sys.executable, "-c", program, "export", str(run), "--out", str(out)],
             stderr=subprocess.PIPE,

@@ -384,8 +384,8 @@ def test_encode_images_names_a_closed_image(model, images, tmp_path):
         (np.zeros((24, 24, 3)), r"float64 of shape \[24, 24, 3\]"),
         (torch.zeros(24, 24, 3), r"float32 of shape \[24, 24, 3\]"),
         (torch.zeros(3, 4, 4, dtype=torch.int64), r"int64 of shape \[3, 4, 4\]"),
-        (torch.full((3, 4, 4), 255.0), "others"),
-        (torch.full((3, 4, 4), torch.nan), "others"),
+        (torch.full((3, 4, 4), 255.0), r"got 255 to 255\. Divide"),
+        (torch.full((3, 4, 4), torch.nan), r"got NaN or infinity\. Replace"),
         (b"not an image", "is not an image"),
     ],
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -87,10 +88,12 @@ def read_image(image: Any, name: str, min_side: int = 0) -> Image:
             # Values from 0 to 255 would become a white image without an error.
             if not bool(((pixels >= 0) & (pixels <= 1)).all()):
                 low, high = (float(bound) for bound in pixels.aminmax())
-                problem = (
-                    f"floats from 0 to 1 in a tensor [3, H, W], got {low:g} to {high:g}. Divide "
-                    "the pixels by 255."
+                found = (
+                    f"{low:g} to {high:g}. Divide the pixels by 255"
+                    if math.isfinite(low + high)
+                    else "NaN or infinity. Replace these pixels"
                 )
+                problem = f"floats from 0 to 1 in a tensor [3, H, W], got {found}."
             pixels = (pixels * 255).round().to(torch.uint8)
         pixels = pixels.permute(1, 2, 0).numpy()
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:

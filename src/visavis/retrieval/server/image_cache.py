@@ -250,12 +250,17 @@ class ImageCache:
         if turn is not None:
             turn.running = future
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), self.limits.decode_timeout_s)
+            result = await asyncio.wait_for(
+                asyncio.wrap_future(future), self.limits.decode_timeout_s
+            )
         except TimeoutError:
             raise DataError(
                 f"Decoding the image takes longer than {self.limits.decode_timeout_s:.0f} s. Send "
                 "a smaller image."
             ) from None
+        if turn is not None:
+            turn.running = None  # it would keep the image in memory
+        return result
 
     def close(self) -> None:
         """Stop the threads."""

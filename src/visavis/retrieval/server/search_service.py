@@ -961,8 +961,11 @@ class SearchService:
                     await self.images.decode(image, min_side, turn) for image in images[chunk]
                 ]
                 for run in functions:
-                    work = partial(_call, run, decoded)
-                    results.append(await self.run_model(served, work, client=client))
+                    # No name may keep the images while the next ones are decoded.
+                    result = await self.run_model(
+                        served, partial(_call, run, decoded), client=client
+                    )
+                    results.append(result)
                 del decoded
         return results
 
