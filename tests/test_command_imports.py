@@ -63,7 +63,7 @@ def imported(folder, *arguments):
         (["--help"], 23),
         (["catalog", "objectives"], 44),
         (["data", "check", "scenes"], 64),
-        (SEARCH, 77),
+        (SEARCH, 78),
         (["mcp", "index"], 36),
     ],
     ids=lambda value: value if isinstance(value, int) else value[0].strip("-"),
