@@ -154,7 +154,7 @@ FILES = {
 """Files of a reader."""
 GIVEN = {
     "README.md": ("photos", "runs/demo-1"),
-    "docs/explanation/ranking-coherence.md": ("RUN",),
+    "docs/explanation/ranking-coherence.md": ("RUN", "photos"),
     "docs/guides/assistants.md": ("photos", "runs", "indexes/v"),
     "docs/guides/your-data.md": ("photos", "my-photos", "clips", "products"),
     "docs/tutorials/compare-losses.md": (),
@@ -201,6 +201,8 @@ SPREAD = {
     "docs/tutorials/search-your-images.md": math.inf,
 }
 """Allowed differences of printed numbers, as a share, with the reason. All others agree to 0.001."""
+COLLAPSED = {"docs/tutorials/compare-losses.md": "TripletHN()"}
+"""Rows of trainings that collapse, or nearly do. Their numbers differ between processors."""
 CHECKS = {
     "docs/guides/losses-only.md": """
 items = torch.eye(2), torch.eye(2).repeat(3, 1), [0, 1]
@@ -410,7 +412,7 @@ def test_page_runs_as_written(page, reader):
         printed = reader.run(step).replace(str(reader.folder.parent), "/path")
         printed = printed.replace("/path/config", "~/.config/visavis")
         if step.output is not None:
-            check_output(step.output, printed, SPREAD.get(page, 0))
+            check_output(step.output, printed, SPREAD.get(page, 0), COLLAPSED.get(page, ""))
     if page in CHECKS:
         reader.python.run_code(CHECKS[page])
 
