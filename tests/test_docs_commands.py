@@ -59,6 +59,7 @@ NOT_RUN = {
         "visavis index runs/maxsim *",
         "visavis search indexes/maxsim *",
         "visavis coherence runs/*",
+        "visavis coherence one-level ladder *",
         "for seed in *",
         "*python* studies/*",
         "*python benchmarks/*",
