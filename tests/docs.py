@@ -368,7 +368,9 @@ class Session:
         """
         self.log.unlink(missing_ok=True)
         self.log.touch()
-        words = [*shlex.split(command, comments=True), *arguments]
+        # shlex does not join continued lines.
+        joined = command.replace("\\\n", " ")
+        words = [*shlex.split(joined, comments=True), *arguments]
         start = words.index("visavis")
         variables = dict(word.split("=", 1) for word in words[:start])
         _, number = self._send(
