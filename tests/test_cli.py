@@ -33,7 +33,6 @@ from typer.testing import CliRunner
 
 import visavis
 from visavis import cli
-from visavis.api import graded_runs
 from visavis.api.catalog_entries import docstring_arguments, docstring_commands
 from visavis.cli import commands, console, help_texts, logs, terminal
 from visavis.cli.terminal import ENDING_SIGNALS
@@ -42,6 +41,7 @@ from visavis.core.progress import TrainingStep
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.images import decode_image
 from visavis.data.synthetic import write_synthetic_scenes
+from visavis.papers.relevance import runs as graded_runs
 
 RECIPE = """
 name = "tiny"

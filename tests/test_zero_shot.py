@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 import visavis
 from visavis import cli, evaluation
-from visavis.api import graded_runs as agreement
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, RecipeError, RunError
 from visavis.data.dataset_reader import open_dataset
@@ -25,6 +24,7 @@ from visavis.evaluation.classification import class_vectors, zero_shot_accuracy
 from visavis.losses.targets import Targets
 from visavis.objectives import Unified
 from visavis.papers.diagnostics.contributing_samples import contributing_by_epsilon
+from visavis.papers.relevance import runs as agreement
 from visavis.papers.relevance.human_agreement import FLICKR8K_FILES
 from visavis.training.recipes.files import read_recipe
 
