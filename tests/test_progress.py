@@ -221,7 +221,7 @@ PHASES = {
     "compare, report": (
         COMPARE,
         ("papers.probes", "ProbeReport", "to_json", 0),
-        "gradients",
+        "contributing samples",
         r"The finished runs are kept\. Continue with: .* compare --resume new",
     ),
     "serve, start": (
