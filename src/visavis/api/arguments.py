@@ -174,7 +174,7 @@ def index_model(path: Path) -> str | None:
         path: Index or file.
 
     Returns:
-        Run folder, or folder or name of a pretrained model. None for other vectors than those of an
+        Run folder, or folder or name of a pretrained model. None for vectors that are not in an
         index of a model.
 
     Raises:

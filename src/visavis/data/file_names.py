@@ -32,7 +32,7 @@ LAST_CASED = 0x1FFFF
 
 
 def fold_case(text: str) -> str:
-    """Replace letters by those of one case, as names are compared without regard to case.
+    """Replace letters by letters of one case, as names are compared without regard to case.
 
     Regular expressions of Python and of Arrow differ for letters such as ``İ`` and ``ſ``.
 

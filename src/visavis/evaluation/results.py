@@ -106,7 +106,7 @@ class Evaluation(NotebookTable):
 
     @property
     def all_metrics(self) -> dict[str, float | None]:
-        """All metrics, including those of the sections."""
+        """All metrics, with the metrics of the sections."""
         metrics = dict[str, float | None](self.metrics)
         for section in self.sections:
             metrics |= section.metrics

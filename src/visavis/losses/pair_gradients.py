@@ -27,7 +27,7 @@ largest need takes about 50.
 def pair_weights(objective: Objective, scores: Tensor, targets: Targets) -> Tensor:
     """Compute the derivative of one direction's summed loss terms with respect to every score.
 
-    The derivative is that of the sum, for any reduction, so it has no factor 1 / B. It is divided
+    Terms are summed for any reduction, so the derivative has no factor 1 / B. It is divided
     by the ``gradient_scale`` of the objective (1 / tau for NTXent, gamma for VLC), so 1 is the
     largest weight that one positive pair can cause: the weight of a candidate in the COCOS paper.
     Multiply by ``objective.gradient_scale`` for the derivative itself.

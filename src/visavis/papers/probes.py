@@ -416,11 +416,11 @@ def probe_run(
         run: Run folder.
         images: Number of images, the first ones of the split. 0 for all.
         progress: Receives the progress.
-        data: Another data set than that of the run.
+        data: Data set in place of the one of the run.
         split: Name of the split. Default: the test split of the recipe.
         memory: Memory for blocks of scores.
         with_edits: Also measure recall after edits that keep captions true and images recognizable.
-        shared_inputs: Inputs of earlier runs, to which those of this run are added. Runs with the
+        shared_inputs: Inputs of earlier runs, to which this run adds its own. Runs with the
             same frozen text encoder then encode the same edited captions once.
 
     Returns:

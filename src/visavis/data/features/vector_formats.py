@@ -1,4 +1,4 @@
-"""Formats of item vectors: Parquet, arrays with ids, and those of installed packages and own code."""
+"""Formats of item vectors: Parquet, arrays with ids, and formats of installed packages and own code."""
 
 from __future__ import annotations
 

@@ -335,7 +335,7 @@ def diagnose_run(
         specs: Specs of other objectives.
         batches: Maximum number of batches. Default: all.
         progress: Receives the progress.
-        data: Another data set than that of the run. The supervision then starts without saved
+        data: Data set in place of the one of the run. The supervision then starts without saved
             state.
         memory: Memory for blocks of scores.
         checkpoint: Name of the checkpoint. See `load_checkpoint`.

@@ -89,7 +89,7 @@ class RankingCoherence(SectionResult):
         )
 
     def table(self) -> Table:
-        """Return the means by direction, next to those of random scores."""
+        """Return the means by direction, and the means of random scores below them."""
         measures = [(metric, k) for metric in GRADED[self.semantics] for k in self.ks]
         rows = []
         for direction, title in DIRECTIONS.items():
