@@ -35,7 +35,9 @@ from visavis.losses.pair_loss import PairLoss
 from visavis.models.base import Matcher, MatcherConfig, get_vectors
 from visavis.objectives import Unified
 
-REGIONS, WORDS, CAPTIONS = 36, 20, 5
+REGIONS = 36
+WORDS = 20
+CAPTIONS = 5
 UNLIMITED = "1TB"
 
 
@@ -58,10 +60,8 @@ class WordAttention(Matcher):
 
     def __init__(self, config: Config):
         super().__init__(config)
-        self.visual, self.text = (
-            nn.Linear(config.visual_input_dim, config.width),
-            nn.Linear(config.text_input_dim, config.width),
-        )
+        self.visual = nn.Linear(config.visual_input_dim, config.width)
+        self.text = nn.Linear(config.text_input_dim, config.width)
         self.inverse_temperature = nn.Parameter(torch.tensor(9.0))
 
     def parts(self) -> dict[str, list[nn.Module | nn.Parameter]]:
@@ -75,7 +75,8 @@ class WordAttention(Matcher):
 
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
         assert isinstance(text.mask, Tensor)
-        regions, words = get_vectors(visual), get_vectors(text)
+        regions = get_vectors(visual)
+        words = get_vectors(text)
         affinity = torch.einsum("vrd,twd->vtwr", regions, words).relu()
         attention = (self.inverse_temperature * normalize(affinity, dim=2)).softmax(-1)
         attended = torch.einsum("vtwr,vrd->vtwd", attention, regions)
@@ -94,10 +95,8 @@ def model_and_items(
 ) -> tuple[WordAttention, Encoded, Encoded]:
     """Regions of images, and the words of their captions, which are some of the regions with noise."""
     torch.manual_seed(0)
-    regions, words = (
-        torch.randn(images, REGIONS, width),
-        torch.randn(images * captions, WORDS, width),
-    )
+    regions = torch.randn(images, REGIONS, width)
+    words = torch.randn(images * captions, WORDS, width)
     lengths = torch.randint(WORDS // 2, WORDS + 1, (images * captions, 1))
     for number, caption_words in enumerate(words):
         caption_words.mul_(4.0).add_(regions[number // captions, torch.randint(REGIONS, (WORDS,))])
@@ -165,8 +164,10 @@ def measure(arguments: argparse.Namespace) -> None:
     captions = CAPTIONS if arguments.job == "ranking" else 1
     matcher, visual, text = model_and_items(arguments.images, captions, arguments.width)
     with torch.no_grad():
-        visual, text = matcher.encode_visual(visual), matcher.encode_text(text)
-    before, start = resident(), time.perf_counter()
+        visual = matcher.encode_visual(visual)
+        text = matcher.encode_text(text)
+    before = resident()
+    start = time.perf_counter()
     results = JOBS[arguments.job](matcher, visual, text, arguments.memory)
     seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

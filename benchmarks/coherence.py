@@ -64,7 +64,8 @@ def by_blocks(sides: Sides, ks: list[int]) -> list[float]:
     for queries, candidates in ((visual, text), (text, visual)):
         sums_by_k = dict.fromkeys(ks, 0.0)
         for rows in torch.arange(len(visual)).split(256):
-            scores, relevance = queries[rows] @ candidates.T, (words[rows] @ words.T).clamp(0, 1)
+            scores = queries[rows] @ candidates.T
+            relevance = (words[rows] @ words.T).clamp(0, 1)
             for k in ks:
                 sums_by_k[k] += coherent_scores(scores, relevance, k=k).sum().item()
         sums += sums_by_k.values()
@@ -73,7 +74,8 @@ def by_blocks(sides: Sides, ks: list[int]) -> list[float]:
 
 def by_matrices(sides: Sides, ks: list[int]) -> list[float]:
     visual, text, words = sides
-    scores, relevance = (visual @ text.T).numpy(), (words @ words.T).clamp(0, 1).numpy()
+    scores = (visual @ text.T).numpy()
+    relevance = (words @ words.T).clamp(0, 1).numpy()
     sums = []
     for matrix in (scores, scores.T):
         for k in ks:
@@ -125,7 +127,9 @@ def measure(method: str, arguments: argparse.Namespace) -> None:
     METHODS[method](
         (visual, text, words), [10]
     )  # Warm up, so that libraries loaded on first use do not count as memory of the method.
-    before, start, cpu = peak_bytes(), time.perf_counter(), time.process_time()
+    before = peak_bytes()
+    start = time.perf_counter()
+    cpu = time.process_time()
     sums = METHODS[method](sides, arguments.ks)
     spent = {
         "seconds": time.perf_counter() - start,

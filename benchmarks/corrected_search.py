@@ -22,7 +22,9 @@ from visavis.retrieval.index_correction import CorrectionSettings, IndexCorrecti
 from visavis.retrieval.items import NO_FILTER, IndexItem
 from visavis.retrieval.stores.catalog import open_store
 
-TOP, QUERIES, WARMUP = 20, 50, 3
+TOP = 20
+QUERIES = 50
+WARMUP = 3
 
 
 def milliseconds(search: Callable[[np.ndarray], object], queries: np.ndarray) -> np.ndarray:
@@ -44,7 +46,8 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=256)
     options = parser.parse_args()
     random = np.random.default_rng(0)
-    basis, mean = random.normal(size=(20, options.dim)), 1.5 * random.normal(size=options.dim)
+    basis = random.normal(size=(20, options.dim))
+    mean = 1.5 * random.normal(size=options.dim)
 
     def vectors(count: int) -> np.ndarray:
         rows = random.normal(size=(count, 20)) @ basis + mean

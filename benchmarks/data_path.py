@@ -49,7 +49,8 @@ def write_photos(
     """Write a data set of enlarged images, or of photos whose details shrink with their size, as in
     natural images.
     """
-    random, (width, height) = np.random.default_rng(seed), size
+    random = np.random.default_rng(seed)
+    width, height = size
     sources = [] if images is None else sorted(images.glob("*.jpg"))[:count]
     for i, source in enumerate(sources):
         with Image.open(source) as image:
@@ -87,11 +88,9 @@ def measure(
     for a baseline in this checkout.
     """
     decoding: dict[str, Any] = {"full_decoding": True} if is_baseline else {}
-    count, started, before = (
-        len(list(photos.glob("*.jpg"))),
-        time.perf_counter(),
-        sum(os.times()[:4]),
-    )
+    count = len(list(photos.glob("*.jpg")))
+    started = time.perf_counter()
+    before = sum(os.times()[:4])
     if kind == "model":
         scenes = visavis.data_scenes(
             out.with_suffix(".scenes"), num_train=100, num_val=20, num_test=20

@@ -169,13 +169,12 @@ def products(options: argparse.Namespace) -> None:
 
 def compare_products(options: argparse.Namespace, dtype: torch.dtype) -> None:
     """Compare Unified with its products in a dtype, in turns."""
-    generator, size = torch.Generator().manual_seed(options.seed), (options.size, options.width)
+    generator = torch.Generator().manual_seed(options.seed)
+    size = (options.size, options.width)
     images, texts = (torch.randn(size, generator=generator).requires_grad_() for _ in range(2))
     rows, columns = (normalize(items.detach()).to(dtype) for items in (images, texts))
-    scores, gradient = (
-        torch.empty(options.size, options.size, dtype=dtype),
-        torch.empty(size, dtype=dtype),
-    )
+    scores = torch.empty(options.size, options.size, dtype=dtype)
+    gradient = torch.empty(size, dtype=dtype)
     loss = PairLoss(parse("Unified"))
 
     def multiply() -> None:
@@ -281,7 +280,8 @@ def on_gpu(options: argparse.Namespace, work: dict[str, Any]) -> str:
         ]
     except torch.OutOfMemoryError:
         return "out of memory"
-    extra, median = memory_peak(images.device) - before, statistics.median(seconds)
+    extra = memory_peak(images.device) - before
+    median = statistics.median(seconds)
     spread = f"{min(seconds) * 1e3:.1f} to {max(seconds) * 1e3:.1f}"
     return f"{median * 1e3:.1f} ms ({spread}) {extra / 1e9:.2f} GB {work['size'] / median / 1e3:,.0f}k pairs/s"
 
@@ -398,7 +398,8 @@ def serve(work: dict[str, Any]) -> None:
     for _ in sys.stdin:
         images.grad = texts.grad = None
         before = memory_now(device)
-        start, busy = time.perf_counter(), time.process_time()
+        start = time.perf_counter()
+        busy = time.process_time()
         for _ in range(work["times"]):
             images.grad = texts.grad = None
             with torch.autocast(device.type, torch.bfloat16, enabled=work["half"]):

@@ -51,7 +51,8 @@ def by_tiles(visual: Tensor, text: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 def by_argsort(visual: Tensor, text: Tensor) -> tuple[np.ndarray, np.ndarray]:
     scores = (visual @ text.T).numpy()
-    image_ranks, text_ranks = np.empty(len(visual), np.int64), np.empty(len(text), np.int64)
+    image_ranks = np.empty(len(visual), np.int64)
+    text_ranks = np.empty(len(text), np.int64)
     for i, row in enumerate(scores):
         order = np.argsort(row)[::-1]
         image_ranks[i] = 1 + np.isin(order, np.arange(CAPTIONS * i, CAPTIONS * (i + 1))).argmax()
@@ -75,7 +76,8 @@ def measure(method: str, arguments: argparse.Namespace) -> None:
     METHODS[method](
         visual[:20], text[: 20 * CAPTIONS]
     )  # Warm up, so that libraries loaded on first use do not count as memory of the method.
-    before, start = peak_bytes(), time.perf_counter()
+    before = peak_bytes()
+    start = time.perf_counter()
     ranks = METHODS[method](visual, text)
     seconds = time.perf_counter() - start
     sums = [int(side.sum()) for side in ranks]

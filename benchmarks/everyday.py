@@ -63,9 +63,14 @@ EVALUATIONS = (500, 1000, 5000)
 """Images, each with five captions."""
 QUERIES = (10_000, 100_000, 1_000_000)
 """Vectors that a single query is compared with."""
-COLLECTIONS, BATCHES = (300, 1000, 3000), (64, 256, 1024)
+COLLECTIONS = (300, 1000, 3000)
+BATCHES = (64, 256, 1024)
 """Photos and pairs per batch for `--growth`."""
-DIM, VISUAL_DIM, TEXT_DIM, BATCH, STEPS = 512, 1280, 384, 256, 30
+DIM = 512
+VISUAL_DIM = 1280
+TEXT_DIM = 384
+BATCH = 256
+STEPS = 30
 TRAININGS = """
 import visavis
 for objective in ("Unified()", "VLC()"):
@@ -152,7 +157,8 @@ def time_command(name: str, folder: Path, rounds: int) -> str:
     """Seconds of a command beyond the import of torch."""
     command = ("-m", "visavis", *COMMANDS[name])
     processor_seconds(command, folder)  # warm-up: bytecode and caches
-    base, seconds = list[float](), list[float]()
+    base = list[float]()
+    seconds = list[float]()
     for _ in range(rounds):
         base.append(processor_seconds(IMPORT_TORCH, folder))
         seconds.append(processor_seconds(command, folder))
@@ -193,7 +199,8 @@ def time_comparison(folder: Path, rounds: int) -> str:
 
 def open_trainer(folder: Path, batch: int = BATCH) -> Trainer:
     """A training of small heads on random features, with 5,000 images and five captions each."""
-    random, count = np.random.default_rng(0), 7000
+    random = np.random.default_rng(0)
+    count = 7000
     splits = ["train"] * 5000 + ["val"] * 1000 + ["test"] * 1000
     images = [
         {
@@ -222,7 +229,8 @@ def open_trainer(folder: Path, batch: int = BATCH) -> Trainer:
 
 def plain_steps(trainer: Trainer) -> Callable[[], None]:
     """The same training steps as a loop over tensors in memory."""
-    loader, model = trainer.train_loader, copy.deepcopy(trainer.matcher)
+    loader = trainer.train_loader
+    model = copy.deepcopy(trainer.matcher)
     image_of = torch.from_numpy(loader.data.image_of)
     images, texts = (
         get_vectors(source.read(np.arange(len(items))))
@@ -243,7 +251,8 @@ def plain_steps(trainer: Trainer) -> Callable[[], None]:
             ids = image_of[captions]
             visual = normalize(model.visual(images[ids]), dim=1)  # type: ignore[operator]
             text = normalize(model.text(model.whitening(texts[captions])), dim=1)  # type: ignore[operator]
-            scores, positive = visual @ text.T, ids[:, None] == ids
+            scores = visual @ text.T
+            positive = ids[:, None] == ids
             loss = direction(scores, positive) + direction(scores.T, positive.T)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(parameters, 2.0)
@@ -283,7 +292,8 @@ def time_query(num_rows: int, rounds: int) -> str:
     """The exact top ten of one query, to the fastest other exact search."""
     import faiss
 
-    random, rows = np.random.default_rng(1), unit_rows(num_rows)
+    random = np.random.default_rng(1)
+    rows = unit_rows(num_rows)
     exact = ExactSearch(rows, coarse=Int8Pass.from_vectors(rows))
     flat = faiss.IndexFlatIP(DIM)
     flat.add(rows)
@@ -370,7 +380,8 @@ def growth_rows(folder: Path, rounds: int) -> Iterator[tuple[str, str]]:
     for name, sizes, function_of in functions:
         seconds = list[float]()
         for size in sizes:
-            function, took = function_of(size), list[float]()
+            function = function_of(size)
+            took = list[float]()
             for _ in range(rounds + 1):
                 started = time.process_time()
                 function()

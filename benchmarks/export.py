@@ -76,10 +76,8 @@ def main() -> None:
         ("image", TracedImageEncoder(model).eval()),
         ("text", TracedTextEncoder(model).eval()),
     ):
-        run_onnx, exported = (
-            session(programs[side], options.threads),
-            programs[side].exported_program.module(),
-        )
+        run_onnx = session(programs[side], options.threads)
+        exported = programs[side].exported_program.module()
         for batch in (1, 64):
             inputs: tuple[Any, ...] = (example_pixels(model, batch),)
             if side == "text":

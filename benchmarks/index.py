@@ -106,10 +106,8 @@ def main() -> None:
             f"{100 * later / first:.1f} %"
         )
         visavis.index(run, photos, out=folder / "rebuilt")
-        (items, vectors), (rebuilt_items, rebuilt_vectors) = (
-            contents(folder / "index"),
-            contents(folder / "rebuilt"),
-        )
+        items, vectors = contents(folder / "index")
+        rebuilt_items, rebuilt_vectors = contents(folder / "rebuilt")
         print(
             f"equal items: {items == rebuilt_items}, largest difference of vectors: "
             f"{np.abs(vectors - rebuilt_vectors).max():.1e}"

@@ -53,7 +53,8 @@ def make_data(folder: Path, captions: int, captions_per_image: int) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rng, images = np.random.default_rng(0), -(-captions // captions_per_image)
+    rng = np.random.default_rng(0)
+    images = -(-captions // captions_per_image)
     for name, rows in (("images.npy", images), ("texts.npy", captions)):
         array = np.lib.format.open_memmap(folder / name, "w+", np.float16, (rows, DIMENSIONS))
         for start in range(0, rows, ROWS_PER_WRITE):
@@ -121,29 +122,27 @@ def measure(folder: Path) -> dict[str, Any]:
     from visavis.training.runs.record import RunRecord
 
     torch.set_num_threads(2)
-    imported, rows = memory(), {}
+    imported = memory()
+    rows = {}
     seconds: dict[str, float] = {}
-    start, start_cpu = time.perf_counter(), time.process_time()
+    start = time.perf_counter()
+    start_cpu = time.process_time()
     data_module, matcher = prepare_training(recipe(folder))
-    seconds["open"], seconds["open_cpu"] = (
-        time.perf_counter() - start,
-        time.process_time() - start_cpu,
-    )
+    seconds["open"] = time.perf_counter() - start
+    seconds["open_cpu"] = time.process_time() - start_cpu
     rows["open"] = memory()
-    start, start_cpu = time.perf_counter(), time.process_time()
+    start = time.perf_counter()
+    start_cpu = time.process_time()
     RunRecord.from_training(data_module, matcher, NoProgress())
-    seconds["record"], seconds["record_cpu"] = (
-        time.perf_counter() - start,
-        time.process_time() - start_cpu,
-    )
-    start, start_cpu = time.perf_counter(), time.process_time()
+    seconds["record"] = time.perf_counter() - start
+    seconds["record_cpu"] = time.process_time() - start_cpu
+    start = time.perf_counter()
+    start_cpu = time.process_time()
     loader = data_module.loaders[0]
     batches = loader.epoch(1)
     next(batches)
-    seconds["first_batch"], seconds["first_batch_cpu"] = (
-        time.perf_counter() - start,
-        time.process_time() - start_cpu,
-    )
+    seconds["first_batch"] = time.perf_counter() - start
+    seconds["first_batch_cpu"] = time.process_time() - start_cpu
     start = time.perf_counter()
     for _ in range(TIMED_BATCHES):
         next(batches)

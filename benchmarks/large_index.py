@@ -121,7 +121,8 @@ def write_source(root: Path, count: int) -> None:
 
 def fill(folder: Path, root: Path, count: int, width: int) -> None:
     """Add items with random vectors to an index of the first file, and finish it."""
-    manifest, random = read_manifest(folder), np.random.default_rng(0)
+    manifest = read_manifest(folder)
+    random = np.random.default_rng(0)
     store = open_index_store(folder, manifest, create=True)
     for start in range(1, count, BATCH):
         numbers = range(start, min(start + BATCH, count))
@@ -140,7 +141,8 @@ def measure(folder: Path, root: Path, run: Path, options: argparse.Namespace) ->
         unit(np.random.default_rng(1).standard_normal((1, options.width), np.float32))
     )
     item_filter = ItemFilter(path="*7.png") if options.filter else NO_FILTER
-    scan, rounds = ExactSearch.search, list[dict[str, float]]()
+    scan = ExactSearch.search
+    rounds = list[dict[str, float]]()
     for _ in range(options.repeats):
         rounds.append({})
         with measured(rounds[-1], "open"):
@@ -179,7 +181,8 @@ def measure_queries(index: Path, root: Path, count: int) -> dict[str, float]:
         for number, line in enumerate(words)
         for split in [("train", "val")[number // 5 % 20 == 0]]
     ]
-    captions, run = root / "captions.csv", root.parent / f"queries-{root.name}"
+    captions = root / "captions.csv"
+    run = root.parent / f"queries-{root.name}"
     captions.write_text("\n".join(["filename,split,caption", *rows]))
     shutil.rmtree(run, ignore_errors=True)
     commands = {
@@ -230,7 +233,8 @@ def main() -> None:
         Retriever.load = staticmethod(lambda *_, **__: model)  # type: ignore[method-assign]
         # The first index is a warm-up, and loads libraries.
         for number, count in enumerate([1000, *options.items]):
-            root, index = folder / f"source-{count}", folder / f"index-{count}"
+            root = folder / f"source-{count}"
+            index = folder / f"index-{count}"
             if not index.exists():
                 shutil.rmtree(root, ignore_errors=True)
                 (root / "0000").mkdir(parents=True)

@@ -52,7 +52,9 @@ from visavis.retrieval.stores.maxsim_search import MaxSimSearch, pool_vectors
 from visavis.retrieval.stores.table_snapshot import POOLED_FILE, VECTORS_FILE
 from visavis.training.runs.open_run import open_run, read_run_recipe
 
-TOP, NOISE, BATCH = 10, 0.3, 2000
+TOP = 10
+NOISE = 0.3
+BATCH = 2000
 INDEX_ID = "00"
 
 
@@ -146,9 +148,11 @@ def timed(
     search: Callable[[MaxSimQuery], Any], queries: list[MaxSimQuery]
 ) -> tuple[list[Any], np.ndarray]:
     """Results, and milliseconds of each query: elapsed, and of processors."""
-    results, milliseconds = [], []
+    results = []
+    milliseconds = []
     for query in queries:
-        started, used = time.perf_counter(), time.process_time()
+        started = time.perf_counter()
+        used = time.process_time()
         results.append(search(query))
         milliseconds.append(
             (1000 * (time.perf_counter() - started), 1000 * (time.process_time() - used))
@@ -157,10 +161,8 @@ def timed(
 
 
 def describe(milliseconds: np.ndarray) -> str:
-    (low, median, high), used = (
-        np.percentile(milliseconds[:, 0], [10, 50, 90]),
-        np.median(milliseconds[:, 1]),
-    )
+    low, median, high = np.percentile(milliseconds[:, 0], [10, 50, 90])
+    used = np.median(milliseconds[:, 1])
     return f"median {median:.1f} ms per query (10 to 90 %: {low:.1f} to {high:.1f}), processor time {used:.1f} ms"
 
 
@@ -256,7 +258,8 @@ def all_scores(
     sets: VectorSets, queries: list[MaxSimQuery], direction: MaxSimDirection
 ) -> np.ndarray:
     """Scores of all items for all queries of one part each, in float32, ``[Q, N]``."""
-    vectors, scores = torch.from_numpy(np.concatenate([query.parts[0] for query in queries])), []
+    vectors = torch.from_numpy(np.concatenate([query.parts[0] for query in queries]))
+    scores = []
     for start in range(0, len(sets), 1024):
         block = sets[start : start + 1024]
         products = vectors @ torch.from_numpy(np.array(block.rows)).T
@@ -351,7 +354,8 @@ def main() -> None:
             return
         options.dim = regions.shape[-1]
     else:
-        regions, direction = backbone_regions(options.dim), "both"
+        regions = backbone_regions(options.dim)
+        direction = "both"
         sampled = np.sort(
             np.random.default_rng(1).choice(len(regions), options.queries, replace=False)
         )
@@ -360,7 +364,8 @@ def main() -> None:
         if options.items:
             folder = Path(temporary) / "store"
             store = LanceStore(folder, options.dim, index_id=INDEX_ID, late_interaction=direction)
-            seconds, started = fill(store, regions, options.items), time.perf_counter()
+            seconds = fill(store, regions, options.items)
+            started = time.perf_counter()
             store.snapshot()
             [snapshot] = filter(Path.is_dir, (folder / SNAPSHOT_FOLDER).iterdir())
             print_now(
@@ -383,7 +388,8 @@ def main() -> None:
             )
             for search_direction in dict.fromkeys((direction, "t2i")):
                 # The direction is a setting of the search. The stored vectors are the same.
-                store.late_interaction, store._snapshot = search_direction, None
+                store.late_interaction = search_direction
+                store._snapshot = None
                 two_stages(store, queries, search_direction, options.recall)
             store.close()
         if options.lance:

@@ -167,7 +167,8 @@ def graded_vlc(o: Any, scores: Tensor, positive: Tensor, extra: Any) -> Tensor:
 
 
 def distillation(o: Any, scores: Tensor, positive: Tensor, extra: Any) -> Tensor:
-    p, q = (extra["relevance"] / o.teacher_tau).log_softmax(1), (scores / o.tau).log_softmax(1)
+    p = (extra["relevance"] / o.teacher_tau).log_softmax(1)
+    q = (scores / o.tau).log_softmax(1)
     return (p.exp() * (p - q)).sum(1)
 
 
@@ -183,7 +184,9 @@ def smooth_ap(o: Any, scores: Tensor, positive: Tensor, extra: Any) -> Tensor:
 
 def goal(o: Any, scores: Tensor, positive: Tensor, extra: Any) -> Tensor:
     query, match, negative = hardest(scores, positive)
-    s, p, n = scores.detach(), match.detach()[:, None], negative.detach()[:, None]
+    s = scores.detach()
+    p = match.detach()[:, None]
+    n = negative.detach()[:, None]
     triplet_weight = (o.tau * (n**2 - p * (2 - p))).sigmoid()[:, 0]
     others = p[:, 0].expand(len(p), -1)
     in_mean = (others <= n + o.epsilon) & ~torch.eye(len(p), dtype=torch.bool)
@@ -326,7 +329,8 @@ def compare(
         measure(ours, 1), measure(plain, 1)
     # One round takes about 20 ms per side, so that the clock and other processes matter little.
     times = max(1, round(0.02 / max(measure(plain, 1), 1e-5)))
-    ratios, started = list[float](), time.perf_counter()
+    ratios = list[float]()
+    started = time.perf_counter()
     while time.perf_counter() - started < seconds or len(ratios) < 5:
         ratios.append(measure(ours, times) / measure(plain, times))
     return statistics.median(ratios)

@@ -88,7 +88,8 @@ def print_formulas() -> None:
     for pairs in (2**14, 2**17, 2**20):
         for world_size in (1, 8, 64, 1024):
             values = predicted(pairs, world_size)
-            compute, network = values["flop"] / DEVICE_FLOPS, values["wire"] / LINK_BYTES_PER_S
+            compute = values["flop"] / DEVICE_FLOPS
+            network = values["wire"] / LINK_BYTES_PER_S
             limit = "network" if network > compute else "compute"
             numbers = f"{values['memory'] / 1e9:10.2f} {values['wire'] / 1e9:12.2f} {compute:10.4f} {network:10.4f}"
             print(f"{pairs:9,} {world_size:8,} {numbers}  {limit}")
@@ -122,13 +123,12 @@ def measure_process(
             normalize(torch.randn(pairs, DIMENSIONS), dim=-1)[part].requires_grad_()
             for _ in range(2)
         )
-        ids, loss, seconds = (
-            torch.arange(pairs)[part],
-            PairLoss(VLC(), gather=world_size > 1),
-            list[float](),
-        )
+        ids = torch.arange(pairs)[part]
+        loss = PairLoss(VLC(), gather=world_size > 1)
+        seconds = list[float]()
         for _ in range(4):
-            received[0], started = 0, time.perf_counter()
+            received[0] = 0
+            started = time.perf_counter()
             loss(images, texts, ids).backward()
             seconds.append(time.perf_counter() - started)
         if rank == 0:
@@ -170,11 +170,9 @@ def print_trainer(steps: int = 12, repetitions: int = 5) -> None:
         recipe = read_recipe("photos/frozen-words", values)
         trainer = Trainer(*prepare_training(recipe), RunFolder(Path(folder) / "run"))
         trainer._begin_phase({})
-        matcher, loss, optimizer = (
-            trainer.matcher,
-            trainer.train_step.loss,
-            make_optimizer(trainer.matcher, recipe.phases[0]),
-        )
+        matcher = trainer.matcher
+        loss = trainer.train_step.loss
+        optimizer = make_optimizer(trainer.matcher, recipe.phases[0])
         batches = [batch for epoch in range(1, 10) for batch in trainer.train_loader.epoch(epoch)][
             :steps
         ]
@@ -182,7 +180,8 @@ def print_trainer(steps: int = 12, repetitions: int = 5) -> None:
         def bare() -> None:
             matcher.train()
             for batch in batches:
-                visual, text = matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
+                visual = matcher.encode_visual(batch.visual)
+                text = matcher.encode_text(batch.text)
                 targets = Targets(query_ids=batch.image_ids, candidate_ids=batch.text_ids)
                 value = loss(
                     matcher.first_stage_items(visual),
@@ -217,7 +216,8 @@ class SmallVisionTransformer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patches, self.positions = nn.Conv2d(3, 192, 8, 8), nn.Parameter(torch.zeros(64, 192))
+        self.patches = nn.Conv2d(3, 192, 8, 8)
+        self.positions = nn.Parameter(torch.zeros(64, 192))
         layer = nn.TransformerEncoderLayer(
             192, 3, 768, 0.0, "gelu", batch_first=True, norm_first=True
         )
@@ -233,12 +233,14 @@ def measure_chunks(images: int, chunk_size: int, results: list[float]) -> None:
     """One step over some images, and its peak of resident memory above that before the step, in a
     process of its own.
     """
-    encoder, loss = SmallVisionTransformer(), PairLoss(VLC())
+    encoder = SmallVisionTransformer()
+    loss = PairLoss(VLC())
     pixels = torch.from_numpy(
         np.random.default_rng(0).integers(0, 256, (images, 3, 64, 64), np.uint8)
     )
     texts = normalize(torch.randn(images, 192), dim=-1)
-    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.perf_counter()
 
     def encode(chunk: Tensor) -> Tensor:
         result: Tensor = encoder(chunk.float() / 255)
@@ -382,10 +384,12 @@ def print_gpu(images: int = 4096, epochs: int = 6) -> None:
             times = [
                 json.loads(line)["time"] for line in RunFolder(run).log.read_text().splitlines()
             ]
-            first, last = times[1], times[-1]
+            first = times[1]
+            last = times[-1]
             seconds = last["training_s"] - first["training_s"]
             waiting = sum(time["data_wait_s"] for time in times[2:]) / seconds
-            speed, peak = images * (epochs - 1) / seconds, torch.cuda.max_memory_allocated() / 2**30
+            speed = images * (epochs - 1) / seconds
+            peak = torch.cuda.max_memory_allocated() / 2**30
             print(
                 f"{name:40} {speed:8,.0f} pairs/s, {waiting:.0%} waiting for data, peak {peak:.1f} "
                 "GiB",

@@ -34,7 +34,9 @@ from visavis.models.base import get_vectors
 from visavis.models.image_text.cross_attention import SCAN
 from visavis.models.inference import score_all_pairs
 
-REGIONS, WORDS, WIDTH = 36, 12, 1024
+REGIONS = 36
+WORDS = 12
+WIDTH = 1024
 METHODS = ("blocks", "loop")
 
 
@@ -63,7 +65,8 @@ def looped(matcher: SCAN, visual: Encoded, text: Encoded) -> Tensor:
     """The scores ``[V, T]``, one caption at a time, with the attended vector of each word in every
     image.
     """
-    regions, sharpness = get_vectors(visual), matcher.config.inverse_temperature
+    regions = get_vectors(visual)
+    sharpness = matcher.config.inverse_temperature
     assert isinstance(text.mask, Tensor)
     columns = []
     for caption, is_word in zip(get_vectors(text), text.mask, strict=True):
@@ -87,13 +90,16 @@ def measure(options: argparse.Namespace) -> None:
     torch.set_num_threads(options.threads)
     matcher, visual, text = items(options.images, options.captions, options.longest)
     with torch.inference_mode():
-        before, started, worked = resident(), time.perf_counter(), time.process_time()
+        before = resident()
+        started = time.perf_counter()
+        worked = time.process_time()
         scores = (
             score_all_pairs(matcher, visual, text, options.memory)
             if options.method == "blocks"
             else looped(matcher, visual, text[: options.looped])
         )
-        seconds, cpu = time.perf_counter() - started, time.process_time() - worked
+        seconds = time.perf_counter() - started
+        cpu = time.process_time() - worked
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     np.save(options.out, scores[:, : options.looped].numpy())
     sys.stdout.write(
@@ -106,7 +112,8 @@ def measure(options: argparse.Namespace) -> None:
 
 def compare(options: argparse.Namespace) -> None:
     """Run both methods and print the comparison."""
-    costs, scores = dict[str, dict[str, Any]](), dict[str, np.ndarray]()
+    costs = dict[str, dict[str, Any]]()
+    scores = dict[str, np.ndarray]()
     with tempfile.TemporaryDirectory() as folder:
         for method in METHODS:
             out = Path(folder) / f"{method}.npy"

@@ -47,7 +47,9 @@ from visavis.retrieval.stores.lancedb_store import LanceStore
 from visavis.retrieval.stores.milvus_store import TIE_MARGIN, MilvusStore
 from visavis.retrieval.stores.table_snapshot import SnapshotPart
 
-BATCH, TOP, NOISE = 64, 10, 0.3
+BATCH = 64
+TOP = 10
+NOISE = 0.3
 FILTERED_QUERIES, LANCE_QUERIES = 10, 2
 """Queries for each filter."""
 
@@ -82,11 +84,13 @@ def exact(options: argparse.Namespace, folder: Path) -> None:
     import faiss
 
     faiss.omp_set_num_threads(options.threads)
-    rows, queries = random_rows(options.rows, options.width), random_rows(BATCH, options.width, 1)
+    rows = random_rows(options.rows, options.width)
+    queries = random_rows(BATCH, options.width, 1)
     row_tensor = torch.from_numpy(rows)
     flat = faiss.IndexFlatIP(options.width)
     flat.add(rows)
-    float32_search, searches = ExactSearch(rows), {}
+    float32_search = ExactSearch(rows)
+    searches = {}
     if is_int8_faster(*rows.shape):
         started = time.perf_counter()
         write_int8_codes(folder, rows)
@@ -134,7 +138,8 @@ def items(number: int) -> list[IndexItem]:
 
 def flat_scan(options: argparse.Namespace, folder: Path) -> None:
     """Single queries in the same table."""
-    rows, query = random_rows(options.flat, options.width), random_rows(1, options.width, 1)
+    rows = random_rows(options.flat, options.width)
+    query = random_rows(1, options.width, 1)
     store = LanceStore(folder / "flat", options.width)
     store.add(items(options.flat), rows)
     started = time.perf_counter()
@@ -175,10 +180,8 @@ def filtered(options: argparse.Namespace, folder: Path) -> None:
     # Python wrappers replace constructors at run time, which stubs do not describe.
     untyped_faiss: Any = faiss
     number = options.filtered
-    rows, queries = (
-        random_rows(number, options.width),
-        random_rows(FILTERED_QUERIES, options.width, 1),
-    )
+    rows = random_rows(number, options.width)
+    queries = random_rows(FILTERED_QUERIES, options.width, 1)
     paths = [f"{row % 1000:03d}/{row:08d}.jpg" for row in range(number)]
     kinds = ["image", "video"] * (number // 2)
     table = pa.table({"key": paths, "path": paths, "kind": kinds})
@@ -327,7 +330,8 @@ def milvus_search(store: MilvusStore, query: np.ndarray, candidates: int) -> lis
 
 def build_milvus_index(store: MilvusStore, _: int) -> tuple[str, int]:
     """Type of the index and maximum number of candidates."""
-    client, collection = store._client, store.collection
+    client = store._client
+    collection = store.collection
     client.flush(collection)  # Milvus does not index vectors outside sealed segments.
     index = client.prepare_index_params()
     index.add_index(

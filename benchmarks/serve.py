@@ -35,11 +35,9 @@ model = { kind = "VSE++", embedding_dim = 64, word_dim = 32 }
 training = { batch_size = 64, metric_batches = 1, threads = 1 }
 phases = [{ epochs = 2, objective = "Unified(gamma=30)", optimizer = { lr = 0.01 } }]
 """
-COLORS, SHAPES, PLACES = (
-    ("red", "green", "blue", "orange", "pink"),
-    ("star", "circle", "square", "heart"),
-    ("", " on a beach", " at night"),
-)
+COLORS = ("red", "green", "blue", "orange", "pink")
+SHAPES = ("star", "circle", "square", "heart")
+PLACES = ("", " on a beach", " at night")
 QUERIES = [f"a {color} {shape}{parts}" for color in COLORS for shape in SHAPES for parts in PLACES]
 
 
@@ -50,7 +48,9 @@ class Client(threading.Thread):
         super().__init__(daemon=True)
         parts = urlsplit(address)
         self.connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
-        self.random, self.deadline, self.remaining = random.Random(number), deadline, remaining
+        self.random = random.Random(number)
+        self.deadline = deadline
+        self.remaining = remaining
         self.seconds: dict[str, list[float]] = {"search": [], "thumbnail": []}
         self.statuses: Counter[int] = Counter()
 

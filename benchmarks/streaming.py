@@ -33,7 +33,8 @@ def make_item(number: int) -> tuple[bytes, str]:
     from PIL import Image
 
     name = list(COLORS)[number % 4]
-    image, content = Image.new("RGB", (8, 8), COLORS[name]), io.BytesIO()
+    image = Image.new("RGB", (8, 8), COLORS[name])
+    content = io.BytesIO()
     image.putpixel(
         (number % 8, number // 8 % 8), (number % 256, number // 256 % 256, number // 65536)
     )
@@ -81,7 +82,8 @@ def train(arguments: list[str]) -> None:
     from visavis import cli
     from visavis.training.trainer import Trainer
 
-    step, log = Trainer._step, Path(os.environ["STREAM_LOG"])
+    step = Trainer._step
+    log = Path(os.environ["STREAM_LOG"])
 
     def logged(trainer: Any, batch: Any, steps: int) -> None:
         step(trainer, batch, steps)
@@ -135,7 +137,8 @@ def descendants(process: int) -> Iterator[int]:
 
 def run(folder: Path, recipe: Path, out: Path, processes: int, kills: list[int]) -> float:
     """Train, kill all processes after the given steps, and resume."""
-    log, start = folder / f"{out.name}-log", time.perf_counter()
+    log = folder / f"{out.name}-log"
+    start = time.perf_counter()
     arguments = ["train", str(recipe), "--out", str(out)]
     for kill in [*kills, None]:
         process = launch(arguments, log, processes)

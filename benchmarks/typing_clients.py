@@ -36,11 +36,9 @@ import torch
 from everyday import prepare
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
-COLORS, SHAPES, OTHERS = (
-    ("red", "green", "blue", "orange", "purple", "teal"),
-    ("circle", "square", "star", "heart", "dog", "beach", "car", "tree", "house"),
-    ("above", "below", "left", "right", "small", "large", "night", "two", "three", "white"),
-)
+COLORS = ("red", "green", "blue", "orange", "purple", "teal")
+SHAPES = ("circle", "square", "star", "heart", "dog", "beach", "car", "tree", "house")
+OTHERS = ("above", "below", "left", "right", "small", "large", "night", "two", "three", "white")
 WORDS = COLORS + SHAPES + OTHERS
 WARM_UP_SECONDS = 2.0
 SEARCH, EMBEDDINGS = "/api/search", "/v1/embeddings"
@@ -135,7 +133,8 @@ async def client(port: int, route: str, number: int, deadline: float, load: Load
 
 async def run_clients(port: int, route: str, clients: range, seconds: float) -> Load:
     """Run several clients at once."""
-    load, started = Load(), time.monotonic()
+    load = Load()
+    started = time.monotonic()
     await asyncio.gather(
         *(client(port, route, number, started + seconds, load) for number in clients)
     )

@@ -58,10 +58,8 @@ def main() -> None:
                 num_moved = round(
                     noise * sum(data.images[image].split == "train" for image in data.image_of)
                 )
-                recall, precision_of_first = (
-                    sum(moved) / num_moved,
-                    sum(moved[:num_moved]) / num_moved,
-                )
+                recall = sum(moved) / num_moved
+                precision_of_first = sum(moved[:num_moved]) / num_moved
                 result = f"{len(moved)} listed, {recall:.1%} of the moved ones, {sum(moved) / len(moved):.1%} moved, {precision_of_first:.1%} of the first"
             elif audit.learning_curve is not None:
                 result = ". ".join(map(str, audit.learning_curve.axes))

@@ -68,10 +68,8 @@ def reliability(
     )
     error = sum(abs(mean - share) * count for mean, share, count in by_bin) / len(predicted)
     base_rate = float(outcome.mean())
-    brier, base_brier = (
-        float(((predicted - outcome) ** 2).mean()),
-        float(((base_rate - outcome) ** 2).mean()),
-    )
+    brier = float(((predicted - outcome) ** 2).mean())
+    base_brier = float(((base_rate - outcome) ** 2).mean())
     return Reliability(by_bin, error, 1 - brier / base_brier if base_brier else 0.0, base_rate)
 
 
@@ -101,7 +99,8 @@ def main() -> None:
     print("| predicted | relevant | results |\n|---|---|---|")
     for predicted, share, count in result.bins:
         print(f"| {100 * predicted:.1f} % | {100 * share:.1f} % | {count:,} |")
-    error, skill = result.expected_calibration_error, result.brier_skill
+    error = result.expected_calibration_error
+    skill = result.brier_skill
     print(
         f"\nexpected calibration error {error:.4f}, Brier skill {skill:.3f}, base rate "
         f"{100 * result.base_rate:.1f} %"

@@ -57,7 +57,8 @@ def faults(claims: Iterable[Mapping[str, Any]], texts: Path | None) -> Iterator[
 
 def place_faults(claim: Mapping[str, Any], texts: Path | None) -> Iterator[str]:
     """What is wrong with the place and the published figures of one claim."""
-    paper, place = claim["paper"], claim["place"]
+    paper = claim["paper"]
+    place = claim["place"]
     if paper == OURS:
         if not _exists_here(place):
             yield f"{place} does not exist"

@@ -30,11 +30,9 @@ from visavis.evaluation.statistics import SIGNIFICANCE_LEVEL, holm
 from visavis.research.reports.html_report import LIGHT_THEME, figure_to_png, new_figure, style_axes
 
 DOCS = EVIDENCE.parents[1]
-CLAIMS, PAGE, FIGURE = (
-    EVIDENCE.parent / "claims.toml",
-    DOCS / "research" / "claims.md",
-    DOCS / "images" / "claims.png",
-)
+CLAIMS = EVIDENCE.parent / "claims.toml"
+PAGE = DOCS / "research" / "claims.md"
+FIGURE = DOCS / "images" / "claims.png"
 PAPERS = {
     "U": "Unified Loss of Pair Similarity Optimization for Vision-Language Retrieval (Li et al., 2022)",
     "L": "Ladder Loss for Coherent Visual-Semantic Embedding (Zhou et al., 2020)",
@@ -206,7 +204,8 @@ def _table(rows: Mapping[str, Sequence[dict[str, Any]]], name: str) -> list[str]
                 f"| {setting} | {' | '.join(_cell(runs, metric) for metric in RESULTS.values())} |"
             )
             overrides = runs[0]["overrides"]
-            spec, rate = overrides.get("phases.0.objective", ""), overrides["phases.0.optimizer.lr"]
+            spec = overrides.get("phases.0.objective", "")
+            rate = overrides["phases.0.optimizer.lr"]
             more = "".join(
                 f", `{overrides[key]}`"
                 for key in ("recipe", "phases.0.supervision")
@@ -240,7 +239,8 @@ def scatter() -> bytes:
     """A plot of test RSUM against contributing samples and against effective negatives, for every
     objective.
     """
-    figure, numbered = new_figure(8.6, 8.4, LIGHT_THEME), []
+    figure = new_figure(8.6, 8.4, LIGHT_THEME)
+    numbered = []
     by_objective: dict[str, list[dict[str, Any]]] = {}
     for line in read_evidence("objectives"):
         by_objective.setdefault(line["setting"], []).append(line)

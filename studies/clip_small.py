@@ -150,13 +150,12 @@ def by_share(
     """One row per interpolation weight: R@10 kept on the validation images of the old style, and
     gained on the test images of the new ones.
     """
-    old_r10, new_r10 = (
-        r10_of(base, old, "val"),
-        {seed: r10_of(base, new) for seed, new in scenes_by_seed.items()},
-    )
+    old_r10 = r10_of(base, old, "val")
+    new_r10 = {seed: r10_of(base, new) for seed, new in scenes_by_seed.items()}
     yield "| interpolation weight | old style kept | gain on the new style |\n|---:|---:|---:|"
     for alpha in ALPHAS:
-        kept_percents, gains = [], []
+        kept_percents = []
+        gains = []
         for seed, new in scenes_by_seed.items():
             run = out / f"small-data-{seed}-share-{alpha:g}"
             train_once(
@@ -205,7 +204,8 @@ def write_scenes_once(folder: Path, **settings: Any) -> Path:
 
 def pretrained(out: Path, old: Path) -> Path:
     """The folder of the model that was trained on the old style."""
-    initial_folder, pretrained_folder = out / "begun", out / "base"
+    initial_folder = out / "begun"
+    pretrained_folder = out / "base"
     if not pretrained_folder.exists():
         if not (initial_folder / "config.json").exists():
             write_initial_clip(
@@ -274,10 +274,8 @@ def write_clip_folder(
     model = getattr(transformers, f"{kind}Model")(config_class(text_config=text, **config))
     size = model.vision_model.config.image_size
     tokenizer = Tokenizer(models.WordLevel(token_ids, unk_token=SPECIAL["unk_token"]))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = (
-        normalizers.Lowercase(),
-        pre_tokenizers.Whitespace(),
-    )
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(
         "[BOS] $A [EOS]", special_tokens=[("[BOS]", 2), ("[EOS]", 3)]
     )
@@ -319,7 +317,8 @@ def r10(metrics: dict[str, Any]) -> float:
 def table(
     before: tuple[float, dict[int, float]], results_by_row: dict[str, list[tuple[float, float]]]
 ) -> Iterator[str]:
-    old, new = before[0], statistics.mean(before[1].values())
+    old = before[0]
+    new = statistics.mean(before[1].values())
     yield f"| R@10 | old style | kept | gain on the new style | share of the gain of full tuning |\n|---{'|---:' * 4}|"
     yield f"| zero-shot | {old:.1f} | 100 % | 0 ({new:.1f}) | 0 % |"
     full = (

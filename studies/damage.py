@@ -171,11 +171,13 @@ class Outcome:
 def attempt(world: Path, trial: Trial, limit: float) -> Outcome:
     """Run the command of a trial in a fork of this process, which has imported all modules."""
     with tempfile.TemporaryDirectory() as folder:
-        out, err = Path(folder) / "out", Path(folder) / "err"
+        out = Path(folder) / "out"
+        err = Path(folder) / "err"
         started = time.perf_counter()
         code = _forked(lambda: _run_command(world, trial, out, err), limit)
         seconds = time.perf_counter() - started
-        message, printed = err.read_text(errors="replace"), out.read_text(errors="replace")
+        message = err.read_text(errors="replace")
+        printed = out.read_text(errors="replace")
     return Outcome(code, message, _weights(world / trial.run) if trial.run else printed, seconds)
 
 
@@ -288,7 +290,8 @@ def main() -> int:
 
 def _work(job: int, trials: list[Trial], args: argparse.Namespace) -> list[tuple[str, str]]:
     """The mutations of one job, as names of trials and outcomes."""
-    world, undamaged = args.out / f"world-{job}", args.out / f"undamaged-{job}"
+    world = args.out / f"world-{job}"
+    undamaged = args.out / f"undamaged-{job}"
     if _forked(lambda: build(world), 600) != 0:
         raise SystemExit("The undamaged files could not be created.")
     shutil.copytree(world, undamaged, symlinks=True)

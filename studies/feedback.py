@@ -87,7 +87,9 @@ class World:
     @classmethod
     def make(cls, folder: Path, seed: int, threads: int) -> World:
         """Generate, train and index. Existing folders are used again."""
-        scenes, run, collection = folder / "scenes", folder / "run", folder / "collection"
+        scenes = folder / "scenes"
+        run = folder / "run"
+        collection = folder / "collection"
         if not scenes.exists():
             write_synthetic_scenes(scenes, seed=SCENE_SEED + seed, **NUM_SCENES)
         if not (run / "result.json").exists():
@@ -160,7 +162,8 @@ def select_results(
 
 def judgments_of(world: World, selection: str, seed: int, count: int) -> Iterator[Judgment]:
     """The answers to the first ``count`` questions. The queries do not depend on the selection."""
-    query_rng, selection_rng = np.random.default_rng([seed, 0]), np.random.default_rng([seed, 1])
+    query_rng = np.random.default_rng([seed, 0])
+    selection_rng = np.random.default_rng([seed, 1])
     for _ in range(count // ROUND):
         queries = world.queries(query_rng, ROUND)
         facts_of_text = {text: facts for _, text, facts in queries}
@@ -186,10 +189,8 @@ def collection_r10(world: World, run: Path, seed: int) -> float:
     data_module, matcher = open_run(run, read_run_recipe(run), NoProgress())
     split = data_module.data.split("train")
     visual, _ = data_module.encode(matcher, split)
-    model, row_of_key = (
-        Retriever(matcher, data_module.processor),
-        {image.name: row for row, image in enumerate(split.images)},
-    )
+    model = Retriever(matcher, data_module.processor)
+    row_of_key = {image.name: row for row, image in enumerate(split.images)}
     scores = (
         model.encode_texts([text for _, text, _ in queries]) @ model.to_unit_rows(visual).T
     ).numpy()
@@ -201,7 +202,8 @@ def further(
     world: World, folder: Path, selection: str, seed: int, count: int, options: argparse.Namespace
 ) -> dict[str, float]:
     """R@10 after continued training, and how many judgments are positive."""
-    file, run = folder / f"{selection}-{count}.jsonl", folder / f"{selection}-{count}"
+    file = folder / f"{selection}-{count}.jsonl"
+    run = folder / f"{selection}-{count}"
     if count and not file.exists():
         with open_feedback(file) as votes:
             for judgment in judgments_of(world, selection, seed, count):

@@ -41,7 +41,9 @@ from visavis.research.reports.gradient_flow import GradientFlow, plot_gradient_f
 from visavis.training.runs.run_folder import RunFolder
 
 FIGURE = EVIDENCE.parents[1] / "images" / "gradients.png"
-STEPS, EARLY_STEPS, EVERY = 120, 40, 5
+STEPS = 120
+EARLY_STEPS = 40
+EVERY = 5
 OBJECTIVES = {
     "TripletHN": "TripletHN(margin=0.2)",
     "Unified": "Unified(margin=0.2, gamma=50)",

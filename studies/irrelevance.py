@@ -52,7 +52,8 @@ def expert_judgments(data: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 def main() -> None:
     data = open_dataset("flickr8k", decode_images=False).split("test")
     images, captions, ratings = expert_judgments(data)
-    unrelated, related = ratings == 1, ratings >= 3
+    unrelated = ratings == 1
+    related = ratings >= 3
     print(
         f"{len(ratings):,} pairs of a test image and another's caption: {unrelated.sum():,} "
         f"unrelated, {related.sum():,} rated 3 or more"

@@ -58,13 +58,11 @@ Measures = dict[str, float]
 # The seed of the scenes.
 SCENE_SEED = 2027
 NUM_SCENES: dict[str, Any] = {"num_train": 1000, "num_val": 200, "num_test": 500}
-ONE_LEVEL, LADDER, PLAIN, GRADED, GRADED_BETA_3 = (
-    "one level",
-    "Ladder",
-    "VLC",
-    "GradedVLC",
-    "GradedVLC, beta 3",
-)
+ONE_LEVEL = "one level"
+LADDER = "Ladder"
+PLAIN = "VLC"
+GRADED = "GradedVLC"
+GRADED_BETA_3 = "GradedVLC, beta 3"
 OBJECTIVES: dict[str, str | None] = {
     ONE_LEVEL: "Ladder(margins=(0.2,), thresholds=(), betas=(1.0,), sampling='sum', reduction='mean')",
     # The objective of the recipe.
@@ -153,10 +151,8 @@ def coherence(data: Dataset, scores: Tensor, estimator: RelevanceEstimator) -> M
     over the queries for which they are defined.
     """
     first = torch.tensor([captions[0] for captions in data.captions_of])
-    relevance, scores = (
-        estimator.for_dataset(data)(torch.arange(len(data.images)), first),
-        scores[:, first],
-    )
+    relevance = estimator.for_dataset(data)(torch.arange(len(data.images)), first)
+    scores = scores[:, first]
     name = type(estimator).__name__
     directions = {"i2t": (scores, relevance), "t2i": (scores.T, relevance.T)}
     measures = {
@@ -195,7 +191,8 @@ def human_agreement(data: Dataset, scores: Tensor) -> Measures:
     for kind, title in (("expert", "tau with the experts"), ("crowd", "tau with the crowd")):
         judgments = read_flickr8k_judgments(kind, resolve_path("flickr8k"), data)
         is_other_caption = ~judgments.is_own_caption
-        images, captions = judgments.images[is_other_caption], judgments.captions[is_other_caption]
+        images = judgments.images[is_other_caption]
+        captions = judgments.captions[is_other_caption]
         correlations[title] = rank_correlations(
             scores[images, captions].numpy(),
             judgments.ratings[is_other_caption],

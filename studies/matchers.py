@@ -67,7 +67,10 @@ from visavis.training.trainer import Trainer
 RECIPE = Path(__file__).with_suffix(".toml")
 EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence" / "matchers.jsonl"
 OBJECTIVES = {"Unified": "Unified(margin=0.2, gamma=50)", "TripletHN": "TripletHN(margin=0.2)"}
-VALIDATIONS, WARM, TIMED, QUERIES = 4, 2, 8, 30
+VALIDATIONS = 4
+WARM = 2
+TIMED = 8
+QUERIES = 30
 TEST_IMAGES = 1000
 """Number of images of the whole test split."""
 KEEP_FREED_MEMORY = {
@@ -340,7 +343,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         "time per query",
         "memory",
     )
-    lines, images = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"], rows[0]["test_images"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    images = rows[0]["test_images"]
     for objective in dict.fromkeys(run["objective"] for run in rows):
         objective_rows = [run for run in rows if run["objective"] == objective]
         plain = {run["seed"]: run["test_rsum"] for run in objective_rows if run["matcher"] == PLAIN}

@@ -34,10 +34,8 @@ def main() -> None:
     for run in options.runs:
         recipe = read_run_recipe(run)
         data_module, matcher = open_run(run, recipe, NoProgress())
-        split, rules = (
-            data_module.data.split(recipe.evaluation.test),
-            get_protocols(recipe.evaluation.protocol),
-        )
+        split = data_module.data.split(recipe.evaluation.test)
+        rules = get_protocols(recipe.evaluation.protocol)
         sides = [matcher.first_stage_items(items) for items in data_module.encode(matcher, split)]
         trained = ", ".join(map(str, matcher.matryoshka_dims)) or "all dimensions"
         for dims in options.dims:

@@ -101,10 +101,8 @@ def share_of_copies(file: Path, data: Path) -> float:
     and copy.
     """
     split = open_dataset(data).split("train")
-    mined, number = (
-        MinedNegatives.read(file, split),
-        {image.name: i for i, image in enumerate(split.images)},
-    )
+    mined = MinedNegatives.read(file, split)
+    number = {image.name: i for i, image in enumerate(split.images)}
     originals = [image.name for image in open_dataset(data).images]
     pairs: dict[int, int] = {}
     for name, row in number.items():
@@ -120,7 +118,8 @@ def share_of_copies(file: Path, data: Path) -> float:
 
 def extended_size(file: Path, data: str | Path, batch_size: int) -> int:
     """Mean number of captions of a batch with mined negatives."""
-    split, random = open_dataset(data).split("train"), np.random.default_rng(0)
+    split = open_dataset(data).split("train")
+    random = np.random.default_rng(0)
     batches = MinedBatches(split, MinedNegatives.read(file, split), 1)
     sizes = []
     for _ in range(20):
@@ -152,7 +151,8 @@ def main() -> None:
             run = folder / f"random-{seed}"
             rsum.setdefault("random", []).append(train(recipe, run, data, changes | {"seed": seed}))
         settings = storage.read_toml(folder / "random-0" / "run.toml")
-        batch_size, epochs = settings["training"]["batch_size"], settings["phases"][0]["epochs"]
+        batch_size = settings["training"]["batch_size"]
+        epochs = settings["phases"][0]["epochs"]
         for seed in range(options.seeds):
             run, guide = (
                 folder / f"random-{number}" for number in (seed, (seed + 1) % options.seeds)

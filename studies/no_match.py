@@ -164,7 +164,8 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
 def measure(lengths: np.ndarray, impossible: np.ndarray, relevant: np.ndarray) -> list[float]:
     """The figures of a row of the table in percent. ``relevant`` is sorted by score."""
     shown = np.arange(relevant.shape[1]) < lengths[:, None]
-    found, total = (relevant & shown).sum(1), relevant.sum(1)
+    found = (relevant & shown).sum(1)
+    total = relevant.sum(1)
     kept = found / total
     irrelevant = (1 - found / np.maximum(lengths, 1))[lengths > 0]
     values = irrelevant, kept, kept[total <= 2], kept[total > 10], impossible == 0
@@ -221,13 +222,15 @@ def main() -> None:
     options = parser.parse_args()
     rows = defaultdict[tuple[str, float, str], list[list[float]]](list)
     for run in options.runs:
-        evaluation, model = read_run_recipe(run).evaluation, Retriever.load(run)
+        evaluation = read_run_recipe(run).evaluation
+        model = Retriever.load(run)
         data, captions, visual, relevant = encode_split(run, evaluation.validation)
         known = sort_rows(captions @ visual.T, relevant)
         calibration = fit_calibration(*RunSplits(run).scores(evaluation.validation))
         if not options.validation:
             data, captions, visual, relevant = encode_split(run, evaluation.test)
-        visual, relevant = visual[: options.items], relevant[:, : options.items]
+        visual = visual[: options.items]
+        relevant = relevant[:, : options.items]
         texts, places = bank_texts()
         numbers = known_texts(model, texts)
         bank = model.encode_texts([texts[number] for number in numbers]).numpy()
@@ -240,7 +243,8 @@ def main() -> None:
             queries["short texts"] = vectors, np.stack(list(short.values()))[:, : options.items]
         for kind, (vectors, is_relevant) in queries.items():
             has_match = is_relevant.any(1)
-            vectors, is_relevant = vectors[has_match], is_relevant[has_match]
+            vectors = vectors[has_match]
+            is_relevant = is_relevant[has_match]
             unsorted = vectors @ visual.T
             without = -np.sort(-np.where(is_relevant, -1.0, unsorted), axis=1)
             scores, is_relevant = sort_rows(unsorted, is_relevant)

@@ -78,7 +78,8 @@ def separation(run: TrainingResult) -> float:
     """How well a run's supervision separates correct from mismatched training captions: the area
     under the ROC curve.
     """
-    recipe, checkpoint = read_run_recipe(run.run), Checkpoint.latest(run.run / "checkpoint")
+    recipe = read_run_recipe(run.run)
+    checkpoint = Checkpoint.latest(run.run / "checkpoint")
     assert checkpoint is not None
     data = open_dataset(recipe.data.path)
     noisy = data.with_noisy_correspondence(recipe.data.noise_ratio, recipe.seed)
@@ -114,7 +115,8 @@ def weights(recipe: Recipe, checkpoint: Checkpoint) -> Tensor:
 
 def with_interval(differences: list[float]) -> str:
     """The mean of differences by seed, with its 95 % interval by Student's t if there are several."""
-    mean, count = statistics.mean(differences), len(differences)
+    mean = statistics.mean(differences)
+    count = len(differences)
     if count == 1:
         return f"{mean:+.1f}"
     half_width = student.ppf(0.975, count - 1) * statistics.stdev(differences) / math.sqrt(count)

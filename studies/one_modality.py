@@ -47,7 +47,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     data = open_dataset(resolve_path("flickr8k"))
-    train, test = data.split("train"), data.split("test")
+    train = data.split("train")
+    test = data.split("test")
     sys.stdout.write("| loss | R@1 | R@10 | CS@1000 |\n|---|---:|---:|---:|\n")
     for name in ("one level", "Ladder"):
         results = [

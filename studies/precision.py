@@ -59,7 +59,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", default=[kind.__name__ for kind in CATALOG])
     options = parser.parse_args()
-    seeds, half = dict[str, list[float]](), dict[str, dict[str, float]]()
+    seeds = dict[str, list[float]]()
+    half = dict[str, dict[str, float]]()
     with tempfile.TemporaryDirectory() as folder:
         for objective in options.only:
             seeds[objective] = [rsum(objective, "float32", seed, Path(folder)) for seed in SEEDS]
@@ -78,10 +79,8 @@ def main() -> None:
         "| objective | float32, three seeds | bfloat16 | float16 | outside |\n|---|---|---|---|---|"
     )
     for objective, values in seeds.items():
-        mean, farthest = (
-            statistics.mean(values),
-            max(abs(value - statistics.mean(values)) for value in values),
-        )
+        mean = statistics.mean(values)
+        farthest = max(abs(value - statistics.mean(values)) for value in values)
         outside = [
             name
             for name, value in half[objective].items()

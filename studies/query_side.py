@@ -66,7 +66,8 @@ def write_part(
     data: Dataset, images: np.ndarray, folder: Path, features: np.ndarray, *, translate: bool
 ) -> None:
     """Write a part of the data set with its image features."""
-    part, sentences = data.take(images), list[str]()
+    part = data.take(images)
+    sentences = list[str]()
     for caption in part.captions:
         words = caption.lower().split()
         sentences.append(" ".join(map(other_word, words)) if translate else caption)
@@ -108,7 +109,8 @@ def new_text_side(first: Path, settings: dict[str, Any], folder: Path) -> None:
 
 def query_time(run: Path, texts: list[str]) -> float:
     """Median time of one text query in ms."""
-    model, times = visavis.load(run, device="cpu"), []
+    model = visavis.load(run, device="cpu")
+    times = []
     model.encode_texts(texts[:5])
     for text in texts:
         start = time.perf_counter()
@@ -136,11 +138,16 @@ class Study:
     """
 
     def __init__(self, folder: Path):
-        self.folder, self.seed, self.rsum = folder, 0, dict[str, list[float]]()
-        self.data, self.features = open_dataset("flickr8k"), np.load(resolve_path(FEATURES))
-        self.sizes, self.times = list[int](), list[float]()
+        self.folder = folder
+        self.seed = 0
+        self.rsum = dict[str, list[float]]()
+        self.data = open_dataset("flickr8k")
+        self.features = np.load(resolve_path(FEATURES))
+        self.sizes = list[int]()
+        self.times = list[float]()
         splits = np.array([image.split for image in self.data.images])
-        train, held_out = np.flatnonzero(splits == "train"), np.flatnonzero(splits != "train")
+        train = np.flatnonzero(splits == "train")
+        held_out = np.flatnonzero(splits != "train")
         halves = [np.sort(np.concatenate([train[start::2], held_out])) for start in (0, 1)]
         [captions] = visavis.features("flickr8k", text="minilm")
         self.stored = {"text": {"features": str(captions.folder), "granularity": "pooled"}}
@@ -186,7 +193,8 @@ class Study:
         if "english" in settings:
             self.compare("english", items, HEADS, {"start_from": str(first)} | SMALL | self.new)
         if "other words" in settings:
-            words, start = SMALL_WORDS | self.other, self.folder / f"new-words-{seed}"
+            words = SMALL_WORDS | self.other
+            start = self.folder / f"new-words-{seed}"
             if not start.exists():
                 new_text_side(first, SHARED | words | {"seed": seed}, start)
             self.compare("other words", items, WORDS, {"start_from": str(start)} | words)
@@ -222,7 +230,8 @@ class Study:
         for name, base in BASES.items():
             if f"{name}, text side" not in rsum:
                 continue
-            text, both = rsum[f"{name}, text side"], rsum[f"{name}, both sides"]
+            text = rsum[f"{name}, text side"]
+            both = rsum[f"{name}, both sides"]
             start = rsum.get(base, np.full(len(text), random_rsum([5] * 1000)[0]))
             share = 100 * (text - start) / (both - start)
             print(
@@ -233,7 +242,8 @@ class Study:
             teacher, student, alone = (
                 rsum[name] for name in ("teacher", "distilled", "without teacher")
             )
-            share, (large, small) = 100 * student / teacher, self.sizes
+            share = 100 * student / teacher
+            large, small = self.sizes
             print(
                 f"Distilled: {student.mean():.1f} of {teacher.mean():.1f}, {share.mean():.1f} % "
                 f"({share.min():.1f} to {share.max():.1f}). Text parameters: {small / 1e6:.2f} of "

@@ -24,7 +24,9 @@ from scipy import stats
 
 DOCS = Path(__file__).parents[1] / "docs"
 ALPHA, RESAMPLES = 0.05, 4000
-HOLDS, FAILS, OPEN = "holds", "does not hold", "undecided"
+HOLDS = "holds"
+FAILS = "does not hold"
+OPEN = "undecided"
 DIRECTIONS = ("i2t", "t2i")
 
 
@@ -64,7 +66,9 @@ def metric_of(run: dict[str, Any], name: str) -> float:
         return metric_of(run, first) - metric_of(run, second)
     if "gradients" in run:
         return metric_of_gradients(run["gradients"], name)
-    metrics, counts, epochs = run["metrics"], run["counts"], run["epochs"]
+    metrics = run["metrics"]
+    counts = run["counts"]
+    epochs = run["epochs"]
     hardest = [np.mean([epoch[f"hardest_{side}_mean"] for side in DIRECTIONS]) for epoch in epochs]
     if name == "rsum":
         return sum(metrics[f"{side}_r{k}"] for side in DIRECTIONS for k in (1, 5, 10))
@@ -136,7 +140,8 @@ def settings_of(addresses: list[str]) -> list[str]:
 
 def differences(a: str, b: str, name: str) -> np.ndarray:
     """Differences of two settings, paired by seed."""
-    first, second = column(a, name), column(b, name)
+    first = column(a, name)
+    second = column(b, name)
     return np.array([first[seed] - second[seed] for seed in sorted(set(first) & set(second))])
 
 
@@ -190,7 +195,8 @@ def all_above(rows: list[np.ndarray], factor: int = 1) -> Result:
 
 def recompute(claim: dict[str, Any]) -> Result:
     """Verdict, p-value and figures of a claim."""
-    test, name = claim["test"], claim.get("metric", "rsum")
+    test = claim["test"]
+    name = claim.get("metric", "rsum")
     if test in ("higher", "lower"):
         return one_sided(
             differences(claim["a"], claim["b"], name), 0.0, 1 if test == "higher" else -1
@@ -205,7 +211,8 @@ def recompute(claim: dict[str, Any]) -> Result:
             1 if test == "reaches" else -1,
         )
     if test == "same":
-        values, allowed = differences(claim["a"], claim["b"], name), claim["allowed"]
+        values = differences(claim["a"], claim["b"], name)
+        allowed = claim["allowed"]
         low, high = interval(values)
         verdict = (
             HOLDS

@@ -36,7 +36,9 @@ from visavis.core.errors import VisavisError
 from visavis.data.dataset_reader import open_dataset
 from visavis.models.clip.model import export_to_transformers
 
-SIZE, WIDTH, MIN_COUNT = 48, 64, 8
+SIZE = 48
+WIDTH = 64
+MIN_COUNT = 8
 SETTINGS: dict[str, Any] = {
     "data.training_images": 512,
     "training.batch_size": 64,
@@ -137,7 +139,8 @@ def run_once(
     given = {"visual.encoder": str(encoder), "text.encoder": str(encoder), "objective": objective}
     train_once("clip/full", run, Path("flickr8k"), SETTINGS | given | overrides | {"seed": seed})
     log = storage.read_json_lines(run / "metrics.jsonl", dict[str, Any])
-    first, last = log[0]["health"], log[-1]["health"]
+    first = log[0]["health"]
+    last = log[-1]["health"]
     return {
         "start": log[0]["train"]["loss"],
         "end": log[-1]["running_loss"],

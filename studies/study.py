@@ -61,14 +61,13 @@ from visavis.training.stop_signals import Stopped
 
 PLAN = Path(__file__).with_suffix(".toml")
 EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence" / "study"
-RECIPE, SCENES, SPEC, RATE = (
-    "study-flickr8k",
-    "study-scenes.toml",
-    "phases.0.objective",
-    "phases.0.optimizer.lr",
-)
+RECIPE = "study-flickr8k"
+SCENES = "study-scenes.toml"
+SPEC = "phases.0.objective"
+RATE = "phases.0.optimizer.lr"
 TUNING, TUNING_SEED = "tuning", 100
-BATCHES, EPSILONS = 20, (0.01, 0.001, 0.1)
+BATCHES = 20
+EPSILONS = (0.01, 0.001, 0.1)
 """Number of training batches of 128 pairs on which contributing samples are counted, and the
 weights from which on a sample counts.
 """

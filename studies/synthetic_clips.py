@@ -57,7 +57,8 @@ def figures(run: TrainingResult, truth: ClipAnnotations) -> dict[str, float]:
     test = data_module.data.split("test")
     with evaluation_mode(matcher):
         scores = matcher.score(*data_module.encode(matcher, test)).numpy().T
-    clip_of_caption, captions = test.image_of, np.arange(len(test.captions))
+    clip_of_caption = test.image_of
+    captions = np.arange(len(test.captions))
     position_of_row = {row: i for i, row in enumerate(test.image_rows)}
     partner = np.array([position_of_row[truth.partner_of[row]] for row in test.image_rows])[
         clip_of_caption
@@ -86,7 +87,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     out = options.out or storage.create_numbered_folder("runs/clips")
-    data, figures_file = out / "scenes", out / "figures.json"
+    data = out / "scenes"
+    figures_file = out / "figures.json"
     if not data.exists():
         write_synthetic_clips(data, num_train=options.clips, num_val=100, num_test=400)
     truth = ClipAnnotations.open(data)
@@ -96,7 +98,8 @@ def main() -> None:
     for run in (f"{name}-{seed}" for seed in range(1, options.seeds + 1) for name in RECIPES):
         if run in figures_by_run:
             continue
-        started, (name, _, seed) = time.perf_counter(), run.rpartition("-")
+        started = time.perf_counter()
+        name, _, seed = run.rpartition("-")
         settings = {"seed": int(seed), "training.threads": options.threads}
         storage.remove_folder(out / run)
         figures_by_run[run] = figures(

@@ -55,7 +55,8 @@ def compare(
     """Run or resume a comparison. Returns it with its processor time, which is that of the last
     call if it was resumed.
     """
-    folder, started = options.out / name, time.process_time()
+    folder = options.out / name
+    started = time.process_time()
     arguments: dict[str, Any] = {
         "workers": Workers(num_workers=1),
         "progress": NoProgress(),

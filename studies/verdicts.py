@@ -147,7 +147,8 @@ def lower(a: str, b: str, metric: str = "rsum") -> ClaimResult:
 
 def not_lower(a: str, b: str, allowed: float, metric: str = "rsum") -> ClaimResult:
     """Whether runs a are at most ``allowed`` below runs b."""
-    pair, p = _pair(a, b, metric), _p_of_bound(a, b, metric, -allowed)
+    pair = _pair(a, b, metric)
+    p = _p_of_bound(a, b, metric, -allowed)
     return ClaimResult(
         f"{_describe(pair, metric)}. Differences down to −{allowed:g} count as no loss",
         _side(pair.interval, -allowed),
@@ -218,10 +219,8 @@ def each(pairs: Sequence[Sequence[str]], metric: str = "rsum") -> ClaimResult:
         f"{_short(pair.a)} minus {_short(pair.b)} {format_number(pair.difference, signed=True)}"
         for pair in tests
     )
-    positive, negative = (
-        sum(value > 0 for value in significant),
-        sum(value < 0 for value in significant),
-    )
+    positive = sum(value > 0 for value in significant)
+    negative = sum(value < 0 for value in significant)
     return ClaimResult(
         f"{_label(metric)} {differences}. Significantly positive: {positive}, negative: {negative}",
         verdict,
@@ -389,7 +388,8 @@ def _p_of_mean(numbers: Sequence[float], bound: float) -> float:
 
 def _p_of_bound(a: str, b: str, metric: str, bound: float) -> float:
     """Two-sided p-value of a t-test of the difference of runs a and b against a bound."""
-    one, other = values(a, metric), values(b, metric)
+    one = values(a, metric)
+    other = values(b, metric)
     return _p_of_mean(
         [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())], bound
     )

@@ -151,8 +151,10 @@ def tokens_of(formula: str) -> Iterable[Token]:
         match = TOKEN.match(formula, start)
         if match is None:
             raise FormulaError(f"{formula}: expected a formula, got {formula[start:]!r}.")
-        kind, end = match.lastgroup or "", match.end()
-        before, after = formula[:start], formula[end:]
+        kind = match.lastgroup or ""
+        end = match.end()
+        before = formula[:start]
+        after = formula[end:]
         yield Token(kind, match[0], start, before[-1:] in ("", " "), after[:1] in ("", " "))
         start = end + len(after) - len(after.lstrip())
     yield Token("end", "", start, True, True)
@@ -290,7 +292,8 @@ class Reader:
         elif token.kind == "number" or len(text) == 1:
             tex = text
         else:
-            tex, is_name = self.upright(text, applied), not applied
+            tex = self.upright(text, applied)
+            is_name = not applied
         tex = self.scripts(tex)
         if applied:
             # A function keeps its parentheses, and what follows them belongs to the whole.
@@ -322,7 +325,8 @@ class Reader:
         self.closing.pop()
         self.take()
         if opening in "([{#{" and re.search(r"\\(frac|sum|left)", inner) and not self.in_script:
-            left, right = rf"\left{left}", rf"\right{right}"
+            left = rf"\left{left}"
+            right = rf"\right{right}"
         tex = f"{left} {inner} {right}"
         if opening == "#{":
             tex = rf"\#{tex}"
@@ -350,7 +354,8 @@ class Reader:
 
     def script(self) -> str:
         """What follows a caret or an underscore: brackets, a number or a letter."""
-        outer, self.in_script = self.in_script, True
+        outer = self.in_script
+        self.in_script = True
         if self.opens():
             tex = self.group(is_script=True).bare
         elif self.next.text == "T":

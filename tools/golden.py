@@ -157,7 +157,8 @@ def eccv_caption(_entry: dict[str, Any], inputs: Arrays) -> Arrays:
 
 
 def coherent_score(entry: dict[str, Any], inputs: Arrays) -> Arrays:
-    scores, relevance = similarity(inputs), torch.tensor(inputs["rel"])
+    scores = similarity(inputs)
+    relevance = torch.tensor(inputs["rel"])
     outputs: Arrays = {}
     for k in entry["params"]["K"]:
         for direction, score in (("i2t", scores), ("t2i", scores.T)):

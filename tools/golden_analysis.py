@@ -117,7 +117,8 @@ def smooth_ap(params: dict[str, Any], scores: Tensor, name: str) -> Outputs:
         candidate_ids=torch.arange(images).repeat_interleave(texts // images),
     )
     rule = {"tau": params.get("tau", 0.01), "epsilon": params.get("eps", 0.01)}
-    released, with_slope = name.endswith(RELEASED), name.endswith("_with_1_over_tau")
+    released = name.endswith(RELEASED)
+    with_slope = name.endswith("_with_1_over_tau")
     counts = {"i2t": smooth_ap_counts(scores, targets, **rule, with_slope=with_slope)}
     if released:
         counts["t2i"] = released_smooth_ap_counts(scores.T, **rule)
@@ -125,7 +126,8 @@ def smooth_ap(params: dict[str, Any], scores: Tensor, name: str) -> Outputs:
         counts["t2i"] = smooth_ap_counts(scores.T, targets.T, **rule, with_slope=with_slope)
     outputs: Outputs = {}
     for direction, direction_counts in counts.items():
-        moved, idle = direction_counts[direction_counts > 0], (direction_counts == 0).sum()
+        moved = direction_counts[direction_counts > 0]
+        idle = (direction_counts == 0).sum()
         if released:  # prints 0 where no query has a count
             outputs |= {
                 f"sum_{direction}": moved.mean() if len(moved) else 0.0,
@@ -141,7 +143,8 @@ def smooth_ap(params: dict[str, Any], scores: Tensor, name: str) -> Outputs:
 
 
 def tangents(params: dict[str, Any], image: Tensor, text: Tensor, name: str) -> Outputs:
-    margin, gamma = params.get("margin", 0.2), params.get("gamma", 50.0)
+    margin = params.get("margin", 0.2)
+    gamma = params.get("gamma", 50.0)
     objectives = {
         "triplet_hn": TripletHN(margin=margin),
         "unified": Unified(margin=margin, gamma=gamma),
@@ -173,7 +176,8 @@ def replay(entry: dict[str, Any], inputs: dict[str, np.ndarray]) -> dict[str, np
     """Compute the outputs of an entry, or nothing for another kind. The longest prefix of its name
     decides.
     """
-    name, params = entry["objective"], entry["params"]
+    name = entry["objective"]
+    params = entry["params"]
     image, text = (torch.tensor(inputs[side]) for side in ("img", "txt"))
     if name.startswith("tangent_"):
         outputs = tangents(params, image, text, name)

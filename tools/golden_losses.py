@@ -122,7 +122,8 @@ def cell_margin(entry: Entry, inputs: Inputs) -> Tensor | None:
     """The margin of each cell. A column of labels belongs to the row, in both directions."""
     if "labels" not in inputs:
         return None
-    params, number = entry["params"], len(inputs["img"])
+    params = entry["params"]
+    number = len(inputs["img"])
     margins = soft_margin(
         inputs["labels"],
         params.get("margin", 0.2),

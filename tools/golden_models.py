@@ -105,7 +105,8 @@ _SIZES: dict[str, Any] = {
 
 
 def _items(inputs: Arrays) -> tuple[Encoded, Encoded]:
-    words, lengths = torch.from_numpy(inputs["words"]), torch.as_tensor(inputs["lengths"])
+    words = torch.from_numpy(inputs["words"])
+    lengths = torch.as_tensor(inputs["lengths"])
     return Encoded(torch.from_numpy(inputs["regions"])), Encoded(
         words, torch.arange(words.shape[1]) < lengths[:, None]
     )

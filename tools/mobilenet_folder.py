@@ -63,7 +63,8 @@ def unfold(folded: dict[str, Tensor], eps: float) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for name in (name for name in folded if name.endswith(".weight")):
         layer = name.removesuffix(".weight")
-        module, bias = transformers_name(layer), folded[f"{layer}.bias"].float()
+        module = transformers_name(layer)
+        bias = folded[f"{layer}.bias"].float()
         if module is None:
             continue
         state[f"{module}.convolution.weight"] = folded[name].float()

@@ -59,7 +59,8 @@ class Mutant:
 
 def sample_mutants(count: int, seed: int) -> Iterator[Mutant]:
     """Mutants that differ from the source in more than annotations."""
-    rng, mutants = random.Random(seed), mutants_by_position()
+    rng = random.Random(seed)
+    mutants = mutants_by_position()
     keys = sorted(mutants)
     rng.shuffle(keys)
     for key in keys:

@@ -19,7 +19,9 @@ from visavis.objectives import CATALOG, NCR, Objective
 from visavis.papers.diagnostics import pair_weights
 
 # Steps of 1/8 are exact, so that no point falls on a kink of an objective by rounding.
-LOWEST, HIGHEST, STEPS = -0.25, 1.0, 11
+LOWEST = -0.25
+HIGHEST = 1.0
+STEPS = 11
 
 
 def image(objective: Objective) -> bytes:
@@ -58,7 +60,8 @@ def image(objective: Objective) -> bytes:
 
 def field(objective: Objective, axis: Tensor) -> tuple[Tensor, Tensor]:
     """Changes of s_p and of s_n by a step down the gradient, shape ``[s_n, s_p]`` each."""
-    pulls, pushes = [], []
+    pulls = []
+    pushes = []
     for negative in axis:
         for positive in axis:
             weights = pair_weights(

@@ -70,9 +70,11 @@ def main() -> None:
             [sys.executable, "-m", "build", "--outdir", str(out), str(PROJECT)],
             Path(folder),
         )
-        (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
+        (wheel,) = out.glob("*.whl")
+        (sdist,) = out.glob("*.tar.gz")
         check_contents(wheel, sdist)
-        environment, work = Path(folder) / "venv", Path(folder) / "work"
+        environment = Path(folder) / "venv"
+        work = Path(folder) / "work"
         work.mkdir()
         venv.create(environment, with_pip=True)
         install = [

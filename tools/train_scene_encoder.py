@@ -80,7 +80,8 @@ def label(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
             true_keys.append(key)
         true_keys += [(m, n, attributes[m], attributes[n]) for m, n in combinations(ATTRIBUTES, 2)]
     for i, relation, j in scene.relations:
-        a, b = scene.things[i], scene.things[j]
+        a = scene.things[i]
+        b = scene.things[j]
         true_keys += [("shape", a.shape, relation, b.shape), ("color", a.color, relation, b.color)]
     image_labels = np.zeros(len(IMAGE_LABELS), bool)
     image_labels[[IMAGE_LABELS[key] for key in true_keys if key in IMAGE_LABELS]] = True
@@ -97,10 +98,8 @@ class LabeledScenes:
             [SceneEncoder.preprocess([render_scene(scene)]) for scene in self.scenes]
         )
         regions, image_labels = zip(*map(label, self.scenes), strict=True)
-        self.regions, self.image_labels = (
-            torch.from_numpy(np.stack(regions)),
-            torch.from_numpy(np.stack(image_labels)),
-        )
+        self.regions = torch.from_numpy(np.stack(regions))
+        self.image_labels = torch.from_numpy(np.stack(image_labels))
         self.background = torch.tensor(
             [BACKGROUNDS.index(scene.background) for scene in self.scenes]
         )
@@ -162,7 +161,8 @@ def loss(model: EncoderWithProbes, scenes: LabeledScenes, rows: Tensor) -> Tenso
 
 def train(scenes: LabeledScenes, samples: int, batch: int) -> EncoderWithProbes:
     torch.manual_seed(0)
-    model, steps = EncoderWithProbes(), samples // batch
+    model = EncoderWithProbes()
+    steps = samples // batch
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.02)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, 2e-3, total_steps=steps, pct_start=0.15
@@ -170,7 +170,8 @@ def train(scenes: LabeledScenes, samples: int, batch: int) -> EncoderWithProbes:
     order = torch.cat(
         [torch.randperm(len(scenes.pixels)) for _ in range(samples // len(scenes.pixels) + 1)]
     )
-    started, average = time.process_time(), 0.0
+    started = time.process_time()
+    average = 0.0
     for step in range(steps):
         with torch.autocast("cpu", torch.bfloat16):
             value = loss(model, scenes, order[step * batch : (step + 1) * batch])
@@ -221,7 +222,8 @@ def print_probe_accuracy(model: EncoderWithProbes, scenes: LabeledScenes) -> Non
         print(f"{group}: {np.mean(hits):.3f} of {len(hits)} objects, read at the object's region")
     for title, keys in (("attribute pairs", PAIR_LABELS), ("relations", RELATION_LABELS)):
         columns = [IMAGE_LABELS[key] for key in keys]
-        predicted, true = image_labels[:, columns] > 0, scenes.image_labels[:, columns]
+        predicted = image_labels[:, columns] > 0
+        true = scenes.image_labels[:, columns]
         print(
             f"{title}: F1 {2 * (predicted & true).sum() / (predicted.sum() + true.sum()):.3f}, "
             "read from the mean of all regions"

@@ -38,7 +38,8 @@ def eq_4_denominator() -> Shown:
     """
     query, candidates = _query(4)
     similar = query @ candidates.T / 0.1
-    usual, printed = similar.logsumexp(0) - similar[0], similar[1:].logsumexp(0) - similar[0]
+    usual = similar.logsumexp(0) - similar[0]
+    printed = similar[1:].logsumexp(0) - similar[0]
     share = similar.softmax(0).detach()
     eq_11 = ((1 - share[0]) * candidates[0] - share[1:] @ candidates[1:]) / 0.1
     errors = [relative_error(-eq_11, gradient(loss, query)[0]) for loss in (usual, printed)]
@@ -83,7 +84,8 @@ def positive_weight_mean() -> Shown:
     """
     scores = scores_of(128, seed=0, noise=2.0, dimension=64)
     weight = 1 - (scores / 0.1).softmax(1).diag()
-    right, printed = weight.sum() / 128, weight.sum() / 29_000
+    right = weight.sum() / 128
+    printed = weight.sum() / 29_000
     return Shown(
         bool(printed <= 128 / 29_000) and bool(right > 0.1),
         f"128 pairs, tau = 0.1: W+ {digits(right)}, as printed {digits(printed)}. Maximum as printed {digits(128 / 29_000)}",
@@ -101,7 +103,8 @@ def violated_margin() -> Shown:
     visavis: The hinge counts where $s+ - s- < alpha$.
     """
     scores = scores_of(128, seed=0, noise=2.0, dimension=64)
-    off, own = ~torch.eye(128, dtype=torch.bool), scores.diag()[:, None]
+    off = ~torch.eye(128, dtype=torch.bool)
+    own = scores.diag()[:, None]
     difference, addition = ((both < 0.2)[off] for both in (own - scores, own + scores))
     numbers_of = (
         difference.sum().item(),
@@ -148,7 +151,8 @@ def table_2_text_queries() -> Shown:
     """
     scores = scores_of(128, seed=0, noise=2.0, dimension=64)
     violated = (0.2 + scores - scores.diag() > 0) & ~torch.eye(128, dtype=torch.bool)
-    right, code = violated.sum(0), violated.sum(1)
+    right = violated.sum(0)
+    code = violated.sum(1)
     zero, zero_code = ((count == 0).sum().item() for count in (right, code))
     return Shown(
         bool(right.sum() == code.sum()) and zero != zero_code,
@@ -228,7 +232,8 @@ def map_at_5() -> Shown:
     order = (images @ captions.T).argsort(1, descending=True)[:, :5]
     hit = (order // 5 == torch.arange(128)[:, None]).double()
     precision = (hit * hit.cumsum(1) / torch.arange(1, 6)).sum(1)
-    code, usual = (precision / hit.sum(1).clamp(min=1)).mean(), (precision / 5).mean()
+    code = (precision / hit.sum(1).clamp(min=1)).mean()
+    usual = (precision / 5).mean()
     return Shown(
         bool(code > 1.2 * usual),
         f"128 images with 5 captions each: {digits(code)} over hits, {digits(usual)} over positives. One hit, at rank 1: 1 and 0.2",
@@ -288,7 +293,8 @@ def table_1_average() -> Shown:
     Effect: Nothing beyond the cell.
     visavis: Averages are computed from the recalls.
     """
-    mean, total = (29.5 + 61.0 + 74.0) / 3, 37.9 + 69.2 + 80.7 + 29.5 + 61.0 + 74.0
+    mean = (29.5 + 61.0 + 74.0) / 3
+    total = 37.9 + 69.2 + 80.7 + 29.5 + 61.0 + 74.0
     return Shown(
         abs(mean - 54.6) > 0.15 and abs(total - 352.3) < 0.1,
         f"mean {mean:.1f}, printed 54.6\nsum of the six recalls {total:.1f}, printed 352.3",
@@ -307,7 +313,8 @@ def one_positive() -> Shown:
     """
     image_of_text = torch.arange(10) // 5
     own = torch.arange(2)[:, None] == image_of_text[None]
-    i2t, t2i = own.sum(1).tolist(), own.sum(0).tolist()
+    i2t = own.sum(1).tolist()
+    t2i = own.sum(0).tolist()
     return Shown(
         set(i2t) == {5} and set(t2i) == {1},
         f"five captions per image, positives of a query: i2t {i2t[0]}, t2i {t2i[0]}",

@@ -85,9 +85,11 @@ def code_extra_half() -> Shown:
     Effect: Up to $e^(tau / 2)$, at tau = 10 a factor of 148 for well separated triplets. $T_cir$ is the weight that the paper recommends.
     visavis: ``Goal(triplet="cir")`` is eq. 8, ``Goal(triplet="cir", semantics="reference")`` the code.
     """
-    positive, negative = numbers(0.9, 0.5, 0.3), numbers(0.1, 0.4, 0.5)
+    positive = numbers(0.9, 0.5, 0.3)
+    negative = numbers(0.1, 0.4, 0.5)
     exponent = positive * (2 - positive) - negative**2
-    paper, code = (10 * -exponent).sigmoid(), (10 * (0.5 - exponent)).sigmoid()
+    paper = (10 * -exponent).sigmoid()
+    code = (10 * (0.5 - exponent)).sigmoid()
     ratio = code / paper
     pairs = ", ".join(
         f"({p:g}, {n:g})" for p, n in zip(positive.tolist(), negative.tolist(), strict=True)
@@ -137,7 +139,8 @@ def code_default_tau() -> Shown:
     visavis: ``Goal(tau=10)``, as in the figures.
     """
     gaps = numbers(-0.2, 0.4)
-    flat, steep = (-gaps).sigmoid(), (-10 * gaps).sigmoid()
+    flat = (-gaps).sigmoid()
+    steep = (-10 * gaps).sigmoid()
     return Shown(
         bool(steep[0] / steep[1] > 20 * flat[0] / flat[1]),
         f"T_nca at s_p - s_n = -0.2 and 0.4: tau = 10 {digits(steep[0])} and {digits(steep[1])}, tau = 1 {digits(flat[0])} and {digits(flat[1])}",
@@ -156,7 +159,8 @@ def code_counts_nonzero() -> Shown:
     visavis: ``Goal(pair="lin_ms")`` divides by the size, ``semantics="reference"`` by the count.
     """
     differences = 0.5 - numbers(0.5, 0.3)
-    paper, code = differences.mean(), differences.sum() / (differences > 0).sum()
+    paper = differences.mean()
+    code = differences.sum() / (differences > 0).sum()
     return Shown(
         bool((code - paper).abs() > 0.05),
         f"selected negative 0.5, other negatives 0.5 and 0.3: mean difference {digits(paper)} by the definition, {digits(code)} by the code",

@@ -22,7 +22,11 @@ from findings.base import (
     scores_of,
 )
 
-ALPHA, BETA, LAM, EPSILON, TAU = 2.0, 10.0, 0.5, 0.1, 10.0
+ALPHA = 2.0
+BETA = 10.0
+LAM = 0.5
+EPSILON = 0.1
+TAU = 10.0
 
 
 def eq_7_scale() -> Shown:
@@ -86,7 +90,8 @@ def eq_12_names() -> Shown:
         $m+ = m- = 1$ and eq. 12 becomes eq. 11, as the text states.
     visavis: ``Goal(pair="sig_ms")`` uses the names of eq. 13.
     """
-    positive, negative = numbers(0.6), numbers(0.5)
+    positive = numbers(0.6)
+    negative = numbers(0.5)
     relative = [
         (ALPHA * (positive - positive)).exp(),
         (-BETA * (negative - negative)).exp(),
@@ -140,8 +145,11 @@ def table_1_multi_similarity() -> Shown:
     visavis: ``MultiSimilarity`` is the published loss, ``Goal(triplet="con", pair="sig_ms")`` the cell.
     """
     scores = leaf(scores_of(32, seed=0))
-    positive, hardest = scores.diag(), negatives(scores).amax(1)
-    p, n, at = positive.detach(), hardest.detach(), negatives(scores).argmax(1)
+    positive = scores.diag()
+    hardest = negatives(scores).amax(1)
+    p = positive.detach()
+    n = hardest.detach()
+    at = negatives(scores).argmax(1)
     (of_two,) = gradient(
         (_soft(-ALPHA, positive[:, None]) + _soft(BETA, hardest[:, None])).sum(), scores
     )
@@ -189,7 +197,8 @@ def table_1_circle() -> Shown:
     printed, code = (torch.sigmoid(TAU * (n**2 + shift - p * (2 - p))) for shift in (0, 0.5))
     results = {}
     for name, margin, weight in (("1/sqrt(2)", 0.5**0.5, printed), ("1/2", 0.5, code)):
-        lack, excess = 1 + margin - p, n + margin
+        lack = 1 + margin - p
+        excess = n + margin
         (slope,) = gradient(
             (TAU * (excess * (pair[1] - margin) - lack * (pair[0] - 1 + margin))).exp().log1p(),
             pair,
@@ -321,10 +330,8 @@ def _curl(triplet: str, pair: str, grid: Tensor) -> float:
     p, n = grid.T
     pull, push = PAIRS[pair]
     weight = TRIPLETS[triplet](p, n) + 0 * grid.sum(1)  # constants, too, are functions of the grid
-    (of_push,), (of_pull,) = (
-        gradient((weight * push(n)).sum(), grid),
-        gradient((weight * pull(p)).sum(), grid),
-    )
+    (of_push,) = gradient((weight * push(n)).sum(), grid)
+    (of_pull,) = gradient((weight * pull(p)).sum(), grid)
     return (of_push[:, 0] + of_pull[:, 1]).abs().max().item()
 
 
@@ -332,7 +339,8 @@ def _circulation(pair: str, steps: int = 20_000) -> float:
     """The work of the field with T_con and margin 0.2 once around the square with corners 0.1 and 0.6."""
     pull, push = PAIRS[pair]
     along = (torch.arange(steps, dtype=torch.float64) + 0.5) / steps * 0.5 + 0.1
-    low, high = torch.full_like(along, 0.1), torch.full_like(along, 0.6)
+    low = torch.full_like(along, 0.1)
+    high = torch.full_like(along, 0.6)
     sides = [
         (-pull(along), along, low),
         (push(along), high, along),

@@ -23,7 +23,9 @@ from findings.base import (
     unit_rows,
 )
 
-MARGINS, THRESHOLDS, BETAS = (0.2, 0.01, 0.01), (0.63, 0.56), (1.0, 0.25, 0.125)
+MARGINS = (0.2, 0.01, 0.01)
+THRESHOLDS = (0.63, 0.56)
+BETAS = (1.0, 0.25, 0.125)
 
 
 def eq_8_margin() -> Shown:
@@ -36,8 +38,10 @@ def eq_8_margin() -> Shown:
     Effect: With the paper's values, 0.2 against 0.01: as printed, the second level has a margin twenty times as large.
     visavis: ``Ladder`` uses the margin of each level.
     """
-    scores, relevance = scores_of(16, seed=4), _relevance(16, seed=5)
-    up, down = _level(relevance, 0.63, torch.inf), relevance < 0.63
+    scores = scores_of(16, seed=4)
+    relevance = _relevance(16, seed=5)
+    up = _level(relevance, 0.63, torch.inf)
+    down = relevance < 0.63
     both = up[:, :, None] & down[:, None, :]
     gaps = scores[:, None, :] - scores[:, :, None]
     largest = (MARGINS[1] + gaps).clamp(min=0).masked_fill(~both, 0).amax((1, 2))
@@ -61,7 +65,8 @@ def code_upper_set() -> Shown:
         = 3 (table 4) the third level differs often.
     visavis: ``Ladder`` follows the paper, ``Ladder(semantics="reference")`` the code.
     """
-    scores, relevance = scores_of(16, seed=4, noise=0.7), _relevance(16, seed=5)
+    scores = scores_of(16, seed=4, noise=0.7)
+    relevance = _relevance(16, seed=5)
     paper = [_level_terms(scores, relevance, levels, all_higher=False) for levels in (2, 3)]
     code = [_level_terms(scores, relevance, levels, all_higher=True) for levels in (2, 3)]
     return Shown(
@@ -83,7 +88,8 @@ def code_fill() -> Shown:
         separate it from.
     visavis: ``Ladder`` leaves non-members out. ``Ladder(semantics="reference")`` keeps the fill.
     """
-    scores, relevance = numbers(0.5, -0.1, -0.2, -0.4), numbers(1.0, 0.7, 0.3, 0.2)
+    scores = numbers(0.5, -0.1, -0.2, -0.4)
+    relevance = numbers(1.0, 0.7, 0.3, 0.2)
     code, slope = _filled(scores, relevance)
     paper = (MARGINS[1] - scores[1] + scores[2:].max()).clamp(min=0)
     return Shown(
@@ -123,7 +129,8 @@ def coherent_score_ties() -> Shown:
     """
     from scipy.stats import kendalltau
 
-    scores, relevance = [4.0, 3.0, 2.0, 1.0], [1.0, 0.5, 0.5, 0.0]
+    scores = [4.0, 3.0, 2.0, 1.0]
+    relevance = [1.0, 0.5, 0.5, 0.0]
     concordant = [
         relevance[i] > relevance[j] for i, j in combinations(range(4), 2)
     ]  # the scores descend
@@ -148,7 +155,8 @@ def relevance_in_code() -> Shown:
         pairs.
     visavis: Any relevance is accepted, as a matrix, as factors or as a function. Recipes name theirs.
     """
-    bag_of_words, refined = _relevance(64, seed=0), _relevance(64, seed=1)
+    bag_of_words = _relevance(64, seed=0)
+    refined = _relevance(64, seed=1)
     described = torch.where(bag_of_words > 0.8, refined, bag_of_words)
     configured = torch.where(bag_of_words > 0.8, refined, 0.0)
     counts = [int(((values >= 0.63) & (values < 0.8)).sum()) for values in (described, configured)]
@@ -225,7 +233,8 @@ def state_of_the_art() -> Shown:
         50.4 and 38.6.
     visavis: Rows are compared with the published row of the same model.
     """
-    cvse, scan = (43.2, 32.4), (50.4, 38.6)
+    cvse = (43.2, 32.4)
+    scan = (50.4, 38.6)
     gaps = [other - own for own, other in zip(cvse, scan, strict=True)]
     return Shown(
         min(gaps) > 5,
@@ -275,7 +284,8 @@ def _hardest_gap(scores: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 def _level_terms(scores: Tensor, relevance: Tensor, levels: int, *, all_higher: bool) -> float:
     """Terms of levels 2 to L, hard-sampled, images as queries. With ``all_higher``, the upper set is defined as in the code."""
-    total, bounds = 0.0, (torch.inf, *THRESHOLDS)
+    total = 0.0
+    bounds = (torch.inf, *THRESHOLDS)
     for level in range(1, levels):
         up = (
             relevance >= bounds[level]

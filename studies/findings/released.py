@@ -129,7 +129,8 @@ def ncr_margin_matrix() -> Shown:
         from here that published models were trained with this line. The released script has no other.
     visavis: Labels and margins are one number per pair.
     """
-    probability, prediction = numbers(0.6, 0.8, 0.99)[:, None], numbers(0.1, 0.5, 0.9)
+    probability = numbers(0.6, 0.8, 0.99)[:, None]
+    prediction = numbers(0.1, 0.5, 0.9)
     code = probability * torch.ones(3, 1) + (1 - probability) * prediction
     right = probability[:, 0] + (1 - probability[:, 0]) * prediction
     used = code[0, ~torch.eye(3, dtype=torch.bool)[0]]
@@ -154,7 +155,8 @@ def aoq_negative_weight() -> Shown:
     """
     results = {}
     for offline in (0.6, 0.9):
-        own, online = leaf(numbers(0.2)), 0.1
+        own = leaf(numbers(0.2))
+        online = 0.1
         weight = 1.5 - (offline - online) / 0.3
         loss = weight * (0.2 + online - own).clamp(min=0) + (offline - own).clamp(min=0)
         results[offline] = (weight, gradient(loss.sum(), own)[0].item())
@@ -210,7 +212,8 @@ def vsrn_normalization() -> Shown:
     )
     regions = regions * torch.linspace(0.5, 2, 36, dtype=torch.float64)[:, None]
     code = regions / regions.square().sum(1, keepdim=True).sqrt()
-    lengths, over_regions = code.norm(dim=2), code.norm(dim=1)
+    lengths = code.norm(dim=2)
+    over_regions = code.norm(dim=1)
     return Shown(
         bool((over_regions - 1).abs().max() < 1e-12) and bool(lengths.max() > 2 * lengths.min()),
         f"36 regions of 64 features: lengths of regions {digits(lengths.min())} to {digits(lengths.max())}, of features over regions 1",
@@ -231,7 +234,8 @@ def vse_infinity_warm_up() -> Shown:
     hinges = torch.stack(
         [(0.2 + negatives(way) - way.diag()[:, None]).clamp(min=0) for way in (scores, scores.T)]
     )
-    total, mean = hinges.sum(), hinges.sum() / 127
+    total = hinges.sum()
+    mean = hinges.sum() / 127
     hardest = sum(
         (0.2 + negatives(way).amax(1) - way.diag()).clamp(min=0).sum() for way in (scores, scores.T)
     )

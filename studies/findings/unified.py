@@ -266,10 +266,8 @@ def table_4_directions() -> Shown:
     Effect: If so, the gain in R@1 is 2.9 for video to text and 4.0 for text to video, instead of 2.7 and 4.2. The gain in RSUM is the same.
     visavis: The row is stored as printed.
     """
-    printed, own = (
-        numbers(24.6, 54.0, 67.1, 24.4, 56.0, 67.8),
-        numbers(27.3, 57.5, 69.6, 28.6, 57.1, 69.5),
-    )
+    printed = numbers(24.6, 54.0, 67.1, 24.4, 56.0, 67.8)
+    own = numbers(27.3, 57.5, 69.6, 28.6, 57.1, 69.5)
     exchanged = printed.roll(3)
     gains = [own - other for other in (printed, exchanged)]
     return Shown(
@@ -372,7 +370,8 @@ _TABLE_6 = """
 
 def _trained(weight: float, pairs: int = 64) -> tuple[float, float, float]:
     """RSUM, mean score and mean score of right pairs on new pairs, after linear maps were trained by eq. 24 with this weight of negatives."""
-    world, drawn = unit_rows(2 * pairs, seed=1, dimension=8), torch.Generator().manual_seed(0)
+    world = unit_rows(2 * pairs, seed=1, dimension=8)
+    drawn = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=drawn, dtype=torch.float64)

@@ -59,7 +59,8 @@ def main() -> None:
     options = parser.parse_args()
     accumulate = 2 if options.way == "accumulation" else 1
     torch.manual_seed(0)
-    model, columns = tiny_clip(), captioned_images()
+    model = tiny_clip()
+    columns = captioned_images()
     with tempfile.TemporaryDirectory() as folder:
         args = TrainingArguments(
             folder,
@@ -77,7 +78,8 @@ def main() -> None:
             disable_tqdm=True,
             save_strategy="no",
         )
-        data, loss = InOrder(columns, options.steps), WAYS[options.way](model)
+        data = InOrder(columns, options.steps)
+        loss = WAYS[options.way](model)
         trainer = Trainer(
             model,
             args,

@@ -22,7 +22,8 @@ from visavis import LearnedScale, PairLoss
 from visavis.integrations.lightning import PairLossSteps
 from visavis.objectives import NTXent, Unified
 
-RANK, NUMBER = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+RANK = int(os.environ.get("RANK", "0"))
+NUMBER = int(os.environ.get("WORLD_SIZE", "1"))
 WAYS = {
     "fixed margin": lambda: PairLoss(Unified(margin=0.2, gamma=10, reduction="half_mean")),
     "learned scale": lambda: PairLoss(NTXent(), scale=LearnedScale(20.0)),
@@ -35,7 +36,9 @@ class Retriever(PairLossSteps, LightningModule):
     def __init__(self, loss: PairLoss) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.model, self.loss, self.losses = tiny_clip(), loss, list[float]()
+        self.model = tiny_clip()
+        self.loss = loss
+        self.losses = list[float]()
         self.model.logit_scale.requires_grad_(False)
 
     def embed(self, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -78,7 +78,8 @@ def check_by_loops() -> None:
     )
     largest_difference = 0.0
     for dtype in (torch.float32, torch.float64):
-        embeddings, references = angles(angles_deg, dtype), angles(reference_angles, dtype)
+        embeddings = angles(angles_deg, dtype)
+        references = angles(reference_angles, dtype)
         value = loss(embeddings, labels)
         largest_difference = max(
             largest_difference,
@@ -127,7 +128,8 @@ def check_values(draws: int = 200) -> None:
     mined_difference = 0.0
     for draw in range(draws):
         torch.manual_seed(draw)
-        labels, embeddings = torch.arange(16) // 4, torch.randn(16, 8, dtype=torch.float64)
+        labels = torch.arange(16) // 4
+        embeddings = torch.randn(16, 8, dtype=torch.float64)
         pairs = miners.MultiSimilarityMiner(epsilon=0.1)(embeddings, labels)
         value = MetricLoss(MultiSimilarity(reduction="half_mean"))(embeddings, labels)
         mined_difference = max(
@@ -162,11 +164,9 @@ def train_on_digits(
     """
     images, labels, unseen, unseen_labels = digits()
     torch.manual_seed(seed)
-    model, loss, first = (
-        nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16)),
-        make(),
-        math.nan,
-    )
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16))
+    loss = make()
+    first = math.nan
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(steps):
         rows = torch.randperm(len(images))[:128]
@@ -210,9 +210,12 @@ def over_processes() -> None:
     items.
     """
     distributed.init_process_group("gloo")
-    rank, number = distributed.get_rank(), distributed.get_world_size()
+    rank = distributed.get_rank()
+    number = distributed.get_world_size()
     torch.manual_seed(0)
-    items, labels, model = torch.randn(16, 8), torch.arange(16) % 4, nn.Linear(8, 4)
+    items = torch.randn(16, 8)
+    labels = torch.arange(16) % 4
+    model = nn.Linear(8, 4)
     own_rows = slice(rank * 16 // number, (rank + 1) * 16 // number)
     local_loss = MetricLoss(NTXent(tau=0.1), gather=False)
     exact = torch.autograd.grad(local_loss(model(items), labels), model.weight)[0]
@@ -226,10 +229,8 @@ def over_processes() -> None:
         wrapped = DistributedDataParallel(copy.deepcopy(model))
         loss(wrapped(items[own_rows]), labels[own_rows]).backward()
         gradient = wrapped.module.weight.grad
-        norm_ratio, cosine = (
-            gradient.norm() / exact.norm(),
-            torch.cosine_similarity(gradient.flatten(), exact.flatten(), dim=0),
-        )
+        norm_ratio = gradient.norm() / exact.norm()
+        cosine = torch.cosine_similarity(gradient.flatten(), exact.flatten(), dim=0)
         if rank == 0:
             print(f"{name}: {norm_ratio:.4f} times the exact gradient, cosine {cosine:.6f}")
     distributed.destroy_process_group()

@@ -18,8 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 from visavis.integrations.open_clip import ClipLoss
 from visavis.objectives import InfoNCE, NTXent, Unified
 
-RANK, NUMBER = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-BATCH, STEPS, PROCESSES = 16, 6, {"rank": RANK, "world_size": NUMBER}
+RANK = int(os.environ.get("RANK", "0"))
+NUMBER = int(os.environ.get("WORLD_SIZE", "1"))
+BATCH = 16
+STEPS = 6
+PROCESSES = {"rank": RANK, "world_size": NUMBER}
 EXACT = {"local_loss": True, "gather_with_grad": True}
 ENCODER = {"width": 32, "layers": 2}
 LOSSES = {
@@ -65,7 +68,8 @@ def imported() -> types.ModuleType:
 class Batches:
     """This process' part of the same rows in every step."""
 
-    num_batches, num_samples = STEPS, STEPS * BATCH
+    num_batches = STEPS
+    num_samples = STEPS * BATCH
     names: tuple[str, ...] = ()
 
     def __init__(self) -> None:
@@ -99,7 +103,8 @@ def train_one_epoch(model: torch.nn.Module, loss: torch.nn.Module, accum_freq: i
     """
     from open_clip_train import train
 
-    data, optimizer = Batches(), torch.optim.SGD(model.parameters(), lr=0.1)
+    data = Batches()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     reader = {"train": types.SimpleNamespace(set_epoch=lambda _: None, dataloader=data)}
     args = types.SimpleNamespace(**ARGS | {"accum_freq": accum_freq})
     if not hasattr(imported(), "CLIPTask"):
@@ -115,7 +120,8 @@ def train_one_epoch(model: torch.nn.Module, loss: torch.nn.Module, accum_freq: i
 
 def train_and_probe(name: str, accum_freq: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The gradient of the encoders at the first step, and the weights after all steps."""
-    model, loss = tiny_model(), LOSSES[name]()
+    model = tiny_model()
+    loss = LOSSES[name]()
     probe = copy.deepcopy(model)
     wrapped_probe = DistributedDataParallel(probe) if NUMBER > 1 else probe
     loss(**wrapped_probe(*Batches().rows)).backward()

@@ -388,7 +388,8 @@ def docstring_arguments(documented: Any, label: str = "Args:") -> dict[str, str]
     name = ""
     for line in _section_lines(documented, label):
         if entry := re.match(r" {4}(\w+): +(.*)", line):
-            name, entries[entry[1]] = entry[1], entry[2]
+            name = entry[1]
+            entries[entry[1]] = entry[2]
         elif name:
             entries[name] = f"{entries[name]} {line.strip()}".strip()
     return {name: text.replace("``", "") for name, text in entries.items()}
@@ -415,7 +416,8 @@ def _section_lines(documented: Any, label: str) -> list[str]:
     inside = indented = False
     for line in (inspect.getdoc(documented) or "").splitlines():
         if line.startswith(label):
-            inside, line = True, line.removeprefix(label)
+            inside = True
+            line = line.removeprefix(label)
             indented = not line.strip()
         elif indented:
             inside = inside and (not line.strip() or line.startswith(" "))

@@ -175,7 +175,8 @@ def data_scenes(
     """
     from visavis.data.synthetic import write_synthetic_clips, write_synthetic_scenes
 
-    progress, started = progress or NoProgress(), time.perf_counter()
+    progress = progress or NoProgress()
+    started = time.perf_counter()
 
     def on_progress(done: int, total: int) -> None:
         progress.update(

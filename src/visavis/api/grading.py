@@ -124,7 +124,8 @@ def coherence(
     from visavis.papers.relevance.runs import check_relevance_varies, open_rankers, trained_on
 
     # The report is written as JSON, which has no numbers of numpy.
-    top, irrelevant_share = validate_int(top, "top", 1), float(irrelevant_share)
+    top = validate_int(top, "top", 1)
+    irrelevant_share = float(irrelevant_share)
     validate_int(seed, "seed", 0, MAX_SEED)
     # validate_int returns at most 2**53, which would be another seed.
     seed = operator.index(seed)
@@ -134,17 +135,16 @@ def coherence(
         queries = int(queries) if queries.isdecimal() else [queries]
     progress = progress or NoProgress()
     with storage.create_output_folder(out, "runs/coherence", will_be_replaced=True) as folder:
-        bands, estimator = RelevanceBands(irrelevant_share), named_estimator(relevance)
+        bands = RelevanceBands(irrelevant_share)
+        estimator = named_estimator(relevance)
         rankers, ranked_data, recipes = open_rankers(
             to_paths(runs), split, optional_text(data), memory, progress
         )
         shown_queries = choose_queries(queries, ranked_data, seed)
         image_relevance = estimator.for_dataset(ranked_data, caption_aggregation)
         check_relevance_varies(image_relevance, ranked_data)
-        with_random, memory_limit = (
-            (*rankers, Ranker.random(ranked_data, seed)),
-            recipes[0].memory or None,
-        )
+        with_random = (*rankers, Ranker.random(ranked_data, seed))
+        memory_limit = recipes[0].memory or None
         comparison = RankedListComparison(
             folder=folder,
             data=ranked_data,

@@ -156,7 +156,8 @@ def index(
         )
     from visavis.retrieval.index_builder import build_index, default_index_folder, index_source
 
-    progress, correction = progress or NoProgress(), as_text(correction)
+    progress = progress or NoProgress()
+    correction = as_text(correction)
     if bank is not None and correction in (None, "none"):
         raise VisavisError("--bank: expected it with --correction, got no --correction. Pass both.")
     if correction not in (None, "none"):
@@ -293,7 +294,8 @@ def search(
         warn_unknown_words,
     )
 
-    runs, progress = to_paths(run), progress or NoProgress()
+    runs = to_paths(run)
+    progress = progress or NoProgress()
     # A single text that names no model is the query.
     text = str(run if isinstance(run, str | Path) else run[0])
     if len(runs) == 1 and not query and not _is_model_or_index(text):
@@ -304,7 +306,10 @@ def search(
             index_folder = update_default_index(
                 collection, model, progress, open_data=open_run_data, memory=memory
             )
-            runs, query, collection, model = [index_folder], text, None, None
+            runs = [index_folder]
+            query = text
+            collection = None
+            model = None
         elif not (image or like):
             raise VisavisError(
                 f"search: expected an index, run or model and a query, got only {text!r}. Add "

@@ -74,7 +74,8 @@ def open_run_images(
         if dataset.other_files is not None:
             progress.message(f"Skipped: {dataset.other_files}.")
         return RunImages(collection, list(models.values()), dataset, [None] * len(models), progress)
-    features, datasets = list[FeatureReader | None](), dict[Path, Dataset]()
+    features = list[FeatureReader | None]()
+    datasets = dict[Path, Dataset]()
     for run, recipe in read_run_recipes(runs, memory=memory).items():
         if not recipe.data.path:
             raise RunError(

@@ -341,7 +341,9 @@ def evaluate(
     if correction is not None:
         corrected = {"correction": parse_correction(correction), "bank": read_bank(bank or "train")}
     row = None if published is None else measured_result(published)
-    runs, data, progress = to_paths(run), optional_text(data), progress or NoProgress()
+    runs = to_paths(run)
+    data = optional_text(data)
+    progress = progress or NoProgress()
     added: list[Dataset] = []
     if distractors:
         frame_rate = max(read_run_recipe(each, data).visual.frames_per_second for each in runs)
@@ -611,8 +613,10 @@ def compare(
     )
     from visavis.training.recipes.files import read_recipe
 
-    progress, pool = progress or NoProgress(), Workers(engine, workers)
-    budget_s, feedback = None if budget is None else parse_budget(budget), optional_path(feedback)
+    progress = progress or NoProgress()
+    pool = Workers(engine, workers)
+    budget_s = None if budget is None else parse_budget(budget)
+    feedback = optional_path(feedback)
     if resume is not None:
         if any((recipe, objective, model, grid, data, out, overrides)):
             raise RunError(
@@ -702,7 +706,8 @@ def reproduce(
     from visavis.papers.reproduction.reproduction import resume_reproduction, start_reproduction
     from visavis.research.experiments.jobs import Workers
 
-    progress, pool = progress or NoProgress(), Workers(engine, workers)
+    progress = progress or NoProgress()
+    pool = Workers(engine, workers)
     if resume is not None:
         if any((table, rows, base_recipe, out, overrides)):
             raise RunError(

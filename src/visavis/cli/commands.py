@@ -292,7 +292,8 @@ def _main_options(
 def _callback(name: str, command: Command) -> Callable[..., None]:
     """The function that Typer calls, with a signature that Typer reads."""
     function = getattr(api, name)
-    parameters, types = inspect.signature(function).parameters, parameter_types(function)
+    parameters = inspect.signature(function).parameters
+    types = parameter_types(function)
     arguments = [
         key
         for key, parameter in parameters.items()
@@ -390,7 +391,8 @@ def _signature(
 ) -> inspect.Signature:
     """The parameters of an API function, arguments first, and the options that all commands have."""
     function = getattr(api, name)
-    parameters, texts = inspect.signature(function).parameters, docstring_arguments(function)
+    parameters = inspect.signature(function).parameters
+    texts = docstring_arguments(function)
     ordered = sorted(parameters, key=lambda key: (key not in arguments, key != "overrides"))
     result = [
         _typer_parameter(
@@ -499,13 +501,15 @@ def _typer_parameter(
     split_last: list[str] | None,
 ) -> inspect.Parameter:
     """A parameter of an API function as an argument or option of Typer."""
-    name, is_repeatable = parameter.name, parsed.container is not None
+    name = parameter.name
+    is_repeatable = parsed.container is not None
     required = parameter.default is parameter.empty
     default = None if parameter.default in ("", ()) or is_repeatable else parameter.default
     kind = list[parsed.kind] if is_repeatable else parsed.kind  # type: ignore[name-defined]
     if is_argument or name == "overrides":
         if is_argument and split_last:
-            required, default = name == split_last[1], None
+            required = name == split_last[1]
+            default = None
         metavar = METAVARS.get(name, name.removesuffix("s").upper())
         info: Any = typer.Argument(metavar=metavar, help=_help(text))
     else:

@@ -122,7 +122,8 @@ class ProgressBars:
         self.activities = [title] if title else []
         self.activity_task = self.progress.add_task("", total=None, note="", visible=False)
         self.created = self.last_line_time = time.monotonic()
-        self.lock, self.closed = RLock(), False
+        self.lock = RLock()
+        self.closed = False
         self.timer = Timer(SHOWN_AFTER_S, self._refresh)
         self.timer.daemon = True
 

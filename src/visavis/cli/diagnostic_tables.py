@@ -88,7 +88,8 @@ def _print_published_counts(result: ContributionAnalysis) -> None:
     from visavis.evaluation.published_row import MEASURES
     from visavis.papers.diagnostics.contribution_analysis import DEFAULT_EPSILON
 
-    count, published = result.counts[0], result.published_counts
+    count = result.counts[0]
+    published = result.published_counts
     if published is None:
         print_line(f"{result.published} has no counts for {count.objective}.")
         return

@@ -41,7 +41,9 @@ def log_to_stderr(*, verbose: bool = False, quiet: bool = False) -> Iterator[Non
     Yields:
         Nothing.
     """
-    handler, level, show = StderrHandler(), LOGGER.level, warnings.showwarning
+    handler = StderrHandler()
+    level = LOGGER.level
+    show = warnings.showwarning
     LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
     warnings.showwarning = _log_warning

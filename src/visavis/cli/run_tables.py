@@ -232,7 +232,8 @@ def print_differences(result: Evaluation) -> None:
     Args:
         result: Evaluation with published results.
     """
-    row, reached = result.published, result.under_published_protocol
+    row = result.published
+    reached = result.under_published_protocol
     assert row is not None
     differences = row.differences(reached.all_metrics)
     rows = [

@@ -205,7 +205,8 @@ def _thumbnail(image: Any, width: int = 32) -> Any:
     text = Text()
     for y in range(0, small.height, 2):
         for x in range(small.width):
-            upper, lower = small.getpixel((x, y)), small.getpixel((x, y + 1))
+            upper = small.getpixel((x, y))
+            lower = small.getpixel((x, y + 1))
             text.append(
                 "▀", style=f"rgb({','.join(map(str, upper))}) on rgb({','.join(map(str, lower))})"
             )

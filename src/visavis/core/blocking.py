@@ -414,12 +414,10 @@ def measure_block_cost(
         per_row = (tall - small) / height - per_pair * width
         per_column = (wide - small) / width - per_pair * height
         constant = small - per_pair * height * width - per_row * height - per_column * width
-        pair, row, column, fixed = (
-            max(pair, per_pair),
-            max(row, per_row),
-            max(column, per_column),
-            max(fixed, constant),
-        )
+        pair = max(pair, per_pair)
+        row = max(row, per_row)
+        column = max(column, per_column)
+        fixed = max(fixed, constant)
     return BlockCost(pair, row, column, fixed)
 
 
@@ -432,7 +430,9 @@ def graph_leaves(tensor: Tensor) -> list[Tensor]:
     Returns:
         The leaf tensors that require a gradient.
     """
-    visited, leaves, stack = set(), [], [tensor.grad_fn]
+    visited = set()
+    leaves = []
+    stack = [tensor.grad_fn]
     while stack:
         node = stack.pop()
         if node is not None and node not in visited:
@@ -491,7 +491,8 @@ class _LiveBytes(TorchDispatchMode):
         return result
 
     def _count(self, storage: torch.UntypedStorage, inputs: set[int]) -> None:
-        key, size = storage._cdata, storage.nbytes()
+        key = storage._cdata
+        size = storage.nbytes()
         if key in inputs or key in self.storages:
             return
 

@@ -364,7 +364,8 @@ class EncodedBatches(Encoded):
         """Mixture weights of all items."""
         return self._join(lambda block: block.weights)
 
-    __eq__, __hash__ = object.__eq__, object.__hash__
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         return f"EncodedBatches of {len(self):,} items"

@@ -94,7 +94,8 @@ def budget_bytes(memory: MemoryLimit, device: torch.device | str) -> int:
     # The command line reads MemoryLimit, and starts without torch.
     import torch
 
-    size, device = parse_memory(memory), torch.device(device)
+    size = parse_memory(memory)
+    device = torch.device(device)
     if size is None:
         return 2 ** max(int(DEFAULT_MEMORY_SHARE * free_bytes(device)).bit_length() - 1, 20)
     if device.type == "cpu":

@@ -74,12 +74,15 @@ class NotebookTable:
         return pd.DataFrame(self.table_rows())
 
     def _repr_html_(self) -> str:
-        rows, images = self.html_rows(), self.table_images()
+        rows = self.html_rows()
+        images = self.table_images()
         columns = list(dict.fromkeys(column for row in rows for column in row))
         if len(rows) == 1 and not images:
-            head, lines = ["", ""], [[column, rows[0][column]] for column in columns]
+            head = ["", ""]
+            lines = [[column, rows[0][column]] for column in columns]
         else:
-            head, lines = columns, [[row.get(column) for column in columns] for row in rows]
+            head = columns
+            lines = [[row.get(column) for column in columns] for row in rows]
         body = [[_html_cell(value) for value in line] for line in lines[:MAX_HTML_ROWS]]
         if images:
             head = ["", *head]
@@ -143,7 +146,8 @@ def _html_cell(value: Any) -> str:
 def _html_image(image: Image | None) -> str:
     if image is None:
         return ""
-    small, file = image.convert("RGB"), io.BytesIO()
+    small = image.convert("RGB")
+    file = io.BytesIO()
     small.thumbnail(THUMBNAIL_SIZE)
     small.save(file, "JPEG")
     return f'<img alt="" src="data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}">'

@@ -77,7 +77,8 @@ class ProcessGroup:
         if self.world_size == 1:
             yield
             return
-        store, self._num_turns = default_store(), self._num_turns + 1
+        store = default_store()
+        self._num_turns = self._num_turns + 1
         key = f"visavis/turn-{self._num_turns}"
         # The method ``wait`` of the store prints a warning at each timeout.
         while not self.is_first and not store.check([key]):

@@ -174,7 +174,9 @@ class ItemCounter:
     """
 
     def __init__(self, progress: Progress, task: str, total: int):
-        self.progress, self.task, self.total = progress, task, total
+        self.progress = progress
+        self.task = task
+        self.total = total
         self.started = self.reported = time.monotonic()
 
     def __call__(self, done: int) -> None:
@@ -183,7 +185,8 @@ class ItemCounter:
         Args:
             done: Items that are done.
         """
-        now, is_first = time.monotonic(), self.reported == self.started
+        now = time.monotonic()
+        is_first = self.reported == self.started
         if now - self.reported >= REPORT_INTERVAL_S or (done >= self.total and not is_first):
             self.reported = now
             self.progress.update(self.task, done, self.total, done / (now - self.started))

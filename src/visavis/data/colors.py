@@ -22,7 +22,8 @@ _PRIMARIES = {
     9: ((0.708, 0.292), (0.170, 0.797), (0.131, 0.046)),
     12: ((0.680, 0.320), (0.265, 0.690), (0.150, 0.060)),
 }
-_D65, _D50 = (0.3127, 0.3290), np.array([0.9642, 1.0, 0.8249])
+_D65 = (0.3127, 0.3290)
+_D50 = np.array([0.9642, 1.0, 0.8249])
 # Code points of transfer functions that are shown as sRGB: BT.709, unknown, BT.601, sRGB, BT.2020.
 # The curves of high dynamic range are not among them.
 _SDR_TRANSFERS = (1, 2, 6, 13, 14, 15)
@@ -113,7 +114,8 @@ def profile_of_code_points(primaries: int, transfer: int) -> bytes | None:
         return None
     chromaticities = [*_PRIMARIES[primaries], _D65]
     columns = [np.array([x / y, 1.0, (1 - x - y) / y]) for x, y in chromaticities]
-    to_xyz, white = np.stack(columns[:3], 1), columns[3]
+    to_xyz = np.stack(columns[:3], 1)
+    white = columns[3]
     to_xyz = to_xyz * np.linalg.solve(to_xyz, white)
     # Profiles describe colors as they appear under D50.
     scale = np.diag(_BRADFORD @ _D50 / (_BRADFORD @ white))
@@ -126,7 +128,9 @@ def profile_of_code_points(primaries: int, transfer: int) -> bytes | None:
     tags = {b"desc": name, b"wtpt": _xyz(_D50)}
     tags |= {key: _xyz(to_xyz[:, axis]) for axis, key in enumerate((b"rXYZ", b"gXYZ", b"bXYZ"))}
     tags |= dict.fromkeys((b"rTRC", b"gTRC", b"bTRC"), curve)
-    table, data, start = b"", b"", 128 + 4 + 12 * len(tags)
+    table = b""
+    data = b""
+    start = 128 + 4 + 12 * len(tags)
     for key, value in tags.items():
         table += key + struct.pack(">II", start + len(data), len(value))
         data += value + b"\0" * (-len(value) % 4)

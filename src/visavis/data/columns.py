@@ -64,7 +64,8 @@ def unique_texts(blocks: Iterable[pa.Array]) -> tuple[np.ndarray, pa.Array]:
         first mention.
     """
     pa = import_pyarrow()
-    all_blocks, num_rows = list[Any](), 0
+    all_blocks = list[Any]()
+    num_rows = 0
     rows_of, texts_of = ([list[Any]() for _ in range(_HASH_TABLES)] for _ in range(2))
     for block, rows, texts, bounds in map_in_order(_sort_by_hash_table, blocks):
         for table, (start, end) in enumerate(pairwise(bounds)):
@@ -88,7 +89,8 @@ def unique_texts(blocks: Iterable[pa.Array]) -> tuple[np.ndarray, pa.Array]:
         return np.empty(0, np.int32), pa.array([], pa.large_string())
     # Rows, index of the text and first rows of each hash table.
     encoded = list(map_in_order(encode, range(_HASH_TABLES)))
-    is_first, unique_index = np.zeros(num_rows, bool), np.full(num_rows, -1, np.int32)
+    is_first = np.zeros(num_rows, bool)
+    unique_index = np.full(num_rows, -1, np.int32)
     # Unique texts are numbered by their first row, whatever hash table they are in.
     is_first[np.concatenate([first_rows for _, _, first_rows in encoded])] = True
     index_of_row = np.cumsum(is_first, dtype=np.int32) - 1
@@ -145,7 +147,9 @@ class TextColumn(LazySequence[str]):
     """
 
     def __init__(self, path: Path, content_hash: str, rows: np.ndarray | None = None):
-        self.path, self.content_hash, self.rows = path, content_hash, rows
+        self.path = path
+        self.content_hash = content_hash
+        self.rows = rows
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TextColumn, (self.path, self.content_hash, self.rows)
@@ -245,7 +249,10 @@ class ImageColumn(LazyImages):
         splits: np.ndarray,
         folder: Path | None,
     ):
-        self.names, self.split_names, self.splits, self.folder = names, split_names, splits, folder
+        self.names = names
+        self.split_names = split_names
+        self.splits = splits
+        self.folder = folder
 
     def __len__(self) -> int:
         return len(self.splits)
@@ -261,7 +268,8 @@ class ImageColumn(LazyImages):
         )
 
     def read(self, indices: np.ndarray) -> list[Image]:
-        names, folder = self.names.read(indices), self.folder
+        names = self.names.read(indices)
+        folder = self.folder
         locations = [
             None if folder is None else ByteRange(_find_file(folder, name), root=folder)
             for name in names

@@ -137,7 +137,10 @@ class _FilePart(io.RawIOBase):
     """
 
     def __init__(self, file: io.BufferedReader, offset: int, size: int):
-        self.file, self.offset, self.size, self.position = file, offset, size, 0
+        self.file = file
+        self.offset = offset
+        self.size = size
+        self.position = 0
 
     def readable(self) -> bool:
         return True
@@ -441,7 +444,8 @@ class Dataset:
         """
         chosen = np.flatnonzero(self._in_split(name))
         if not len(chosen):
-            close, splits = closest_name(name, self.splits), ", ".join(self.splits) or "none"
+            close = closest_name(name, self.splits)
+            splits = ", ".join(self.splits) or "none"
             raise DataError(
                 f"{self.name}: expected one of its splits ({splits}), got {name}. Use "
                 f"{close or 'one of them'}."

@@ -195,7 +195,9 @@ def _signature(folders: Sequence[str]) -> tuple[str, float, set[str]]:
     time of the latest change in seconds since the epoch, which is infinite if something cannot be
     read, and the paths.
     """
-    digest, latest, paths = hashlib.sha256(), 0.0, set[str]()
+    digest = hashlib.sha256()
+    latest = 0.0
+    paths = set[str]()
     for folder in folders:
         scan = scan_folder(Path(folder))
         for file in scan.files:

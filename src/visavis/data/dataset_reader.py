@@ -272,7 +272,8 @@ def check_dataset(
     Raises:
         DataError: If there is nothing to read at ``path``.
     """
-    start, (dataset_format, source) = time.perf_counter(), _locate(path)
+    start = time.perf_counter()
+    dataset_format, source = _locate(path)
     try:
         data = dataset_format.open(source) if dataset_format.open is not None else None
         if data is not None and len(data.images) > MAX_CHECKED_IMAGES:
@@ -423,7 +424,8 @@ def path_exists(path: str | Path) -> bool:
     Returns:
         Whether it exists.
     """
-    path, root = Path(os.path.expanduser(path)), data_folder()
+    path = Path(os.path.expanduser(path))
+    root = data_folder()
     return (
         os.path.exists(path)
         or (root is not None and os.path.exists(root / path))
@@ -679,7 +681,8 @@ def _decode(
         content = image.read()
         return hashlib.sha256(content).hexdigest(), image_size(content, image.name), 0.0
     # The container holds the times of all frames, so a truncated video is found without decoding.
-    digest, seconds = image.location.sha256(), image.duration()
+    digest = image.location.sha256()
+    seconds = image.duration()
     if frames_per_second:
         image.num_frames(frames_per_second)
     if not decode_video:

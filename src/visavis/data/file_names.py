@@ -297,6 +297,7 @@ def describe_other_files(names: Iterable[str]) -> str | None:
     # The most frequent first, then by name, so that the line does not depend on the order of the
     # files.
     ordered = sorted(suffixes, key=lambda suffix: (-suffixes[suffix], suffix))
-    shown, total = ordered[:MAX_NAMED_SUFFIXES], suffixes.total()
+    shown = ordered[:MAX_NAMED_SUFFIXES]
+    total = suffixes.total()
     shown += ["..."] if len(ordered) > len(shown) else []
     return f"{total:,} other file{'s'[: total > 1]}: {', '.join(shown)}" if total else None

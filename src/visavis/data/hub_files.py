@@ -128,7 +128,8 @@ def hub_errors(name: str, expected: str, *, is_download: bool = False) -> Iterat
             "HF_HOME: expected a folder for downloads, got none, and this user has no home folder. "
             "Set HF_HOME=FOLDER."
         )
-    level, limit_s = hub_logging.get_verbosity(), constants.HF_HUB_ETAG_TIMEOUT
+    level = hub_logging.get_verbosity()
+    limit_s = constants.HF_HUB_ETAG_TIMEOUT
 
     def limit_waiting(request: Any) -> None:
         timeouts = request.extensions.get("timeout", {})
@@ -431,7 +432,8 @@ def fetch_hub_files(
     from visavis.core.stopping import kept_if_stopped
 
     missing = [file for file in files if file.will_download]
-    total, received = sum(file.file_size or 0 for file in missing), 0
+    total = sum(file.file_size or 0 for file in missing)
+    received = 0
 
     class ByteCounter(hidden_bar()):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any):
@@ -449,7 +451,8 @@ def fetch_hub_files(
         return f"{received / 1e6:,.0f} of {total / 1e6:,.0f} MB of the download are kept."
 
     bar = None if on_bytes is None else ByteCounter
-    chunk_bytes, constants.DOWNLOAD_CHUNK_SIZE = constants.DOWNLOAD_CHUNK_SIZE, _CHUNK_BYTES
+    chunk_bytes = constants.DOWNLOAD_CHUNK_SIZE
+    constants.DOWNLOAD_CHUNK_SIZE = _CHUNK_BYTES
     try:
         for file in missing:
             with kept_if_stopped(lambda: describe() if received else ""):
@@ -533,7 +536,8 @@ def download_dataset(name: str) -> Path:
     downloaded: list[str] | None = storage.read_checksummed_json(record, list[str])
     if downloaded is not None and all(map(os.path.isfile, downloaded[1:])):
         return Path(downloaded[0])
-    repository, revision = parts["repository"], parts["revision"]
+    repository = parts["repository"]
+    revision = parts["revision"]
     expected = "a data set of the Hugging Face Hub"
     available = list_hub_files(name, expected, repository, "dataset", revision=revision)
     files = _select_files(name, [file.filename for file in available], parts["config"])

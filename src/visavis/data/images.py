@@ -69,7 +69,8 @@ class ImageError(DataError):
 
     def __init__(self, kind: str, problem: str, name: str):
         super().__init__(f"image {name} {problem}.")
-        self.kind, self.problem = kind, problem
+        self.kind = kind
+        self.problem = problem
 
 
 def _require(condition: object, kind: str, problem: str, name: str) -> None:
@@ -575,7 +576,8 @@ def _upright_size(image: Image.Image) -> tuple[int, int]:
         # Some versions of Pillow exchange the sides of a TIFF when they open it, others when they
         # decode it.
         tags = image.tag_v2  # type: ignore[attr-defined]
-        width, height = tags[ExifTags.Base.ImageWidth], tags[ExifTags.Base.ImageLength]
+        width = tags[ExifTags.Base.ImageWidth]
+        height = tags[ExifTags.Base.ImageLength]
     return (height, width) if exif_orientation(image) > 4 else (width, height)
 
 
@@ -617,15 +619,18 @@ def random_area_box(
         # The order of the calls of the generator is a part of a seed.
         area = size[0] * size[1] * _uniform(*scale, generator)
         aspect = math.exp(_uniform(math.log(ratio[0]), math.log(ratio[1]), generator))
-        width, height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        width = round(math.sqrt(area * aspect))
+        height = round(math.sqrt(area / aspect))
         if 0 < width <= size[0] and 0 < height <= size[1]:
             left = int(_uniform(0, size[0] - width + 1, generator))
             top = int(_uniform(0, size[1] - height + 1, generator))
             break
     else:
         aspect = min(max(size[0] / size[1], ratio[0]), ratio[1])
-        width, height = min(size[0], round(size[1] * aspect)), min(size[1], round(size[0] / aspect))
-        left, top = (size[0] - width) // 2, (size[1] - height) // 2
+        width = min(size[0], round(size[1] * aspect))
+        height = min(size[1], round(size[0] / aspect))
+        left = (size[0] - width) // 2
+        top = (size[1] - height) // 2
     return left, top, left + width, top + height
 
 
@@ -646,7 +651,8 @@ def random_sides_box(
         The code of VSE-infinity (Chen et al., 2021).
     """
     side_share = _uniform(*scale, generator)
-    width, height = max(1, int(side_share * size[0])), max(1, int(side_share * size[1]))
+    width = max(1, int(side_share * size[0]))
+    height = max(1, int(side_share * size[1]))
     left = int(_uniform(0, size[0] - width + 1, generator))
     top = int(_uniform(0, size[1] - height + 1, generator))
     return left, top, left + width, top + height

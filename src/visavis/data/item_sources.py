@@ -118,8 +118,12 @@ class PixelSource:
         min_side: int = 0,
         normalize: Callable[[Tensor], Tensor] | None = None,
     ):
-        self.images, self.preprocess, self.preprocess_crops = images, preprocess, preprocess_crops
-        self.crop, self.min_side, self._normalize = CROP_FUNCTIONS[crop], min_side, normalize
+        self.images = images
+        self.preprocess = preprocess
+        self.preprocess_crops = preprocess_crops
+        self.crop = CROP_FUNCTIONS[crop]
+        self.min_side = min_side
+        self._normalize = normalize
 
     def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
         """Read pixels of some images.
@@ -180,7 +184,8 @@ class PixelSource:
         one needs more pixels of the image.
         """
         assert self.preprocess_crops is not None
-        name, content = image.name, image.read()
+        name = image.name
+        content = image.read()
         size = upright_size(content, name)
         # One generator per crop: box and flip depend on its seed alone, not on other images.
         generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]

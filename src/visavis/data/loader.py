@@ -149,7 +149,8 @@ class BatchSchedule:
         Raises:
             DataError: If there are too few items for one batch.
         """
-        count, random = self.num_batches(data), np.random.default_rng((seed, epoch))
+        count = self.num_batches(data)
+        random = np.random.default_rng((seed, epoch))
         return (
             self._pairs(data, random)
             if self.captions_per_image is None
@@ -168,9 +169,11 @@ class BatchSchedule:
         Raises:
             DataError: If there are too few items for one batch.
         """
-        items, unit = len(data.captions), "captions"
+        items = len(data.captions)
+        unit = "captions"
         if self.captions_per_image is not None:
-            items, unit = int(np.count_nonzero(data.captions_of.counts)), "images"
+            items = int(np.count_nonzero(data.captions_of.counts))
+            unit = "images"
         count = items // self.batch_size if self.drop_last else -(-items // self.batch_size)
         require(
             count,
@@ -203,7 +206,8 @@ class BatchSchedule:
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         assert self.captions_per_image is not None
         # Images without captions are never sampled.
-        counts, plan = data.captions_of.counts, []
+        counts = data.captions_of.counts
+        plan = []
         for images in self._cut(random.permutation(np.flatnonzero(counts))):
             if (counts[images] == 1).all():  # a permutation of one caption reads no random numbers
                 plan.append((images, data.captions_of.select(images)))
@@ -332,7 +336,8 @@ class Loader:
         Raises:
             DataError: If an image cannot be read, or a worker process ends unexpectedly.
         """
-        nothing, no_captions = np.zeros(0, int), slice(0, 0)
+        nothing = np.zeros(0, int)
+        no_captions = slice(0, 0)
         requests = (
             BatchRequest(images, nothing, slice(0, len(images)), no_captions, None)
             for images in batches
@@ -405,7 +410,8 @@ class Loader:
                 images, captions, np.random.default_rng((self.seed, epoch, number))
             )
         # Negatives are added before the batch is divided, so that all ranks sample the same ones.
-        own_images, own_captions = self._part(len(images)), self._part(len(captions))
+        own_images = self._part(len(images))
+        own_captions = self._part(len(captions))
         # A seed for each position of the global batch, so that the number of ranks changes no crop.
         seeds = (
             np.random.SeedSequence((self.seed, epoch, number)).generate_state(len(images))[
@@ -420,10 +426,8 @@ class Loader:
         self, request: BatchRequest, contents: tuple[Encoded, Encoded], epoch: int, number: int
     ) -> Batch:
         image_of = self.data.image_of if self.extension is None else self.extension.image_of
-        images, captions = (
-            request.images[request.own_images],
-            request.captions[request.own_captions],
-        )
+        images = request.images[request.own_images]
+        captions = request.captions[request.own_captions]
         return Batch(
             images,
             captions,
@@ -487,11 +491,9 @@ def _arrange(
     """
     # Without images that occur twice, the parts are in the order of the batch, and each is one
     # slice.
-    order, in_order, start = (
-        torch.from_numpy(positions).to(device),
-        (np.diff(positions) > 0).all(),
-        0,
-    )
+    order = torch.from_numpy(positions).to(device)
+    in_order = (np.diff(positions) > 0).all()
+    start = 0
     if not isinstance(first.vectors, Tensor) or first.mask is not None:
         return concatenate([first, *(visual for visual, _ in others)]).to(device)[order.argsort()]
     arranged = first.vectors.new_empty(len(order), *first.vectors.shape[1:], device=device)

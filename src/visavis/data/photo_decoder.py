@@ -101,7 +101,8 @@ class LargePhotoError(Exception):
 
     def __init__(self, size: tuple[int, int], limit: int):
         super().__init__(size, limit)
-        self.size, self.limit = size, limit
+        self.size = size
+        self.limit = limit
 
 
 def photo_format(content: bytes, name: str) -> PhotoFormat | None:
@@ -336,7 +337,8 @@ class _Slot:
 
     def close(self) -> None:
         """End the process."""
-        process, self.process = self.process, None
+        process = self.process
+        self.process = None
         if process is not None:
             process.kill()
             for pipe in (process.stdin, process.stdout):

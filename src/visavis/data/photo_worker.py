@@ -70,7 +70,8 @@ class TooLargeError(Exception):
 
     def __init__(self, size: tuple[int, int], limit: int):
         super().__init__(f"{size}")
-        self.size, self.limit = size, limit
+        self.size = size
+        self.limit = limit
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,8 @@ def _open_jxl(content: bytes, max_pixels: int) -> Photo:
 
 def _read_jxl_header(content: bytes) -> tuple[tuple[int, int], int]:
     """Size and orientation of a JPEG XL (ISO/IEC 18181-1, annex D.2 and D.3)."""
-    start, position = content, 0
+    start = content
+    position = 0
     while start[:2] != b"\xff\x0a":
         # A container: boxes of a length, a type and data.
         length, kind = struct.unpack_from(">I4s", content, position)
@@ -166,7 +168,8 @@ def _read_jxl_header(content: bytes) -> tuple[tuple[int, int], int]:
 
     def read(count: int) -> int:
         nonlocal bits
-        value, bits = bits & ((1 << count) - 1), bits >> count
+        value = bits & ((1 << count) - 1)
+        bits = bits >> count
         return value
 
     def read_side(is_small: int) -> int:
@@ -187,7 +190,8 @@ def _open_raw(content: bytes, max_pixels: int) -> Photo:
 
     raw = rawpy.RawPy()
     raw.open_buffer(io.BytesIO(content))
-    sizes, exif = raw.sizes, _read_raw_exif(content, raw)
+    sizes = raw.sizes
+    exif = _read_raw_exif(content, raw)
     _require_size((sizes.raw_width, sizes.raw_height), _RAW_FACTOR * max_pixels)
     half = (sizes.width + 1) // 2, (sizes.height + 1) // 2
     flip = _ORIENTATION_OF_FLIP.get(sizes.flip, 1)
@@ -362,7 +366,8 @@ def _limit_memory(limit: int) -> None:
 
 def main() -> None:
     """Answer requests until the input ends."""
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    requests = os.fdopen(os.dup(0), "rb")
+    replies = os.fdopen(os.dup(1), "wb")
     # A decoder that prints must not disturb the replies.
     os.dup2(2, 1)
     _limit_memory(int(sys.argv[1]))

@@ -126,7 +126,8 @@ def _dtype(code: Any, *_: Any) -> UnfinishedArray:
     )
 
     def with_order(state: Any) -> np.dtype[Any]:
-        order, fields = state[1], state[2:5]
+        order = state[1]
+        fields = state[2:5]
         _require(
             fields == (None, None, None) and order in _ORDERS,
             "has an array of records, expected numbers, texts or plain objects",
@@ -290,7 +291,8 @@ class _MappedFile:
     """A file for the unpickler, which does not copy large parts and raises ValueError at its end."""
 
     def __init__(self, content: mmap.mmap):
-        self.content, self.num_steps = content, 0
+        self.content = content
+        self.num_steps = 0
 
     def _count_step(self) -> None:
         self.num_steps += 1
@@ -354,7 +356,8 @@ class _PlainUnpickler(pickle._Unpickler):
             return raw
 
     def load_reduce(self) -> None:
-        arguments, name = self.stack.pop(), self.stack.pop()
+        arguments = self.stack.pop()
+        name = self.stack.pop()
         called = name if isinstance(name, GlobalName) else GlobalName(type(name).__name__)
         if called.call is None:
             raise UnsafePickle(CODE_IN_PICKLE.format(f"it calls {called}"))
@@ -362,7 +365,8 @@ class _PlainUnpickler(pickle._Unpickler):
         self.append(called.call(*arguments))
 
     def load_build(self) -> None:
-        state, pending = self.stack.pop(), self.stack.pop()
+        state = self.stack.pop()
+        pending = self.stack.pop()
         _require(
             isinstance(pending, UnfinishedArray),
             CODE_IN_PICKLE.format(f"it sets the state of a {type(pending).__name__}"),
@@ -388,7 +392,8 @@ class _PlainUnpickler(pickle._Unpickler):
         self._set_items(items)
 
     def load_setitem(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
+        value = self.stack.pop()
+        key = self.stack.pop()
         self._set_items([key, value])
 
     def load_setitems(self) -> None:

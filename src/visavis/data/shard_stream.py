@@ -77,12 +77,10 @@ class ShardStream:
     """
 
     def __init__(self, pattern: str, shards: list[Shard], max_open: int, *, skip_bad: bool = False):
-        self.pattern, self.shards, self.max_open, self.skip_bad = (
-            pattern,
-            shards,
-            max_open,
-            skip_bad,
-        )
+        self.pattern = pattern
+        self.shards = shards
+        self.max_open = max_open
+        self.skip_bad = skip_bad
         self.starts = np.concatenate([[0], np.cumsum([shard.count for shard in shards])])
         first_keys = [shard.first_key for shard in shards if shard.first_key is not None]
         # Some tools number the samples of each shard from 0. Such keys are names within a shard.
@@ -162,7 +160,8 @@ class ShardStream:
         """
         # "right": an item that begins a shard is in it, and not at the end of the one before.
         number = int(np.searchsorted(self.starts, item, "right")) - 1
-        row, shard = item - int(self.starts[number]), self.shards[number]
+        row = item - int(self.starts[number])
+        shard = self.shards[number]
         # Images are decoded in several threads.
         with self._lock:
             reader = self._readers.pop(number, None)
@@ -231,7 +230,8 @@ class _StreamItems(LazySequence[T]):
     """Items of a stream, some of them or all. ``items`` holds their numbers in the stream."""
 
     def __init__(self, stream: ShardStream, items: np.ndarray | None = None):
-        self.stream, self.items = stream, items
+        self.stream = stream
+        self.items = items
 
     def __len__(self) -> int:
         return len(self.stream) if self.items is None else len(self.items)
@@ -335,7 +335,10 @@ class StreamPlan(Sequence[PlannedBatch]):
     """
 
     def __init__(self, starts: np.ndarray, batch_size: int, interleave: int, seed: int, epoch: int):
-        self.starts, self.seed, self.epoch, self.num_items = starts, seed, epoch, int(starts[-1])
+        self.starts = starts
+        self.seed = seed
+        self.epoch = epoch
+        self.num_items = int(starts[-1])
         self.num_batches = -(-self.num_items // batch_size)
         # Not more parts than items in a batch, or a batch would lack some of them.
         self.interleave = max(1, min(interleave, self.num_items // self.num_batches))
@@ -480,12 +483,15 @@ class StreamLoader(Loader):
             The batches.
         """
         # The first problem is logged at once, the number of all at the end.
-        skipped, end, log = 0, start, logging.getLogger(__name__)
+        skipped = 0
+        end = start
+        log = logging.getLogger(__name__)
         for batch in super().epoch(epoch, start=start, stop=stop, training=training, device=device):
             assert isinstance(batch, StreamBatch)
             if batch.skipped and not skipped:
                 log.warning("Skipped: %s", batch.skipped[0])
-            skipped, end = skipped + len(batch.skipped), batch.index + 1
+            skipped = skipped + len(batch.skipped)
+            end = batch.index + 1
             yield batch
         if skipped and training:
             items = f"{skipped:,} unusable items of {self.stream.pattern}"
@@ -510,7 +516,8 @@ class StreamLoader(Loader):
         number: int,
     ) -> StreamBatch:
         visual, text, numbers, usable, skipped = contents
-        items, ids = request.images[request.own_images][usable], torch.from_numpy(numbers)
+        items = request.images[request.own_images][usable]
+        ids = torch.from_numpy(numbers)
         # An item is an image and its caption, so both have the same numbers.
         return StreamBatch(
             images=items,
@@ -557,7 +564,8 @@ class StreamReader:
             DataError: If an item cannot be read and the stream does not skip it, or if no item can
                 be read.
         """
-        usable, skipped = np.ones(len(request.images[request.own_images]), bool), list[str]()
+        usable = np.ones(len(request.images[request.own_images]), bool)
+        skipped = list[str]()
         try:
             return *self._read(request, usable), usable, skipped
         except DataError:

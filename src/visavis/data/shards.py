@@ -348,7 +348,8 @@ class TarReader:
         # Opened once: another process may remove the file from the cache while it is read.
         self.file = open(path, "rb")  # noqa: SIM115 - closed with the reader
         self.name, self.tar = name, TarSamples.read(self.file, path, name)
-        self.keys, self.damage = list(self.tar.samples), self.tar.damage
+        self.keys = list(self.tar.samples)
+        self.damage = self.tar.damage
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -437,7 +438,8 @@ class ParquetReader:
                 limits[self.image_column] = MAX_IMAGE_BYTES * max(1, group.num_rows / 8)
             # Columns of few huge values are found before they are in memory.
             for chunk in map(group.column, range(group.num_columns)):
-                column, size = chunk.path_in_schema.partition(".")[0], chunk.total_uncompressed_size
+                column = chunk.path_in_schema.partition(".")[0]
+                size = chunk.total_uncompressed_size
                 limit = limits.get(column, size)
                 require(
                     size <= limit,

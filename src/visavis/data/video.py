@@ -304,14 +304,17 @@ def _decode(
     # The time line has read all packets.
     container.seek(0, any_frame=False, backward=True)
     # A frame is converted once, however often it is shown.
-    number, shown, image = 0, None, None
+    number = 0
+    shown = None
+    image = None
     for frame in container.decode(stream):
         time = timeline.first if frame.time is None else frame.time
         while shown is not None and number < count and time > timeline.first + number / rate + 1e-6:
             image = image or _to_image(shown)
             yield image
             number += 1
-        shown, image = frame, None
+        shown = frame
+        image = None
     if shown is None:
         raise VideoError(_NO_FRAME, name)
     missing = timeline.last - (shown.time or 0)
@@ -449,7 +452,8 @@ def _shown_stream(container: Any) -> Any:
             codec in _IMAGE_CODECS and stream.frames <= 1
         )
 
-    best, streams = container.streams.best("video"), container.streams.video
+    best = container.streams.best("video")
+    streams = container.streams.video
     moving = [stream for stream in streams if not is_still(stream)]
     return best if best in moving or not moving else moving[0]
 
@@ -459,7 +463,8 @@ def _read_timeline(container: Any, stream: Any, name: str) -> _Timeline:
     num_packets, interval = 0, 0.0
     first = last = None
     # Start and end of all streams.
-    start, end = math.inf, -math.inf
+    start = math.inf
+    end = -math.inf
     for packet in container.demux():
         # Some containers store no presentation time.
         stamp = packet.dts if packet.pts is None else packet.pts
@@ -469,15 +474,15 @@ def _read_timeline(container: Any, stream: Any, name: str) -> _Timeline:
         # encoding.
         if stamp is None or packet.is_discard:
             continue
-        time, duration = (
-            float(stamp * packet.time_base),
-            float((packet.duration or 0) * packet.time_base),
-        )
-        start, end = min(start, time), max(end, time + duration)
+        time = float(stamp * packet.time_base)
+        duration = float((packet.duration or 0) * packet.time_base)
+        start = min(start, time)
+        end = max(end, time + duration)
         if is_shown:
             first = time if first is None else min(first, time)
             if last is None or time >= last:
-                last, interval = time, duration
+                last = time
+                interval = duration
     _require(num_packets, f"has no frames. {COPY_AGAIN}", name)
     if first is None or last is None:
         # The cover of a file with sound alone.

@@ -27,7 +27,10 @@ from visavis.data.words import tokenize
 if TYPE_CHECKING:
     from visavis.data.columns import TextColumn
 
-PAD, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unk>"
+PAD = "<pad>"
+START = "<start>"
+END = "<end>"
+UNKNOWN = "<unk>"
 # Captions whose words are in memory at once.
 _CAPTIONS_PER_COUNT = 2**17
 
@@ -206,7 +209,8 @@ class TokenizedCaptions:
     """
 
     def __init__(self, captions: Sequence[str], vocabulary: Vocabulary):
-        self.captions, self.vocabulary = captions, vocabulary
+        self.captions = captions
+        self.vocabulary = vocabulary
         self.token_ids = (
             None
             if isinstance(captions, LazySequence)

@@ -150,7 +150,8 @@ class BatchRequest:
             The parts, and the position of each of their images in this rank's part of the batch.
         """
         # Images are numbered by first occurrence, so that the first part has the first images.
-        images, captions = self.images[self.own_images], self.own_captions
+        images = self.images[self.own_images]
+        captions = self.own_captions
         _, first_positions, unique_index = np.unique(images, return_index=True, return_inverse=True)
         order_of_unique = np.argsort(np.argsort(first_positions))
         part_of_image = order_of_unique[unique_index] // size
@@ -203,8 +204,11 @@ class WorkerPool:
     def __init__(
         self, readers: Sequence[Callable[[Any], Any]], workers: int, setting: str = "workers"
     ):
-        self._readers, self._workers, self._setting = readers, workers, setting
-        self._sampler, self._closes_at_exit = _RequestSampler(), False
+        self._readers = readers
+        self._workers = workers
+        self._setting = setting
+        self._sampler = _RequestSampler()
+        self._closes_at_exit = False
 
     @cached_property
     def _loader(self) -> DataLoader[Any]:

@@ -72,7 +72,8 @@ class BootstrapEstimate:
             The estimate.
         """
         # undefined samples do not count
-        tail, samples = (1 - CONFIDENCE) / 2, samples[np.isfinite(samples)]
+        tail = (1 - CONFIDENCE) / 2
+        samples = samples[np.isfinite(samples)]
         varies = bool(
             np.ptp(samples) > ROUNDING_TOLERANCE * 100
         )  # a difference by rounding is not a spread
@@ -150,7 +151,8 @@ class BootstrapSamples:
             Difference of the means over the common seeds, or over each row's own seeds if none are
             common.
         """
-        seeds_a, seeds_b = set(self.measured[a]), set(self.measured[b])
+        seeds_a = set(self.measured[a])
+        seeds_b = set(self.measured[b])
         # Paired by seed where possible, which removes the spread that both rows share.
         common = seeds_a & seeds_b
         value_a, samples_a = self._mean(a, common or seeds_a, metric)
@@ -291,7 +293,8 @@ def _resample(
     ``metrics`` maps how often each sample contains each unit ``[B, N]`` to metrics ``[B, runs,
     M]``.
     """
-    random, samples = np.random.default_rng(seed), []
+    random = np.random.default_rng(seed)
+    samples = []
     for start in range(0, num_samples, SAMPLES_PER_BATCH):
         size = min(SAMPLES_PER_BATCH, num_samples - start)
         # Each sample has its own range of numbers, so that one bincount counts the units of all

@@ -133,7 +133,8 @@ def zero_shot_accuracy(
     # Rank of the own class, from 1.
     ranks = (scores >= own).sum(1).numpy()
     others = scores.scatter(1, labels[:, None], float("-inf")).argmax(1).numpy()
-    of_class, sizes = labels.numpy(), np.bincount(labels.numpy(), minlength=len(classes))
+    of_class = labels.numpy()
+    sizes = np.bincount(labels.numpy(), minlength=len(classes))
     hits = {
         name: np.bincount(of_class[ranks <= k], minlength=len(classes))
         for name, k in (("top1", 1), ("top5", TOP_K))
@@ -161,7 +162,8 @@ def zero_shot_accuracy(
             float(hits[key] @ weights), sampled @ weights, "images", len(labels)
         )
 
-    over_images, over_classes = np.full(len(classes), 100 / len(labels)), 100 / sizes / len(classes)
+    over_images = np.full(len(classes), 100 / len(labels))
+    over_classes = 100 / sizes / len(classes)
     return ZeroShotResult(
         protocol=protocol,
         top1=estimate("top1", over_images),

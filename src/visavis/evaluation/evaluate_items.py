@@ -331,7 +331,8 @@ def rank_scores(
         ShapeError: If the scores do not match the ids.
     """
     scores = scores.detach()
-    image_ids, text_ids = to_id_tensor(image_ids, "image_ids"), to_id_tensor(text_ids, "text_ids")
+    image_ids = to_id_tensor(image_ids, "image_ids")
+    text_ids = to_id_tensor(text_ids, "text_ids")
     if scores.shape != (len(image_ids), len(text_ids)):
         raise ShapeError(
             f"scores: expected shape {[len(image_ids), len(text_ids)]}, as many images and texts "

@@ -119,9 +119,11 @@ class Protocol:
                 f"protocol {self.name}: expected no images or texts without a partner, got "
                 f"{num_unpaired:,}. Leave them out, or use the protocol plain."
             )
-        expected, got = "", f"{len(image_ids)} images"
+        expected = ""
+        got = f"{len(image_ids)} images"
         if self.num_images is not None and len(image_ids) != self.num_images:
-            expected, got = f"{self.num_images} images", str(len(image_ids))
+            expected = f"{self.num_images} images"
+            got = str(len(image_ids))
         elif len(image_ids) % self.folds:
             expected = f"{self.folds} folds of equal size"
         elif self.captions_per_image is not None:

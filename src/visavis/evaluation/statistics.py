@@ -173,11 +173,9 @@ class PairedTest:
         Returns:
             The sentence.
         """
-        names, difference, seeds = (
-            f"{self.a} and {self.b}",
-            format_number(self.difference, signed=True),
-            len(self.seeds),
-        )
+        names = f"{self.a} and {self.b}"
+        difference = format_number(self.difference, signed=True)
+        seeds = len(self.seeds)
         if self.adjusted_p is None:
             return f"{names} share {'one' if seeds else 'no'} seed: {difference} {metric}. No test is possible. Train more seeds of both."
         p = (
@@ -284,7 +282,8 @@ def paired_t_test(
     differences = [a[seed] - b[seed] for seed in seeds]
     # Rounding is relative to the compared values, not to their small differences.
     operands = [row[seed] for row in (a, b) for seed in seeds]
-    mean, std = fmean(differences), _sample_std(differences, operands)
+    mean = fmean(differences)
+    std = _sample_std(differences, operands)
     if std is None:
         p = None
     elif std:
@@ -327,7 +326,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
         [0.03, 0.06, 0.06]
     """
     # ascending p-values
-    order, adjusted = np.argsort(p_values, kind="stable"), np.empty(len(p_values))
+    order = np.argsort(p_values, kind="stable")
+    adjusted = np.empty(len(p_values))
     adjusted[order] = np.maximum.accumulate(
         np.sort(p_values) * np.arange(len(p_values), 0, -1)
     ).clip(max=1)

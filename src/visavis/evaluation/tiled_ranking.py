@@ -155,7 +155,8 @@ def rank_by_tiles(
         targets = Targets(query_ids=image_ids, candidate_ids=text_ids)
     image, text_of_pair = _all_pairs(targets)
     if isinstance(score, TwoStageScore | DirectedScore):
-        images, texts = image.unique(), text_of_pair.unique()
+        images = image.unique()
+        texts = text_of_pair.unique()
         by_images = rank_by_rows(
             select_items(visual, images),
             text,
@@ -226,7 +227,10 @@ def rank_by_rows(
         Ranks of the queries.
     """
     # One entry for each block of queries.
-    ranks, positive_scores, top_candidates, hardest = [], [], [], []
+    ranks = []
+    positive_scores = []
+    top_candidates = []
+    hardest = []
     for rows, block in iter_score_rows(visual, text, score, direction, memory=memory):
         block_targets = targets[rows]
         positive = block_targets.positive
@@ -321,7 +325,9 @@ class _RankCounter:
     """
 
     def __init__(self, pairs: _PositivePairs, queries: _Side, candidates: _Side, ties: Ties):
-        self.pairs, self.queries, self.candidates = pairs, queries, candidates
+        self.pairs = pairs
+        self.queries = queries
+        self.candidates = candidates
         num_queries = len(queries.index)
         positive_scores = pad_by_query(pairs.scores, pairs.query, num_queries)  # [Q, M]
         self.positive_scores = positive_scores
@@ -374,7 +380,8 @@ class _RankCounter:
             negatives[row - part.start, column] = -torch.inf
             hardest[part], columns[part] = _take_row_maxima(negatives)
         self.num_before[queries] += num_before.T.cpu().double() / len(self.comparisons)
-        hardest, columns = hardest.cpu(), columns.cpu()
+        hardest = hardest.cpu()
+        columns = columns.cpu()
         # Strictly, so that of equal scores the first tile keeps its candidate.
         is_harder = hardest > self.hardest[queries]
         self.hardest[queries[is_harder]] = hardest[is_harder]
@@ -467,12 +474,16 @@ class _ScoreTiles:
     """
 
     def __init__(self, images: _Side, texts: _Side, score: Score, image: Tensor, text: Tensor):
-        self.images, self.texts, self.score_function = images, texts, score
-        self.num_rows, self.num_columns = len(images.cuts) - 1, len(texts.cuts) - 1
+        self.images = images
+        self.texts = texts
+        self.score_function = score
+        self.num_rows = len(images.cuts) - 1
+        self.num_columns = len(texts.cuts) - 1
         tile, order = (images.tile_of(image) * self.num_columns + texts.tile_of(text)).sort(
             stable=True
         )
-        self.pair_image, self.pair_text = image[order], text[order]
+        self.pair_image = image[order]
+        self.pair_text = text[order]
         self.kept_tiles: dict[int, Tensor] = {}
         self.bytes_to_keep = MAX_KEPT_BYTES
         # Pairs of tile t are pair_bounds[t] to pair_bounds[t + 1].
@@ -486,7 +497,8 @@ class _ScoreTiles:
         """Score the tiles of this process, or only those with positive pairs, whose other scores
         are not checked.
         """
-        images, texts = self.images, self.texts
+        images = self.images
+        texts = self.texts
         for row_tile in (
             torch.arange(self.num_rows).tensor_split(group.world_size)[group.rank].tolist()
         ):

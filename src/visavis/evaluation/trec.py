@@ -88,7 +88,8 @@ def top_candidates(
         # Only for these queries the whole row is sorted.
         all_candidates = torch.arange(scores.shape[1]).expand(len(tied), -1)
         all_values, full_order = _sort_candidates(scores[tied], all_candidates, relevance[tied])
-        values[tied], order[tied] = all_values[:, :top], full_order[:, :top]
+        values[tied] = all_values[:, :top]
+        order[tied] = full_order[:, :top]
     values = values.clamp(-MAX_SCORE, MAX_SCORE).float()
     for column in range(1, top):
         # Strictly falling, or readers would break ties by name.

@@ -55,11 +55,13 @@ class VisavisIndexRetriever(BaseRetriever):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.similarity_top_k, self.item_filter = similarity_top_k, item_filter
+        self.similarity_top_k = similarity_top_k
+        self.item_filter = item_filter
         self._opened = SharedIndex(index, store)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        text, image = query_bundle.query_str, query_bundle.image_path
+        text = query_bundle.query_str
+        image = query_bundle.image_path
         texts = parse_query(text) or (() if image else ((1.0, text),))
         query = SearchQuery(texts, images=((1.0, image),) if image else ())
         results = self._opened.search(query, self.similarity_top_k, self.item_filter)

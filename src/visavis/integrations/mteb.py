@@ -282,7 +282,8 @@ def run_tasks(model: Any, name: str, tasks: Sequence[Any], folder: Path) -> Mteb
         DataError: If the data of a task cannot be loaded.
         VisavisError: If a name is unknown, or the model cannot read the items of a task.
     """
-    selected, encoder = find_tasks(tasks), MtebEncoder(model, name)
+    selected = find_tasks(tasks)
+    encoder = MtebEncoder(model, name)
     import mteb
 
     cache = mteb.ResultCache(folder)

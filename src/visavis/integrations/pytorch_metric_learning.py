@@ -115,7 +115,8 @@ class SelfSupervisedLoss(nn.Module):
 
     def __init__(self, loss: MetricLoss, symmetric: bool = True) -> None:
         super().__init__()
-        self.loss, self.symmetric = loss, symmetric
+        self.loss = loss
+        self.symmetric = symmetric
 
     def forward(self, embeddings: Tensor, ref_emb: Tensor) -> Tensor:
         """Compute the loss of a batch.
@@ -183,7 +184,8 @@ class CrossBatchMemory(nn.Module):
         Raises:
             ShapeError: If the lengths do not match, or the batch is larger than the memory.
         """
-        labels, pair_loss = to_id_tensor(labels, "labels"), self.loss.loss
+        labels = to_id_tensor(labels, "labels")
+        pair_loss = self.loss.loss
         validate_labels(labels, embeddings)
         embeddings, labels = self._gather(embeddings, labels.to(embeddings.device))
         size = len(self.embedding_memory)

@@ -272,7 +272,8 @@ class _MiniBatch:
     """
 
     def __init__(self, model: nn.Module, features: dict[str, Any]) -> None:
-        self.model, self.features = model, features
+        self.model = model
+        self.features = features
 
     def __call__(self) -> Tensor:
         model = self.model

@@ -84,7 +84,8 @@ class TrainerLoss:
                 "labels: expected one id per row, got none. Add a column labels and set "
                 "TrainingArguments(label_names=['labels'])."
             )
-        ids, embeddings = to_id_tensor(labels, "labels"), []
+        ids = to_id_tensor(labels, "labels")
+        embeddings = []
         named = outputs if isinstance(outputs, Mapping) else {}
         for name in self.names:
             if not isinstance(named.get(name), Tensor):

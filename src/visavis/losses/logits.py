@@ -46,7 +46,8 @@ class LearnedScale(nn.Module):
         self, initial_scale: float, *, min_scale: float = 0.0, max_scale: float = MAX_SCALE
     ) -> None:
         super().__init__()
-        self.min_scale, self.max_scale = float(min_scale), float(max_scale)
+        self.min_scale = float(min_scale)
+        self.max_scale = float(max_scale)
         self.initial_scale = self.validate(initial_scale)
         self.log = nn.Parameter(torch.tensor(math.log(initial_scale)))
 

@@ -261,16 +261,19 @@ def score_query_rows(
     Raises:
         VisavisError: If one pair does not fit into memory.
     """
-    visual, text = as_encoded(visual), as_encoded(text)
+    visual = as_encoded(visual)
+    text = as_encoded(text)
     if isinstance(score, DirectedScore):
         yield from score.query_rows(
             visual, text, direction, caller_bytes_per_pair=caller_bytes_per_pair, memory=memory
         )
         return
     stages = score if isinstance(score, TwoStageScore) else None
-    first_visual, first_text = visual, text
+    first_visual = visual
+    first_text = text
     if stages is not None:
-        first_visual, first_text = stages.first_stage_items(visual), stages.first_stage_items(text)
+        first_visual = stages.first_stage_items(visual)
+        first_text = stages.first_stage_items(text)
     queries, candidates = (
         (first_visual, first_text) if direction == "i2t" else (first_text, first_visual)
     )
@@ -367,7 +370,8 @@ def tile_shape(
     Raises:
         VisavisError: If one pair does not fit into memory.
     """
-    visual, text = as_encoded(visual), as_encoded(text)
+    visual = as_encoded(visual)
+    text = as_encoded(text)
     memory_bytes = _block_budget(score, visual, memory)
     return _block_shape(
         score,
@@ -448,10 +452,8 @@ def _block_shape(
     max_shape: tuple[int | None, int | None] = (None, None),
 ) -> tuple[int, int]:
     """Choose the shape of blocks that fit into memory and do not exceed ``MAX_BLOCK_BYTES``."""
-    cost, size = (
-        inference_block_cost(score, visual, text) + BlockCost(caller_bytes_per_pair),
-        (len(visual), len(text)),
-    )
+    cost = inference_block_cost(score, visual, text) + BlockCost(caller_bytes_per_pair)
+    size = (len(visual), len(text))
     max_shape = block_shape(
         *size,
         BlockCost(cost.pair_bytes),

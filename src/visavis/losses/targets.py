@@ -227,14 +227,12 @@ class Targets:
         Raises:
             ShapeError: If the lengths differ or a position is out of range.
         """
-        query_index, candidate_index = (
-            to_id_tensor(to_integer_tensor(query_index, "query_index"), "query_index"),
-            to_id_tensor(to_integer_tensor(candidate_index, "candidate_index"), "candidate_index"),
+        query_index = to_id_tensor(to_integer_tensor(query_index, "query_index"), "query_index")
+        candidate_index = to_id_tensor(
+            to_integer_tensor(candidate_index, "candidate_index"), "candidate_index"
         )
-        num_queries, num_candidates = (
-            validate_int(num_queries, "num_queries"),
-            validate_int(num_candidates, "num_candidates"),
-        )
+        num_queries = validate_int(num_queries, "num_queries")
+        num_candidates = validate_int(num_candidates, "num_candidates")
         if len(query_index) != len(candidate_index):
             raise ShapeError(
                 f"candidate_index: expected {len(query_index)} entries as in query_index, got "
@@ -420,7 +418,8 @@ class Targets:
             query, candidate = self._equal_ids.nonzero(as_tuple=True)
             return query, candidate
         order, first, counts = self._id_runs()
-        queries, ends = torch.arange(counts.shape[0], device=counts.device), counts.cumsum(0)
+        queries = torch.arange(counts.shape[0], device=counts.device)
+        ends = counts.cumsum(0)
         if bool((ends == queries + 1).all()):
             # One positive for each query, as in most batches.
             return queries, order[first]

@@ -466,7 +466,8 @@ def valid_mask(encoded: Encoded) -> Tensor:
     Returns:
         Mask, shape ``[N, L]``.
     """
-    mask, vectors = get_mask(encoded), get_vectors(encoded)
+    mask = get_mask(encoded)
+    vectors = get_vectors(encoded)
     return (
         torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device)
         if mask is None
@@ -535,7 +536,8 @@ def verify_config_hash(file: Path) -> None:
     """
     content = storage.read_json(file, dict[str, Any], error=RunError)
     # The hash covers all entries but itself.
-    stored, actual = content.pop(CONFIG_HASH, None), _config_hash(content)
+    stored = content.pop(CONFIG_HASH, None)
+    actual = _config_hash(content)
     if stored != actual:
         raise RunError(
             f"{file} is damaged: expected {CONFIG_HASH} {actual}, got {stored}. Restore a complete "

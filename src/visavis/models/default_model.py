@@ -230,7 +230,8 @@ def default_model(
         MissingExtra: If transformers is not installed.
     """
     import_transformers()
-    name, saved = None if model is None else str(model), saved_model()
+    name = None if model is None else str(model)
+    saved = saved_model()
     if name is not None and os.path.exists(name):
         name = os.path.abspath(name)
     if name is None and saved is not None and os.path.isabs(saved) and not os.path.exists(saved):

@@ -103,7 +103,8 @@ def join_batches(encoded: Sequence[Encoded], batches: Sequence[np.ndarray]) -> E
     Returns:
         Encoded items in ascending order of their indices.
     """
-    items, index = collect_batches(list(encoded)), np.concatenate(batches)
+    items = collect_batches(list(encoded))
+    index = np.concatenate(batches)
     # A selection of all items would copy them.
     in_order = bool((index[1:] >= index[:-1]).all())
     return items if in_order else items[torch.from_numpy(np.argsort(index, kind="stable"))]
@@ -277,7 +278,8 @@ class ScoreEnsemble(Matcher):
 
     def __init__(self, members: Sequence[Matcher]):
         nn.Module.__init__(self)
-        self.config, self.members = members[0].config, nn.ModuleList(members)
+        self.config = members[0].config
+        self.members = nn.ModuleList(members)
 
     def encode_visual(self, items: Encoded) -> Encoded:
         return join_member_encodings([member.encode_visual(items) for member in self.members])  # type: ignore[operator]

@@ -293,7 +293,8 @@ class GeneralizedPooling(nn.Module):
 
     def __init__(self, position_dim: int = 32, hidden_dim: int = 32, temperature: float = 0.1):
         super().__init__()
-        self.position_dim, self.temperature = position_dim, temperature
+        self.position_dim = position_dim
+        self.temperature = temperature
         self.gru = nn.GRU(position_dim, hidden_dim, batch_first=True, bidirectional=True)
         self.linear = nn.Linear(hidden_dim, 1, bias=False)
         self.weight_table: Tensor | None
@@ -421,5 +422,6 @@ def sinusoidal_positions(length: int, dim: int, device: torch.device | None = No
         torch.arange(0, dim, 2, device=device, dtype=torch.float32) * (-math.log(10000.0) / dim)
     )
     table = torch.zeros(length, dim, device=device)
-    table[:, 0::2], table[:, 1::2] = torch.sin(position * rate), torch.cos(position * rate)
+    table[:, 0::2] = torch.sin(position * rate)
+    table[:, 1::2] = torch.cos(position * rate)
     return table

@@ -463,10 +463,8 @@ def load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
             f"{suggest_model(config.kind)}"
         )
     try:
-        processor, architecture = (
-            Processor.from_saved_config(config, folder),
-            build_object(kind.Config, config.architecture),
-        )
+        processor = Processor.from_saved_config(config, folder)
+        architecture = build_object(kind.Config, config.architecture)
         if config.items is not None:
             from visavis.models.text_side import text_side
 

@@ -80,7 +80,8 @@ def read_image(image: Any, name: str, min_side: int = 0) -> Image:
         return decode_image(bytes(image), name, min_side=min_side, allow_animated=True)
     if isinstance(image, Image):
         return convert_image(image, name, min_side=min_side)
-    pixels, problem = image, ""
+    pixels = image
+    problem = ""
     if isinstance(image, Tensor) and image.dim() == 3:
         pixels = image.detach().cpu()
         if pixels.is_floating_point():
@@ -152,8 +153,10 @@ class Retriever:
                 "size."
             )
         parse_memory(memory)
-        self.matcher, self.processor = matcher.eval(), processor
-        self.batch_size, self.memory = batch_size, memory
+        self.matcher = matcher.eval()
+        self.processor = processor
+        self.batch_size = batch_size
+        self.memory = memory
 
     @property
     def device(self) -> torch.device:
@@ -252,7 +255,8 @@ class Retriever:
         Raises:
             RunError: If the model does not exist, or if its files are damaged.
         """
-        device, folder = choose_device(device), Path(folder)
+        device = choose_device(device)
+        folder = Path(folder)
         # A run has its model in a folder of its own.
         folder = folder / "model" if os.path.exists(folder / "model" / "config.json") else folder
         matcher: Matcher
@@ -462,7 +466,8 @@ class Retriever:
         count = count_items(images, "images or videos")
 
         def read_item(i: int) -> Iterable[Image]:
-            item, name = images[i], f"images[{i}]"
+            item = images[i]
+            name = f"images[{i}]"
             if not frames_per_second:
                 return [read_image(item, name, self.processor.min_side)]
             # An image is a clip of one frame, and a list of images is a clip.
@@ -510,7 +515,8 @@ class Retriever:
             Encoded items.
         """
         # Pixels are read ahead one by one, and batches take as many as they need.
-        remaining, reads_clips = iter(pixels), self.processor.frames_per_second > 0
+        remaining = iter(pixels)
+        reads_clips = self.processor.frames_per_second > 0
 
         def read_batch(index: np.ndarray) -> Encoded:
             batch = list(islice(remaining, len(index)))

@@ -55,7 +55,9 @@ _SPLIT_NAME_ALIASES = {"jsfusion": "1ka"}
 _PICKLES = (".pkl", ".pickle", ".npy")
 _CAPTIONS_PER_BLOCK = 512
 HDF5_SUFFIXES = (".h5", ".hdf5")
-_FEATURES, _SECONDS, _CAPTIONS = "features.", "features_t.", "raw_captions."
+_FEATURES = "features."
+_SECONDS = "features_t."
+_CAPTIONS = "raw_captions."
 # Seconds that a feature of an expert covers, by the released code of MMT. Other experts have no
 # times.
 FEATURE_SECONDS = {"rgb": 0.2, "scene": 1.0, "s3d": 1.0, "vggish": 1.0}
@@ -107,7 +109,8 @@ class VideoSplits:
         """
         images = []
         for video in captions if self.split_of is None else self.split_of:
-            texts, split = captions.get(video), self.split_of and self.split_of[video]
+            texts = captions.get(video)
+            split = self.split_of and self.split_of[video]
             if not texts:
                 raise DataError(
                     f"video {video} of a list has no captions. Add the captions of all videos."
@@ -231,7 +234,9 @@ def convert_features(
         "videos, got nothing",
         "Pass at least one.",
     )
-    out, progress, content = Path(out), progress or NoProgress(), _SourceContent()
+    out = Path(out)
+    progress = progress or NoProgress()
+    content = _SourceContent()
     if os.path.exists(out):
         storage.prepare_empty_folder(out, will_be_replaced=True)
     for number, source in enumerate(sources):
@@ -355,18 +360,22 @@ class _SourceContent:
         target: dict[str, Any]
         parse: Callable[[Any, str, Path], Any]
         if isinstance(first, np.ndarray):
-            target, parse = _new_table(self.experts, name, path), _parse_array
+            target = _new_table(self.experts, name, path)
+            parse = _parse_array
         elif isinstance(first_element, np.ndarray):
-            target, parse = _new_table(self.caption_features, name, path), _parse_arrays
+            target = _new_table(self.caption_features, name, path)
+            parse = _parse_arrays
         elif isinstance(first_element, str | bytes | list | tuple):
-            target, parse = self.captions, _parse_captions
+            target = self.captions
+            parse = _parse_captions
         else:
             # Not isinstance: True is an integer, too.
             _require(
                 type(first) is int,
                 f"{path}: video {first_video} has a {type(first).__name__}, expected {_IN_PICKLE}",
             )
-            target, parse = self.test_caption_index, _parse_caption_index
+            target = self.test_caption_index
+            parse = _parse_caption_index
         _require_new(target, table, path)
         target |= {video: parse(entry, video, path) for video, entry in table.items()}
 
@@ -565,7 +574,8 @@ class HDF5Videos:
         for key in video:
             _require_own_array(path, video, key)
             if key.startswith(_FEATURES):
-                shape, name = video[key].shape, key.removeprefix(_FEATURES)
+                shape = video[key].shape
+                name = key.removeprefix(_FEATURES)
                 # A missing expert is stored as a single NaN.
                 if len(shape) != 2 and is_missing(video[key][()]):
                     continue
@@ -658,7 +668,8 @@ def _write_experts(
     folder: Path, content: _SourceContent, progress: Progress
 ) -> dict[str, tuple[int, int]]:
     """Write the store of all experts. Return the dimension of each, and how many videos have it."""
-    tables, captions = content.experts, content.captions
+    tables = content.experts
+    captions = content.captions
     # An expert that every video lacks still needs a dimension.
     embedding_dims = {
         name: next((int(array.shape[-1]) for array in table.values() if array is not None), 1)

@@ -291,7 +291,8 @@ class RecallChange:
         """
         from scipy.stats import t
 
-        hits_before, hits_after = before <= k, after <= k
+        hits_before = before <= k
+        hits_after = after <= k
         number = np.bincount(images)  # [V], queries of each image
         # [V], one value per image, because its queries are not independent
         change = 100 * np.bincount(images, hits_after.astype(float) - hits_before) / number
@@ -383,7 +384,8 @@ def recall_changes(edit: str, before: Evaluation, after: Evaluation) -> tuple[Re
     Returns:
         Changes for both directions and all cutoffs.
     """
-    ranks, ranks_after = before.query_ranks, after.query_ranks
+    ranks = before.query_ranks
+    ranks_after = after.query_ranks
     directions = {
         "i2t": (ranks.image_ranks, ranks_after.image_ranks, ranks.image_ids),
         "t2i": (ranks.text_ranks, ranks_after.text_ranks, ranks.text_ids),
@@ -449,7 +451,8 @@ def probe_run(
         results = _probe_clip_partners(inputs, ClipAnnotations.open(folder))
     elif os.path.isfile(folder / "scenes.jsonl"):
         source = "the ground truth of the synthetic scenes"
-        graphs, captions = SceneGraphs.open(folder), " ".join(probed.captions).lower()
+        graphs = SceneGraphs.open(folder)
+        captions = " ".join(probed.captions).lower()
         # The style whose shape names are the most frequent in the captions of the data set.
         style = max(
             STYLES.values(),
@@ -506,7 +509,8 @@ class _ProbeInputs:
 
     @torch.inference_mode()
     def _encode_new_texts(self, texts: list[str]) -> Encoded:
-        processor, batches = self.model.processor, batches_by_length(texts, self.model.batch_size)
+        processor = self.model.processor
+        batches = batches_by_length(texts, self.model.batch_size)
         key = processor.text, tuple(texts)
 
         def read_texts(index: np.ndarray) -> Encoded:
@@ -527,7 +531,8 @@ class _ProbeInputs:
 
     def encode_images(self, name: str) -> Encoded:
         """Encode all images with an edit of `IMAGE_EDITS`, or "unchanged"."""
-        parts, edit = [], IMAGE_EDITS.get(name, lambda image: image)
+        parts = []
+        edit = IMAGE_EDITS.get(name, lambda image: image)
         for start in range(0, len(self.data.images), IMAGE_BATCH_SIZE):
             batch = self.data.images[start : start + IMAGE_BATCH_SIZE]
             parts.append(self.model.encode_visual([edit(image.open()) for image in batch]))
@@ -557,7 +562,8 @@ def _probe_pairs(inputs: _ProbeInputs, pairs: list[MinimalPair]) -> tuple[ProbeR
         return ()
     texts = list(dict.fromkeys(text for pair in pairs for text in (pair.true, pair.edited)))
     number = {text: i for i, text in enumerate(texts)}
-    encoded, images = inputs.encode_texts(texts), torch.tensor([pair.image for pair in pairs])
+    encoded = inputs.encode_texts(texts)
+    images = torch.tensor([pair.image for pair in pairs])
     true, edited = (
         inputs.score_pairs(images, encoded, torch.tensor([number[text] for text in captions]))
         for captions in ([pair.true for pair in pairs], [pair.edited for pair in pairs])
@@ -597,7 +603,8 @@ def _probe_edits(
     inputs: _ProbeInputs, *, stored_features: bool
 ) -> tuple[tuple[RecallChange, ...], tuple[str, ...]]:
     """Recall changes by typos and image edits, and a sentence if images cannot be edited."""
-    rng, first = np.random.default_rng(0), inputs.data.first_captions(1)
+    rng = np.random.default_rng(0)
+    first = inputs.data.first_captions(1)
     texts = inputs.encode_texts(
         [*first.captions, *(add_typo(caption, rng) for caption in first.captions)]
     )

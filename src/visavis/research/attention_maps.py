@@ -136,9 +136,11 @@ def attention_map(run: Path, image: str, text: str, progress: Progress) -> Atten
     if unknown := model.processor.unknown_words(text):
         progress.message(f"words that this model has not learned: {', '.join(unknown)}")
     visual, opened = _read_image(run, model, image, progress)
-    words, matcher = model.processor.process_texts([text], model.device), model.matcher
+    words = model.processor.process_texts([text], model.device)
+    matcher = model.matcher
     with torch.no_grad():
-        visual, words = visual.to(model.device), words.to(model.device)
+        visual = visual.to(model.device)
+        words = words.to(model.device)
         attention = matcher.attention(visual, words)
         if attention is None:
             supported = ", ".join(
@@ -277,7 +279,8 @@ def _draw_word(axes: Axes, explanation: AttentionMap, row: int) -> None:
     """
     from matplotlib.patches import Rectangle
 
-    weights, best = explanation.weights[row], int(explanation.best_regions[row])
+    weights = explanation.weights[row]
+    best = int(explanation.best_regions[row])
     word = explanation.words[row]
     word = word if len(word) <= MAX_TITLE_LENGTH else f"{word[: MAX_TITLE_LENGTH - 1]}…"
     score = f"{explanation.scores[row]:+.2f}".replace("-", "−")
@@ -307,7 +310,8 @@ def _draw_word(axes: Axes, explanation: AttentionMap, row: int) -> None:
     gray = MIN_BRIGHTNESS * pixels.mean(-1, keepdims=True)
     axes.imshow(np.clip(gray + brightness * (pixels - gray), 0, 1))
     region_row, region_column = divmod(best, columns)
-    width, height = image.width / columns, image.height / rows
+    width = image.width / columns
+    height = image.height / rows
     corner = region_column * width, region_row * height
     axes.add_patch(
         Rectangle(corner, width, height, fill=False, edgecolor=LIGHT_THEME.lines[0], linewidth=2)

@@ -160,7 +160,8 @@ def run_demo(
 
 
 def _run_stages(folder: Path, progress: Progress, settings: DemoSettings) -> None:
-    scenes, seconds = folder / "scenes", dict[str, float]()
+    scenes = folder / "scenes"
+    seconds = dict[str, float]()
     sizes = {f"num_{name}": vars(settings)[f"num_{name}"] for name in ("train", "val", "test")}
 
     @contextmanager
@@ -232,7 +233,8 @@ def _train(folder: Path, progress: Progress, settings: DemoSettings) -> dict[str
     """Train all runs in parallel processes, each exactly as ``visavis train RECIPE --data .../scenes
     seed=...``.
     """
-    jobs, runs = [], dict[str, list[RunOutcome]]()
+    jobs = []
+    runs = dict[str, list[RunOutcome]]()
     data = {"data.path": os.path.realpath(folder / "scenes")}
     for recipe in settings.recipes:
         name = _objective_name(recipe)
@@ -318,7 +320,8 @@ def write_demo_report(results: DemoResults, folder: Path) -> None:
     )
     certainty = "One seed does not show whether a difference is due to chance."
     if widths:
-        (lowest, stable), (highest, unstable) = widths[0], widths[-1]
+        lowest, stable = widths[0]
+        highest, unstable = widths[-1]
         certainty = (
             f"RSUM differs between seeds by {lowest:.1f} ({stable}) to {highest:.1f} ({unstable}). "
             "Smaller differences between objectives may be due to chance."
@@ -412,10 +415,8 @@ class SceneSearch:
 
     def __init__(self, run: Path, scenes: Path):
         data_module, matcher = open_run(run, read_run_recipe(run), NoProgress())
-        self.model, self.test = (
-            Retriever(matcher, data_module.processor),
-            data_module.data.split("test"),
-        )
+        self.model = Retriever(matcher, data_module.processor)
+        self.test = data_module.data.split("test")
         self.graphs = SceneGraphs.open(scenes)
         self.scenes = [self.graphs.scenes[i] for i in self.test.image_rows]
         self.images, _ = data_module.encode(matcher, self.test)
@@ -480,8 +481,11 @@ def plot_retrievals(
     Returns:
         A PNG.
     """
-    width, columns = 8.6, max(len(retrieval.scenes) for retrieval in retrievals)
-    side, gap, head = (width - 0.24) / columns - 0.12, 0.12, 0.4
+    width = 8.6
+    columns = max(len(retrieval.scenes) for retrieval in retrievals)
+    side = (width - 0.24) / columns - 0.12
+    gap = 0.12
+    head = 0.4
     height = len(retrievals) * (head + side + 0.16) + 0.42
     figure = new_figure(width, height, theme)
     for row, retrieval in enumerate(retrievals):
@@ -495,7 +499,8 @@ def plot_retrievals(
             va="baseline",
         )
         for column, scene in enumerate(retrieval.scenes):
-            left, bottom = 0.18 + column * (side + gap), top - head - side
+            left = 0.18 + column * (side + gap)
+            bottom = top - head - side
             axes = figure.add_axes((left / width, bottom / height, side / width, side / height))
             axes.imshow(scene.render, interpolation="lanczos")
             axes.set(xticks=[], yticks=[])

@@ -128,7 +128,8 @@ def _hardware() -> Iterator[EnvironmentCheck]:
     from visavis.core.memory_budget import available_memory
     from visavis.data.parallel import cpu_cores
 
-    cores, threads = cpu_cores(), torch.get_num_threads()
+    cores = cpu_cores()
+    threads = torch.get_num_threads()
     value = f"torch uses {threads} of {cores} cores, OMP_NUM_THREADS is {os.environ.get('OMP_NUM_THREADS', 'not set')}"
     fix = "" if threads <= cores else f"export OMP_NUM_THREADS={cores}"
     yield EnvironmentCheck("threads", value, not fix, fix)
@@ -203,7 +204,8 @@ def _cache() -> EnvironmentCheck:
     existing = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
     free = shutil.disk_usage(existing).free
     size = sum(file.stat().st_size for file in folder.rglob("*") if os.path.isfile(file))
-    value, fix = f"{folder}: {size / _GIB:.2f} GiB used, {free / _GIB:.0f} GiB free on the disk", ""
+    value = f"{folder}: {size / _GIB:.2f} GiB used, {free / _GIB:.0f} GiB free on the disk"
+    fix = ""
     if not os.path.isdir(existing) or not os.access(existing, os.W_OK):
         value = f"{folder} is not writable"
         fix = "export VISAVIS_CACHE=FOLDER with a writable folder"

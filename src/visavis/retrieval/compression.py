@@ -119,7 +119,8 @@ def measure_compression(index: Index, memory: MemoryLimit = None) -> Compression
     Returns:
         Measured encodings and a recommendation.
     """
-    vectors, table = index.store.all_vectors(), index.store.table()
+    vectors = index.store.all_vectors()
+    table = index.store.table()
     if not len(table):
         return CompressionReport(
             0, 0, "none", (), "Nothing was measured, because the index has no items."
@@ -184,7 +185,8 @@ def compare_encodings(
     Returns:
         Measured encodings and a recommendation.
     """
-    queries, dim = np.ascontiguousarray(queries, np.float32), rows.shape[1]
+    queries = np.ascontiguousarray(queries, np.float32)
+    dim = rows.shape[1]
     # A result counts if its exact score reaches the last true one, so that ties are right either
     # way.
     min_scores = ExactSearch(rows, memory=memory).search(queries, MEASURED_TOP)[0][:, -1]
@@ -228,9 +230,12 @@ def recommend_encoding(encodings: Sequence[VectorEncoding]) -> str:
     target = f"the true top {MEASURED_TOP}"
     truncated = [encoding for encoding in encodings if encoding.embedding_dim < plain.embedding_dim]
     for encoding in sorted(truncated, key=lambda encoding: encoding.stored_bytes):
-        recall, full_recall, measure = encoding.recall_at_10, 100.0, f"of {target}"
+        recall = encoding.recall_at_10
+        full_recall = 100.0
+        measure = f"of {target}"
         if encoding.caption_recall_at_10 is not None and plain.caption_recall_at_10 is not None:
-            recall, full_recall = encoding.caption_recall_at_10, plain.caption_recall_at_10
+            recall = encoding.caption_recall_at_10
+            full_recall = plain.caption_recall_at_10
             measure = f"of captions with their item among the first {MEASURED_TOP}"
         # Sorted by size: the first that is good enough is the smallest.
         if recall >= TARGET_RECALL * full_recall:
@@ -296,7 +301,8 @@ def compare_set_encodings(
     Returns:
         The searches, a description of the default, and a recommended size.
     """
-    exact, dim = MaxSimSearch(sets, direction, memory=memory), sets.rows.shape[1]
+    exact = MaxSimSearch(sets, direction, memory=memory)
+    dim = sets.rows.shape[1]
     full_bytes = 4 * dim * len(sets.rows) / len(sets)
     min_scores = exact.search(queries, MEASURED_TOP)[0][:, -1]
     benchmark = EncodingBenchmark(
@@ -325,7 +331,8 @@ def compare_set_encodings(
         except VisavisError:
             continue
         codes = codec.encode(sets)
-        kept, size = codec.encoding.num_vectors, codes.rows.size / len(sets)
+        kept = codec.encoding.num_vectors
+        size = codes.rows.size / len(sets)
         if size >= full_bytes or size == encodings[-1].stored_bytes:
             continue
         name = f"{'all' if kept is None else f'{kept} pooled'}, {8 * codec.encoding.vector_bytes / dim:.3g} bits"
@@ -352,7 +359,8 @@ def possible_encodings(sets: VectorSets, item_bytes: int) -> Iterator[SetEncodin
     Yields:
         Encodings with as many bits as fit.
     """
-    dim, largest = sets.dim, int(sets.counts.max())
+    dim = sets.dim
+    largest = int(sets.counts.max())
     count: int | None = None
     while count is None or count >= 1:
         kept = np.minimum(sets.counts, largest if count is None else count).mean()
@@ -484,7 +492,8 @@ def _search_rows(rows: np.ndarray, memory: MemoryLimit, *, int8: bool) -> Neares
     """Search by the first dimensions of a query. They are not normalized, which does not change the
     order.
     """
-    dim, coarse = rows.shape[1], Int8Pass.from_vectors(rows) if int8 else None
+    dim = rows.shape[1]
+    coarse = Int8Pass.from_vectors(rows) if int8 else None
     search = ExactSearch(rows, coarse=coarse, memory=memory)
     return lambda query, top: search.search(query[None, :dim], top)[1][0]
 

@@ -161,9 +161,11 @@ def _read_bank(
                 f"--bank: expected a .txt file with one text per line for the pretrained model "
                 f"{run}, got the split {split}. Pass --bank FILE.txt."
             )
-        texts, name = list(data.captions(split, BarsOnly(progress))), f"captions of {split}"
+        texts = list(data.captions(split, BarsOnly(progress)))
+        name = f"captions of {split}"
     else:
-        texts, name = list(bank), "texts"
+        texts = list(bank)
+        name = "texts"
     known = [text for text in texts if text.strip() and _is_known(index, text)]
     if len(known) < len(texts):
         progress.message(

@@ -203,7 +203,8 @@ def encode_shard(
     Returns:
         Items and vectors, and the files that cannot be read.
     """
-    rows, unreadable = list[tuple[IndexItem, Tensor]](), dict[str, UnreadableFile]()
+    rows = list[tuple[IndexItem, Tensor]]()
+    unreadable = dict[str, UnreadableFile]()
     reader, image_files, clips = _FileReader.of_model(model), *_separate_clips(files)
     decoded_images = decoded_images or reader.read_images(image_files, model.device, workers=0)
     for start in range(0, len(image_files), READ_AHEAD):
@@ -274,7 +275,8 @@ def _encode_clip(
     rate = model.processor.frames_per_second or FRAMES_PER_SECOND
     # At least one frame, also for moments shorter than the time between two frames.
     per_moment = max(1, round(moment_seconds * rate))
-    content_hash, hashes = file.location.content_hash, dict[int, str]()
+    content_hash = file.location.content_hash
+    hashes = dict[int, str]()
     with file.location.open() as source:
         times = _clip_times(source, file)
     # Vector and number of frames of each part of a span.
@@ -496,7 +498,8 @@ def encode_in_shards(
         decoded_images = _FileReader.of_model(model).read_images(
             _separate_clips(files)[0], model.device, workers
         )
-        count, num_done = ItemCounter(progress, "files", len(files)), 0
+        count = ItemCounter(progress, "files", len(files))
+        num_done = 0
         for shard in shards:
             on_files = partial(_add, count, num_done)
             yield shard, encode_shard(model, shard, moment_seconds, decoded_images, on_files)
@@ -530,7 +533,8 @@ def divide_into_shards(files: Sequence[SourceFile]) -> list[list[SourceFile]]:
     Returns:
         At most ``SHARD_SIZE`` files and ``CLIPS_PER_SHARD`` clips per shard, in their order.
     """
-    shards, num_clips = list[list[SourceFile]](), 0
+    shards = list[list[SourceFile]]()
+    num_clips = 0
     for file in files:
         is_full = not shards or len(shards[-1]) == SHARD_SIZE
         if is_full or (file.is_video and num_clips == CLIPS_PER_SHARD):

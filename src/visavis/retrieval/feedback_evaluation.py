@@ -42,7 +42,8 @@ def evaluate_feedback(
         DataError: If the file holds no text query with a relevant item.
     """
     key_of = {content_hash: key for key, content_hash in content_hashes.items()}
-    labels, skipped = defaultdict[str, dict[str, bool]](dict), 0
+    labels = defaultdict[str, dict[str, bool]](dict)
+    skipped = 0
     for (query, item), judgment in latest_judgments(read_feedback(file)).items():
         # moved items are found by content
         key = item if item in content_hashes else key_of.get(judgment.content_hash)

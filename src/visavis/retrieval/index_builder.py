@@ -234,7 +234,8 @@ def build_index(
         VisavisError: If the length of a moment or the number of workers is invalid.
         DataError: If there are no files to index.
     """
-    folder, started = Path(out), time.perf_counter()
+    folder = Path(out)
+    started = time.perf_counter()
     validate_workers(workers)
     _check_request(folder, moment_seconds)
     previous = read_manifest(folder) if is_index(folder) else None
@@ -560,7 +561,8 @@ def _compare_files(
     import pyarrow.compute as pc
 
     # Columns instead of an object per item: of a million items, usually few have changed.
-    table, files = store.table(), source.files
+    table = store.table()
+    files = source.files
     is_unchanged, file_of = _unchanged_files(table, files)
     is_unchanged[_newly_dated_files(table, files, file_of, is_unchanged)] = False
     changed = [files[number] for number in np.flatnonzero(~is_unchanged)]
@@ -573,11 +575,13 @@ def _compare_files(
     is_old[~is_old] = ~is_unchanged[file_of[~is_old]]
     old = table.select(["key", "path", "content"])
     old = old.take(row_indices(np.flatnonzero(is_old))).to_pydict()
-    old_keys, old_contents = defaultdict[str, list[str]](list), defaultdict[str, set[str]](set)
+    old_keys = defaultdict[str, list[str]](list)
+    old_contents = defaultdict[str, set[str]](set)
     for key, path, content in zip(*old.values(), strict=True):
         old_keys[path].append(key)
         old_contents[path].add(content)
-    new_files, reused = list[SourceFile](), list[tuple[IndexItem, str]]()
+    new_files = list[SourceFile]()
+    reused = list[tuple[IndexItem, str]]()
     moved_contents = set[str]()
     for file, items in _find_contents(table, candidates, progress):
         if not items:

@@ -97,7 +97,8 @@ def _write_compressed(
     """Write the compressed store next to the other, and return its manifest. None: no items."""
     assert manifest.late_interaction is not None
     with closing(open_index_store(folder, manifest, memory)) as store:
-        sets, table = store.all_vectors(), store.table()
+        sets = store.all_vectors()
+        table = store.table()
         if not len(table):
             return None
         assert isinstance(sets, VectorSets)

@@ -83,7 +83,8 @@ class IndexCorrection:
         Returns:
             Items with corrected scores, best first.
         """
-        depth, lowest = FIRST_DEPTH * count, self.bias.min()
+        depth = FIRST_DEPTH * count
+        lowest = self.bias.min()
         while True:
             [found] = store.search(queries, depth, item_filter)
             if not found:
@@ -122,7 +123,8 @@ def open_correction(
         RunError: If the file is damaged.
     """
     tensors, settings = read_correction_file(path)
-    keys, hubs = store.table()["key"].combine_chunks(), tensors.get("is_hub")
+    keys = store.table()["key"].combine_chunks()
+    hubs = tensors.get("is_hub")
     problem, fix = "", "Run visavis index again to compute it."
     if settings.fingerprint != fingerprint:
         problem = "belongs to another query model"

@@ -179,7 +179,10 @@ class Index:
         *,
         ignore_captions: bool = False,
     ):
-        self.folder, self.manifest, self.model, self.store = folder, manifest, model, store
+        self.folder = folder
+        self.manifest = manifest
+        self.model = model
+        self.store = store
         self.ignore_captions = ignore_captions
 
     def encode_texts(self, texts: Sequence[str]) -> list[torch.Tensor]:
@@ -225,7 +228,8 @@ class Index:
         return encoded
 
     def _encode_parts(self, query: SearchQuery, encode_texts: EncodeTexts | None) -> Queries:
-        texts, parts = known_texts(self.model, query), list[tuple[float, torch.Tensor]]()
+        texts = known_texts(self.model, query)
+        parts = list[tuple[float, torch.Tensor]]()
         if texts:
             vectors = (encode_texts or self.encode_texts)([text for _, text in texts])
             parts += zip((weight for weight, _ in texts), vectors, strict=True)
@@ -544,7 +548,8 @@ def relative_store(folder: Path, store: str | Path) -> str:
     """
     location = store_location(store)
     # Links are resolved, because a link inside the folder may lead to a store outside.
-    path, root = os.path.realpath(location), os.path.realpath(folder)
+    path = os.path.realpath(location)
+    root = os.path.realpath(folder)
     is_inside = "://" not in location and Path(path).is_relative_to(root)
     return Path(path).relative_to(root).as_posix() if is_inside else location
 
@@ -625,7 +630,9 @@ def open_index_store(
             )
             # The caller closes the store. Up to ``pop_all``, an error closes it.
             stack.callback(vectors.close)
-            digest, expected, problem = vectors.digest(), manifest.digest, ""
+            digest = vectors.digest()
+            expected = manifest.digest
+            problem = ""
             is_refilled = create and digest.num_items == 0
             if vectors.embedding_dim != manifest.embedding_dim:
                 problem = (

@@ -152,7 +152,8 @@ def _activate(
     model: IndexModel,
 ) -> QueryModels:
     """Record the model of text queries."""
-    before, previous = manifest.query_model.fingerprint, manifest.previous_queries
+    before = manifest.query_model.fingerprint
+    previous = manifest.previous_queries
     queries = list(manifest.queries)
     if model.fingerprint != manifest.fingerprint:
         # A run that was moved, or trained again in its folder, takes the place of the earlier one.

@@ -36,7 +36,8 @@ def read_index_vectors(folder: Path) -> NamedVectors:
             "index."
         )
     with closing(open_index_store(folder, manifest)) as store:
-        vectors, keys = store.all_vectors(), store.table()["key"].to_pylist()
+        vectors = store.all_vectors()
+        keys = store.table()["key"].to_pylist()
     if isinstance(vectors, VectorSets):
         raise RunError(
             f"{folder}: expected an index with one vector per item, got one of late interaction. "

@@ -90,7 +90,9 @@ FIT_VERSION = 2
 """Number of the method. A new one makes cached fits invalid."""
 # The tail is fitted at 60 scores between one standard deviation and the 20th highest score. Higher ones
 # vary too much.
-_TAIL_START, _TAIL_SCORES, _TAIL_POINTS = 1.0, 20, 60
+_TAIL_START = 1.0
+_TAIL_SCORES = 20
+_TAIL_POINTS = 60
 
 
 def bank_texts() -> tuple[list[str], np.ndarray]:
@@ -99,7 +101,8 @@ def bank_texts() -> tuple[list[str], np.ndarray]:
     Returns:
         Texts, and the family, row and column of each, shape ``[texts, 3]``.
     """
-    texts, places = list[str](), list[tuple[int, int, int]]()
+    texts = list[str]()
+    places = list[tuple[int, int, int]]()
     for family, (pattern, rows, columns) in enumerate(FAMILIES):
         for row, first in enumerate(rows.split()):
             for column, second in enumerate(columns.split()):
@@ -156,7 +159,8 @@ def _fit_tail(scores: np.ndarray, num_pairs: int) -> tuple[float, float, float]:
     if len(high) <= _TAIL_SCORES:
         return 0.0, 0.0, 0.0  # all scores are equal, so that no item can be a match
     ranks = np.unique(np.geomspace(_TAIL_SCORES, len(high), _TAIL_POINTS).astype(int))
-    shares, weights = np.log(ranks / num_pairs), np.sqrt(np.minimum(ranks, 500))
+    shares = np.log(ranks / num_pairs)
+    weights = np.sqrt(np.minimum(ranks, 500))
     fit = np.polynomial.polynomial.polyfit
     coefficients = fit(high[ranks - 1], shares, 2, w=weights)
     if coefficients[2] > 0:

@@ -141,7 +141,8 @@ def open_index_model(
     Raises:
         RunError: If the query model is missing or another one.
     """
-    active, of_items = manifest.query_model, manifest.all_queries[0]
+    active = manifest.query_model
+    of_items = manifest.all_queries[0]
 
     def load(expected: IndexModel, name: str, advice: str) -> Retriever:
         if name.endswith(VECTOR_SUFFIXES):

@@ -105,7 +105,8 @@ class DualEncoderTexts:
         if not all(map(os.path.isfile, (*files, config_folder / "config.json"))):
             return None
         content = storage.read_json(config_folder / "config.json", dict[str, Any])
-        kind, given = str(content.get("model_type")), content.get("text_config")
+        kind = str(content.get("model_type"))
+        given = content.get("text_config")
         text = DUAL_ENCODERS[kind].text if kind in DUAL_ENCODERS else ""
         if not text or not isinstance(given, dict):
             return None
@@ -140,15 +141,18 @@ class DualEncoderTexts:
             Unit vectors, shape ``[N, D]``.
         """
         ids = torch.tensor([encoding.ids for encoding in self.tokenizer.encode_batch(list(texts))])
-        weights, config = self.weights, self.config
+        weights = self.weights
+        config = self.config
         is_clip = DUAL_ENCODERS[self.kind].text == "clip"
-        heads, activation = config["num_attention_heads"], ACTIVATIONS[config["hidden_act"]]
+        heads = config["num_attention_heads"]
+        activation = ACTIVATIONS[config["hidden_act"]]
 
         def project(name: str, states: Tensor) -> Tensor:
             return linear(states, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
 
         def normalize(name: str, states: Tensor) -> Tensor:
-            weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
+            weight = weights[f"{name}.weight"]
+            bias = weights[f"{name}.bias"]
             return layer_norm(states, weight.shape, weight, bias, config["layer_norm_eps"])
 
         embeddings = "text_model.embeddings"
@@ -198,7 +202,9 @@ class TextQueryModel(Retriever):
     """
 
     def __init__(self, texts: DualEncoderTexts, length: int, load: Callable[[], Retriever]):
-        self._texts, self._length, self._load = texts, length, load
+        self._texts = texts
+        self._length = length
+        self._load = load
 
     @cached_property
     def _whole(self) -> Retriever:
@@ -256,7 +262,8 @@ class PairedModel(Retriever):
     """
 
     def __init__(self, queries: Retriever, load_items: Callable[[], Retriever]):
-        self._queries, self._load_items = queries, load_items
+        self._queries = queries
+        self._load_items = load_items
 
     @cached_property
     def _items(self) -> Retriever:
@@ -304,7 +311,8 @@ class GivenVectors(Retriever):
     """
 
     def __init__(self, file: str, fingerprint: str):
-        self.file, self._fingerprint = file, fingerprint
+        self.file = file
+        self._fingerprint = fingerprint
         # Vectors are compared by their cosines.
         self.matcher: Any = SimpleNamespace(
             late_interaction=None, matryoshka_dims=(), score_is_cosine=True, rerank_top_k=0

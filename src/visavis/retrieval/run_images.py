@@ -58,8 +58,11 @@ class RunImages:
         features: Sequence[FeatureReader | None],
         progress: Progress,
     ):
-        self.root, self.models, self.dataset = root, models, dataset
-        self.features, self.progress = features, progress
+        self.root = root
+        self.models = models
+        self.dataset = dataset
+        self.features = features
+        self.progress = progress
         self._images = {image.name: image for image in dataset.images}
 
     @property
@@ -96,7 +99,9 @@ class RunImages:
 
     def _scores(self, model: Retriever, features: FeatureReader | None, text: str) -> Tensor:
         """Scores of all images by one model, shape ``[V]``."""
-        matcher, processor, images = model.matcher, model.processor, self.dataset.images
+        matcher = model.matcher
+        processor = model.processor
+        images = self.dataset.images
         source: ItemSource
         if matcher.config.visual_granularity == "pixels":
             source = processor.open_images(images)

@@ -406,7 +406,8 @@ def _assess(
     max_irrelevant: float | None,
 ) -> SearchResults:
     """Results of a single text with match probabilities, cut at a level of irrelevant ones."""
-    calibration, scores = collection.calibration, [result.score for result in results]
+    calibration = collection.calibration
+    scores = [result.score for result in results]
     if calibration is not None:
         probabilities = [calibration.match_probability(score) for score in scores]
         no_match = scores[0] < calibration.min_score

@@ -252,7 +252,8 @@ def list_readable_files(
     try:
         return _list_source(path, exclusion, live_pairs)
     except DataError as error:
-        root, problem = source_root(path), str(error).removesuffix(".")
+        root = source_root(path)
+        problem = str(error).removesuffix(".")
         if not os.path.exists(root):
             problem = (
                 "the folder does not exist. Mount its drive, or pass its new place with --moved"
@@ -338,10 +339,12 @@ class _Listed:
         listed = {
             str(file.location.path) for file in self.files.values() if file.location.size is None
         }
-        folder, indexed = f"{scan.folder}{os.sep}", VISUAL_SUFFIXES + UNSUPPORTED_SUFFIXES
+        folder = f"{scan.folder}{os.sep}"
+        indexed = VISUAL_SUFFIXES + UNSUPPORTED_SUFFIXES
         unlisted = list[str]()
         for name in scan.files:
-            lower, place = name.lower(), folder + name.replace("/", os.sep)
+            lower = name.lower()
+            place = folder + name.replace("/", os.sep)
             if not lower.endswith(indexed) or place in listed:
                 continue
             problem = None
@@ -431,10 +434,12 @@ def _list_source(
     if not path_exists(path):
         # Its error does not list the formats of data sets, because any folder can be indexed.
         resolve_path(path)
-    root, takes_all = source_root(path), os.path.isdir(os.path.expanduser(path))
+    root = source_root(path)
+    takes_all = os.path.isdir(os.path.expanduser(path))
     # Also for a data set, whose list does not distinguish an unreadable folder from an empty one.
     scan = scan_folder(root if os.path.isdir(root) else root.parent, exclusion)
-    listed, other_files = _Listed(unreadable=dict(scan.unreadable)), None
+    listed = _Listed(unreadable=dict(scan.unreadable))
+    other_files = None
     others = list[str]()
     try:
         dataset = open_dataset(root if takes_all else path, skip_bad=True)
@@ -478,7 +483,8 @@ def _list_source(
             name for name in others if name != ATTRIBUTES_FILE
         )
     files = tuple(sorted(listed.files.values(), key=lambda file: file.path))
-    empty, excluded = frozenset(scan.empty), tuple(scan.excluded)
+    empty = frozenset(scan.empty)
+    excluded = tuple(scan.excluded)
     collection = FileCollection(
         root,
         files,
@@ -549,7 +555,8 @@ def _with_attributes(collection: FileCollection) -> FileCollection:
         return collection
     parsed = parse_table(storage.read_text(table), table, ALL_FILE_NAMES, "filename and attributes")
     file_column = find_file_column([name for name in parsed.layout.columns if name], table)
-    attributes, names = dict[str, dict[str, str]](), dict[str, str]()
+    attributes = dict[str, dict[str, str]]()
+    names = dict[str, str]()
     for line, row in parsed.require_rows(table):
         name = clean_name(row.pop(file_column))
         if (first := names.setdefault(path_key(name), name)) in attributes:

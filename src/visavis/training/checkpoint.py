@@ -24,7 +24,9 @@ from visavis.core.progress import NoProgress, Progress
 from visavis.training.runs.run_folder import LogRow
 
 NUM_KEPT_CHECKPOINTS = 2
-STATE, LOG, HASHES = "state.json", "metrics.jsonl", "hashes.json"
+STATE = "state.json"
+LOG = "metrics.jsonl"
+HASHES = "hashes.json"
 # Files of tensors hold their own hash. ``HASHES`` has those of the other files.
 TENSOR_FILES = ("weights", "best_weights", "averaged_weights", "optimizer", "supervision")
 

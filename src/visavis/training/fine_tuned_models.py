@@ -82,7 +82,8 @@ def choose_interpolation(
     Source:
         Wortsman et al., Robust fine-tuning of zero-shot models (2022).
     """
-    settings, split = data_module.recipe.interpolation, data_module.validation
+    settings = data_module.recipe.interpolation
+    split = data_module.validation
     rsum: dict[float, float] = {}
     for alpha in sorted(set(settings.alphas)):
         matcher.load_state_dict(interpolate_weights(start_weights, trained_weights, alpha))
@@ -204,7 +205,8 @@ def measure_forgetting(data_module: DataModule, matcher: Matcher) -> Forgetting:
     """
     recipe = _recipe_on_other_data(data_module.recipe)
     other = open_data_module(recipe, data_module.context, data_module.processor)
-    encoder, test = Path(recipe.visual.encoder), recipe.evaluation.test
+    encoder = Path(recipe.visual.encoder)
+    test = recipe.evaluation.test
     pretrained = read_run_recipe(encoder, recipe.data.path, recipe.memory or None).model_copy(
         update={"data": recipe.data}
     )

@@ -58,7 +58,8 @@ class Ranger(RAdam):
         eps: float = 1e-5,
     ):
         super().__init__(params, lr, betas, eps, weight_decay, decoupled_weight_decay=True)
-        self.k, self.alpha = k, alpha
+        self.k = k
+        self.alpha = alpha
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -192,11 +193,9 @@ def check_optimizer_state(
     Raises:
         RunError: If a tensor is unknown, missing or of another shape.
     """
-    names, parameters, kind = (
-        STATE_NAMES[type(optimizer)],
-        _named_parameters(optimizer),
-        type(optimizer).__name__,
-    )
+    names = STATE_NAMES[type(optimizer)]
+    parameters = _named_parameters(optimizer)
+    kind = type(optimizer).__name__
     expected = {
         f"{parameter}.{name}": parameters[parameter] for parameter in parameters for name in names
     }
@@ -325,7 +324,8 @@ def make_optimizer(matcher: Matcher, phase: Phase) -> Optimizer:
         RecipeError: If a pattern of ``no_decay`` matches no parameter, or a part has fewer layers
             than the phase freezes, or nothing is left to train.
     """
-    settings, groups = phase.optimizer, list[dict[str, Any]]()
+    settings = phase.optimizer
+    groups = list[dict[str, Any]]()
     by_part = matcher.parameters_by_part()
     _check_patterns(settings.no_decay, [name for each in by_part.values() for name, _ in each])
     for part, parameters in by_part.items():
@@ -446,7 +446,9 @@ class WeightAverage:
     """
 
     def __init__(self, model: nn.Module, decay: float):
-        self.model, self.decay, self.updates = model, decay, 0
+        self.model = model
+        self.decay = decay
+        self.updates = 0
         self.tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
     def update(self) -> None:

@@ -90,7 +90,8 @@ def join_processes(
             torch.cuda.set_device(local_rank)
         _connect(after_kill)
         _GROUPS.append(distributed.group.WORLD)
-    group, store = ProcessGroup(torch.device("cpu"), distributed_group=True), default_store()
+    group = ProcessGroup(torch.device("cpu"), distributed_group=True)
+    store = default_store()
     try:
         with _end_with_lost_process(store, group, after_kill) if is_own_group else nullcontext():
             with warnings.catch_warnings():
@@ -128,7 +129,8 @@ def _last_barrier() -> None:
     """
     tensor = torch.zeros(1)
     distributed.all_reduce(tensor)
-    reference, end = weakref.ref(tensor), time.monotonic() + FREE_TIMEOUT_S
+    reference = weakref.ref(tensor)
+    end = time.monotonic() + FREE_TIMEOUT_S
     del tensor
     while reference() is not None and time.monotonic() < end:
         time.sleep(0.001)
@@ -198,7 +200,8 @@ def _end_with_lost_process(store: Store, group: ProcessGroup, after_kill: str) -
     def watch() -> None:
         watched = list(connections)
         while watched:
-            ready, message = wait(watched), b""
+            ready = wait(watched)
+            message = b""
             connection = next(each for each in watched if each in ready)
             with suppress(OSError):
                 message = connection.recv(1)
@@ -239,7 +242,9 @@ def _connect_to_first_rank(store: Store, group: ProcessGroup) -> list[socket.soc
         )
         connection.sendall(token.encode())
         return [connection]
-    has_ipv6, token, connections = socket.has_dualstack_ipv6(), uuid4().hex, list[socket.socket]()
+    has_ipv6 = socket.has_dualstack_ipv6()
+    token = uuid4().hex
+    connections = list[socket.socket]()
     with socket.create_server(
         ("", 0), family=socket.AF_INET6 if has_ipv6 else socket.AF_INET, dualstack_ipv6=has_ipv6
     ) as server:
@@ -298,10 +303,8 @@ def check_processes(recipe: Recipe, group: ProcessGroup) -> None:
             f"processes, got {recipe.training.batch_size}. "
             "Set a larger batch, or start fewer processes."
         )
-    local_processes, devices = (
-        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-        torch.cuda.device_count(),
-    )
+    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    devices = torch.cuda.device_count()
     if (
         local_processes > devices
         and choose_device(recipe.training.device, "training.device").type == "cuda"

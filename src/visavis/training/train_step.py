@@ -86,7 +86,8 @@ def _pair_loss(
 ) -> PairLoss:
     score = None if matcher.score_is_cosine else matcher.score
     bias = None if objective.without_bias() is None else matcher.logit_bias
-    gather, dims = group.world_size > 1, matcher.matryoshka_dims
+    gather = group.world_size > 1
+    dims = matcher.matryoshka_dims
     return PairLoss(
         objective,
         score=score,
@@ -132,7 +133,8 @@ def check_phase(matcher: Matcher, phase: Phase) -> None:
             cannot build its optimizer, its objective has a fixed gamma or margin and the model
             learns a scale, or a learned value starts out of its bounds.
     """
-    parts, objective = matcher.parameters_by_part(), phase.objective
+    parts = matcher.parameters_by_part()
+    objective = phase.objective
     for part in (*phase.trainable, *phase.optimizer.lr_multipliers, *phase.frozen_layers):
         if part not in parts:
             raise RecipeError(
@@ -179,7 +181,9 @@ class BatchLoss(nn.Module):
         added: tuple[float, PairLoss] | None = None,
     ):
         super().__init__()
-        self.matcher, self.loss, self.chunk_size = matcher, loss, chunk_size
+        self.matcher = matcher
+        self.loss = loss
+        self.chunk_size = chunk_size
         self.added_factor = added[0] if added else 0.0
         self.added_loss = added[1] if added else None
         self.gradient_norms: GradientNorms | None = None
@@ -234,7 +238,9 @@ class TrainStep:
     def __init__(
         self, matcher: Matcher, phase: Phase, recipe: Recipe, group: ProcessGroup = ONE_PROCESS
     ):
-        self.matcher, self.settings, self.device = matcher, recipe.training, device_of(matcher)
+        self.matcher = matcher
+        self.settings = recipe.training
+        self.device = device_of(matcher)
         self.group = group
         log_debug(
             __name__,
@@ -511,10 +517,8 @@ class PeerNetwork:
         start_scale_and_bias(self.matcher, phase)
         prepare_encoders(self.matcher, recipe.training, group)
         self.matcher.matryoshka_dims = first.matryoshka_dims
-        self.train_step, self.step_control = (
-            TrainStep(self.matcher, phase, recipe, group),
-            step_control,
-        )
+        self.train_step = TrainStep(self.matcher, phase, recipe, group)
+        self.step_control = step_control
 
     def step(self, batch: Batch, compute_targets: ComputeTargets) -> None:
         """Backpropagate a batch, and step if the first network steps, at its current learning

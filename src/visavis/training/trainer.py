@@ -75,8 +75,10 @@ class Trainer:
 
     def __init__(self, data_module: DataModule, matcher: Matcher, folder: RunFolder):
         self.recipe = recipe = data_module.recipe
-        self.data_module, self.folder = data_module, folder
-        self.progress, self.group = data_module.progress, data_module.group
+        self.data_module = data_module
+        self.folder = folder
+        self.progress = data_module.progress
+        self.group = data_module.group
         self.device = choose_device(recipe.training.device, "training.device")
         self.matcher = matcher.to(self.device)
         prepare_encoders(self.matcher, recipe.training, self.group)
@@ -84,16 +86,12 @@ class Trainer:
         self.recipe_batches = self.train_loader
         for phase in recipe.phases:
             phase.supervision.check(self.train_loader, self.val_loader)
-        self.state, self.step_control, self.log = (
-            TrainerState(),
-            StepControl(),
-            list[dict[str, Any]](),
-        )
-        self.best, self.last_checkpoint, self.stop = (
-            self._weights(),
-            time.monotonic(),
-            StopRequest(),
-        )
+        self.state = TrainerState()
+        self.step_control = StepControl()
+        self.log = list[dict[str, Any]]()
+        self.best = self._weights()
+        self.last_checkpoint = time.monotonic()
+        self.stop = StopRequest()
         self.data_wait_s = self.validated_at_s = 0.0
         self.tracking = Tracking(recipe, folder, self.progress)
 
@@ -118,7 +116,9 @@ class Trainer:
         )
         if checkpoint is None:
             return False
-        self.state, self.log, self.best = checkpoint.state, checkpoint.log, checkpoint.best_weights
+        self.state = checkpoint.state
+        self.log = checkpoint.log
+        self.best = checkpoint.best_weights
         self.validated_at_s = self.state.seconds  # time from before the stop does not count
         self.group.barrier()  # until all processes have read the checkpoint
         if self.group.is_first:
@@ -159,7 +159,8 @@ class Trainer:
 
     def _train_to_validation(self) -> None:
         """Train to the next validation, validate, and advance to the next epoch or phase."""
-        state, steps = self.state, self.train_loader.num_batches
+        state = self.state
+        steps = self.train_loader.num_batches
         stop = self._next_validation(steps)
         if state.batch == 0:
             self.supervision.begin_epoch(self._epoch_number)
@@ -172,17 +173,16 @@ class Trainer:
         )
         for batch in self._measure_waiting(batches):
             self._step(batch, steps)
-            state.batch, state.seconds = (
-                batch.index + 1,
-                state.seconds + time.perf_counter() - started,
-            )
+            state.batch = batch.index + 1
+            state.seconds = state.seconds + time.perf_counter() - started
             self._report_step(steps)
             # A resumed run repeats the validation at the end of an epoch, but not one within it.
             if state.batch < stop or stop == steps:
                 self._checkpoint_or_stop()
             started = time.perf_counter()
         if stop == steps:
-            state.epoch, state.batch = state.epoch + 1, 0
+            state.epoch = state.epoch + 1
+            state.batch = 0
         if self._validate() or state.epoch == self.phase.epochs:
             self._finish_phase()
         elif stop == steps:
@@ -207,7 +207,8 @@ class Trainer:
         """Forward and backward of one batch, and an optimizer step at the end of an accumulation
         group.
         """
-        state, training = self.state, self.recipe.training
+        state = self.state
+        training = self.recipe.training
         group_start = batch.index // training.accumulation_steps * training.accumulation_steps
         group_end = min(
             group_start + training.accumulation_steps, steps
@@ -246,12 +247,11 @@ class Trainer:
                 first_step = state.step - (batch.index - group_start)
                 state.gradients.append({"step": first_step, **norms})
         self.supervision.observe(batch, value)
-        state.step, state.phase_step, state.pairs = (
-            state.step + 1,
-            state.phase_step + 1,
-            state.pairs + len(batch.global_captions),
-        )
-        state.loss_sum, state.loss_steps = state.loss_sum + value, state.loss_steps + 1
+        state.step = state.step + 1
+        state.phase_step = state.phase_step + 1
+        state.pairs = state.pairs + len(batch.global_captions)
+        state.loss_sum = state.loss_sum + value
+        state.loss_steps = state.loss_steps + 1
 
     def _validate(self) -> bool:
         """Append a row to the log and save the best model. Returns whether patience ends the phase.
@@ -259,7 +259,8 @@ class Trainer:
         With an average of the weights, the row describes the averaged weights, which the run keeps.
         """
         self.train_step.copy_weights()
-        started, raw = time.perf_counter(), {}
+        started = time.perf_counter()
+        raw = {}
         if self.train_step.average is not None:
             raw = {"raw_weights": self._evaluate_validation()[1].metrics}
         with self.train_step.averaged_weights():
@@ -292,17 +293,18 @@ class Trainer:
             self.tracking.log(row, messages, examples)
         self.log.append(row)
         state = self.state
-        state.loss_sum, state.loss_steps = 0.0, 0
-        state.gradient_norm_sum, state.gradient_norm_max = 0.0, 0.0
+        state.loss_sum = 0.0
+        state.loss_steps = 0
+        state.gradient_norm_sum = 0.0
+        state.gradient_norm_max = 0.0
         state.gradient_norm_steps = 0
         state.gradients = []
-        self.data_wait_s, self.validated_at_s = 0.0, state.seconds
+        self.data_wait_s = 0.0
+        self.validated_at_s = state.seconds
         if row["rsum"] > state.best_rsum:
-            state.best_rsum, state.best_step, state.validations_without_improvement = (
-                row["rsum"],
-                state.step,
-                0,
-            )
+            state.best_rsum = row["rsum"]
+            state.best_step = state.step
+            state.validations_without_improvement = 0
             self._save_best()
         else:
             state.validations_without_improvement += 1
@@ -466,10 +468,13 @@ class Trainer:
 
     def _check(self, checkpoint: Checkpoint) -> None:
         """Raise RunError for a checkpoint that no training by this recipe can have written."""
-        state, phases, folder = checkpoint.state, self.recipe.phases, checkpoint.folder
+        state = checkpoint.state
+        phases = self.recipe.phases
+        folder = checkpoint.folder
         if state.phase >= len(phases):
             raise RunError(f"{folder}: phase: expected 0 to {len(phases) - 1}, got {state.phase}.")
-        phase, steps = phases[state.phase], self.train_loader.num_batches
+        phase = phases[state.phase]
+        steps = self.train_loader.num_batches
         if (
             state.epoch > phase.epochs
             or (state.epoch == phase.epochs and not state.done)
@@ -535,13 +540,13 @@ class Trainer:
     def _checkpoint(self) -> None:
         self.train_step.copy_weights()
         self.state.scaler = self.train_step.scaler.state_dict()
-        optimizer, supervision_state = (
-            optimizer_tensors(self.train_step.optimizer),
-            self.supervision.state_dict(),
-        )
-        average, averaged_weights = self.train_step.average, dict[str, Tensor]()
+        optimizer = optimizer_tensors(self.train_step.optimizer)
+        supervision_state = self.supervision.state_dict()
+        average = self.train_step.average
+        averaged_weights = dict[str, Tensor]()
         if average is not None:
-            averaged_weights, self.state.average_updates = average.full_tensors(), average.updates
+            averaged_weights = average.full_tensors()
+            self.state.average_updates = average.updates
         checkpoint = Checkpoint(
             self.state,
             self._weights(),
@@ -560,7 +565,9 @@ class Trainer:
         return min(seconds / max(self.state.seconds - self.validated_at_s, 1e-9), 1.0)
 
     def _report_step(self, steps: int) -> None:
-        state, phases, seconds = self.state, self.recipe.phases, max(self.state.seconds, 1e-9)
+        state = self.state
+        phases = self.recipe.phases
+        seconds = max(self.state.seconds, 1e-9)
         steps_left = (
             steps * (sum(phase.epochs for phase in phases[state.phase :]) - state.epoch)
             - state.batch

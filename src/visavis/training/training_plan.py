@@ -71,13 +71,15 @@ class TrainingPlan(NotebookTable):
         Returns:
             Name and description of each line.
         """
-        recipe, training = self.recipe, self.recipe.training
+        recipe = self.recipe
+        training = self.recipe.training
         steps = self.steps_per_epoch
         lines = [["recipe", f"{recipe.name}, seed {recipe.seed}"], ["data", recipe.data.path]]
         if self.data is not None:
             for name in self.data.splits:
                 split = self.data.split(name)
-                images, captions = len(split.images), len(split.captions)
+                images = len(split.images)
+                captions = len(split.captions)
                 lines.append([name, f"{images:,} images, {captions:,} captions"])
         if recipe.data.stream:
             lines.append(["training shards", recipe.data.stream])
@@ -156,7 +158,8 @@ def resolve(recipe: Recipe, context: RunContext | None = None) -> TrainingPlan:
     check_model_fields(recipe)
     baselines = list[str]()
     for number, phase in enumerate(recipe.phases):
-        objective, supervision = phase.objective, phase.supervision
+        objective = phase.objective
+        supervision = phase.supervision
         try:
             supervision.check_objective(objective)
         except MissingSupervision as error:

@@ -257,7 +257,9 @@ def _start_run(plan: TrainingPlan, folder: RunFolder, context: RunContext) -> Tr
 
 
 def _resume_run(path: Path, context: RunContext) -> TrainingResult:
-    recipe, folder, is_first = read_run_recipe(path), RunFolder(path), context.group.is_first
+    recipe = read_run_recipe(path)
+    folder = RunFolder(path)
+    is_first = context.group.is_first
     check_processes(recipe, context.group)
     check_trackers(recipe)  # the machine may be another one
     with storage.folder_lock(folder.lock, wait=False, subject=path) if is_first else nullcontext():
@@ -279,7 +281,8 @@ def _resume_run(path: Path, context: RunContext) -> TrainingResult:
 
 def _start_ensemble(plan: TrainingPlan, path: Path, context: RunContext) -> TrainingResult:
     """Train the members one after the other, in subfolders of a new folder."""
-    group, file = context.group, RunFolder(path).ensemble
+    group = context.group
+    file = RunFolder(path).ensemble
     with group.first_rank_first():
         if group.is_first:
             storage.write_toml(file, plan.recipe.to_dict())
@@ -304,7 +307,8 @@ def _train_members(plan: TrainingPlan, folder: Path, context: RunContext) -> Tra
 
 
 def _train_members_in_turn(plan: TrainingPlan, folder: Path, context: RunContext) -> TrainingResult:
-    group, members = context.group, list[TrainingResult]()
+    group = context.group
+    members = list[TrainingResult]()
     for name, member in plan.members.items():
         try:
             # Rank 0 decides, because it may already have created the run.
@@ -314,7 +318,8 @@ def _train_members_in_turn(plan: TrainingPlan, folder: Path, context: RunContext
                 members.append(start_training(member, folder / name, context))
         except Stopped as stopped:
             raise Stopped(str(folder), stopped.signal) from None
-    settings, has_test = plan.recipe.evaluation, all(member.test is not None for member in members)
+    settings = plan.recipe.evaluation
+    has_test = all(member.test is not None for member in members)
     group.barrier()  # until rank 0 has written the models
     validation = evaluate_runs(
         [folder],
@@ -350,7 +355,9 @@ def _train_and_evaluate(
     """Train from the last checkpoint or from the start, then evaluate the best weights and write
     the result.
     """
-    recipe, progress, group = data_module.recipe, data_module.progress, data_module.group
+    recipe = data_module.recipe
+    progress = data_module.progress
+    group = data_module.group
     with (
         storage.resumable(folder.path),
         kept_if_stopped(lambda: "The run is kept up to its last checkpoint.", lambda: folder.path),
@@ -377,7 +384,8 @@ def _train_and_evaluate(
                 f"best of {len(trainer.log)} validations of the averaged weights: RSUM "
                 f"{state.best_rsum:.1f}. The raw weights reached {raw_rsum:.1f}."
             )
-        validation_rsum, interpolation = state.best_rsum, None
+        validation_rsum = state.best_rsum
+        interpolation = None
         if recipe.interpolation.alphas:
             interpolation = choose_interpolation(
                 data_module, matcher, initial_weights, trainer.best, trainer.log[0]["rsum"]
@@ -389,7 +397,8 @@ def _train_and_evaluate(
         captions_per_image = np.bincount(trainer.val_loader.data.image_of).tolist()
         if warning := chance_warning(validation_rsum, captions_per_image):
             progress.message(warning)
-        test, forgetting = _evaluate_test(data_module, matcher, folder), None
+        test = _evaluate_test(data_module, matcher, folder)
+        forgetting = None
         if recipe.evaluation.forgetting:
             forgetting = measure_forgetting(data_module, matcher)
             progress.message(str(forgetting))

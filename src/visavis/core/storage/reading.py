@@ -195,7 +195,8 @@ def text_encoding(content: bytes) -> str:
     """
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-32" if content.startswith(codecs.BOM_UTF32_LE) else "utf-16"
-    first, second = content[:16:2], content[1:16:2]
+    first = content[:16:2]
+    second = content[1:16:2]
     # Each second byte of ASCII characters, with which a table or list begins, is 0.
     for encoding, letters, zeros in (("utf-16-le", first, second), ("utf-16-be", second, first)):
         if len(second) >= 4 and all(letters) and not any(zeros):
@@ -582,7 +583,8 @@ def _check_shapes(
     error: type[VisavisError],
 ) -> None:
     for name in sorted(expected_tensors.keys() | tensors.keys()):
-        actual, expected = _describe(tensors.get(name)), _describe(expected_tensors.get(name))
+        actual = _describe(tensors.get(name))
+        expected = _describe(expected_tensors.get(name))
         if actual != expected:
             raise error(
                 f"{path}: {name}: expected {expected}, got {actual}. The file is incomplete or of "

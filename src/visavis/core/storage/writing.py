@@ -358,7 +358,8 @@ def set_toml_value(path: str | Path, key: str, value: Any) -> None:
     """
     import tomli_w
 
-    exists, line = os.path.exists(path), tomli_w.dumps({key: value})
+    exists = os.path.exists(path)
+    line = tomli_w.dumps({key: value})
     before, text = (read_toml(path), read_text(path)) if exists else ({}, "")
     text = (
         re.sub(rf"^{key}[ \t]*=.*\n?", lambda _: line, text, count=1, flags=re.MULTILINE)
@@ -437,7 +438,9 @@ def create_array(path: str | Path, *, shape: tuple[int, ...], dtype: str) -> Non
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         array = np.lib.format.open_memmap(path, mode="w+", shape=shape, dtype=np.dtype(dtype))
-        start, row_bytes, rows = array.offset, array[:1].nbytes, len(array)
+        start = array.offset
+        row_bytes = array[:1].nbytes
+        rows = len(array)
         # Windows does not remove a mapped file, if the disk is full.
         del array
         with open(path, "r+b") as file:

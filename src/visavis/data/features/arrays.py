@@ -85,7 +85,8 @@ def read_padded(
         ([[4.0, 0.0], [0.0, 2.0]], [[True, False], [True, True]])
     """
     # [n]
-    starts, lengths = offsets[rows], offsets[rows + 1] - offsets[rows]
+    starts = offsets[rows]
+    lengths = offsets[rows + 1] - offsets[rows]
     read_lengths = np.minimum(lengths, max_length) if max_length else lengths
     positions = np.arange(read_lengths.max(initial=min_length))
     # [n, L]
@@ -124,7 +125,10 @@ class ArrayFeatures:
         arrays: dict[str, np.ndarray],
         names: Sequence[str] | Dataset,
     ):
-        self.path, self.files, self._arrays, self._names = path, files, arrays, names
+        self.path = path
+        self.files = files
+        self._arrays = arrays
+        self._names = names
         self._first_row = dict(
             zip(arrays, np.cumsum([0, *map(len, arrays.values())]).tolist(), strict=False)
         )
@@ -311,7 +315,8 @@ def first_nonfinite_row(features: ArrayFeatures) -> int | None:
 
 
 def _scan(features: ArrayFeatures) -> int | None:
-    rows_per_read, first = max(ROWS_PER_READ, SCAN_BYTES // (4 * math.prod(features.shape))), 0
+    rows_per_read = max(ROWS_PER_READ, SCAN_BYTES // (4 * math.prod(features.shape)))
+    first = 0
     for array in features.arrays:
         for start in range(0, len(array), rows_per_read):
             rows = np.arange(start, min(start + rows_per_read, len(array)))

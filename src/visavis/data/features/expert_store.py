@@ -101,12 +101,10 @@ class ExpertStore:
     def __init__(
         self, folder: Path, contents: _Contents, experts: dict[str, _Expert], max_length: int
     ):
-        self.folder, self.items, self.sha256, self.max_length = (
-            folder,
-            contents.items,
-            contents.sha256,
-            max_length,
-        )
+        self.folder = folder
+        self.items = contents.items
+        self.sha256 = contents.sha256
+        self.max_length = max_length
         self._experts = experts
         self._row = {item: row for row, item in enumerate(self.items)}
 
@@ -257,7 +255,9 @@ class ExpertWriter:
     def __init__(
         self, folder: Path, embedding_dims: Mapping[str, int], files: Mapping[str, BinaryIO]
     ):
-        self._folder, self._embedding_dims, self._files = folder, dict(embedding_dims), files
+        self._folder = folder
+        self._embedding_dims = dict(embedding_dims)
+        self._files = files
         self._lengths: dict[str, list[int]] = {name: [] for name in embedding_dims}
         self._seconds: dict[str, list[np.ndarray]] = {name: [] for name in embedding_dims}
         self._digests: dict[str, Any] = {name: hashlib.sha256() for name in embedding_dims}
@@ -284,7 +284,8 @@ class ExpertWriter:
             DataError: If the item is a duplicate, or an expert is unknown, has another dimension or
                 values that are not finite.
         """
-        seconds, location = seconds or {}, location or item
+        seconds = seconds or {}
+        location = location or item
         require(
             item not in self._items,
             f"{location}: duplicate item {item!r}: expected the features of each item once. "
@@ -298,7 +299,8 @@ class ExpertWriter:
         # All experts are checked before any is written: an error leaves no half of an item.
         checked: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         for name, embedding_dim in self._embedding_dims.items():
-            vectors, times = experts.get(name), seconds.get(name)
+            vectors = experts.get(name)
+            times = seconds.get(name)
             if vectors is None and times is None:
                 checked[name] = np.empty((0, embedding_dim), np.float32), np.empty(0, np.float32)
                 continue
@@ -345,7 +347,8 @@ class ExpertWriter:
 
     def finish(self) -> None:
         """Write lengths, names and the checksum, which are known only at the end."""
-        digests, timed = {}, []
+        digests = {}
+        timed = []
         for name, embedding_dim in self._embedding_dims.items():
             offsets = np.concatenate([[0], np.cumsum(self._lengths[name], dtype=np.int64)])
             # The header with the number of vectors, which is known only now, overwrites the first
@@ -546,20 +549,23 @@ def _read_tsv(
     """Read lines of bottom-up-attention: the id is first, and the number of boxes, boxes and
     features are last, in base64.
     """
-    total, done = sum(file.stat().st_size for file in files), 0
+    total = sum(file.stat().st_size for file in files)
+    done = 0
     for path in files:
         with storage.reading_regular_file(path), open(path, "rb") as file:
             # Not the iteration over the file: a line of a damaged file may have any length.
             lines = iter(partial(file.readline, MAX_LINE_BYTES), b"")
             for number, line in enumerate(lines, 1):
-                location, columns = f"{path}, line {number}", line.rstrip(b"\r\n").split(b"\t")
+                location = f"{path}, line {number}"
+                columns = line.rstrip(b"\r\n").split(b"\t")
                 require(
                     len(columns) > 5,
                     f"{location}: expected the tab-separated columns id, width, height, number of "
                     f"boxes, boxes and features, got {len(columns)} columns. Use a file of "
                     "bottom-up-attention.",
                 )
-                item, boxes = columns[0].decode(errors="replace"), columns[-3]
+                item = columns[0].decode(errors="replace")
+                boxes = columns[-3]
                 try:
                     numbers = base64.b64decode(columns[-1], validate=True)
                 except binascii.Error:
@@ -627,7 +633,8 @@ class RegionFeatures:
     """
 
     def __init__(self, path: Path, store: ExpertStore):
-        self.path, self.store = path, store
+        self.path = path
+        self.store = store
         # Without leading zeros. The id itself has precedence over the number.
         numbers = {str(int(item)): row for row, item in enumerate(store.items) if item.isdecimal()}
         self._row = numbers | {item: row for row, item in enumerate(store.items)}

@@ -114,7 +114,8 @@ class ItemVectors(ArrayFeatures):
         Returns:
             SHA-256 of names and float32 vectors, in hex.
         """
-        digest, rows = hashlib.sha256(json.dumps(list(names)).encode()), self.rows(names)
+        digest = hashlib.sha256(json.dumps(list(names)).encode())
+        rows = self.rows(names)
         for start in range(0, len(rows), ROWS_PER_READ):
             block: Any = self.read(rows[start : start + ROWS_PER_READ]).vectors
             digest.update(block.numpy().tobytes())

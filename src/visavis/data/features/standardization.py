@@ -48,7 +48,9 @@ class Standardization:
         Returns:
             The statistics.
         """
-        count, total, squares = 0, torch.zeros(()), torch.zeros(())
+        count = 0
+        total = torch.zeros(())
+        squares = torch.zeros(())
         for block in blocks:
             values = block.double().flatten(0, -2)  # [rows, D]
             values = _signed_sqrt(values) if signed_sqrt else values

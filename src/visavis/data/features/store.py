@@ -261,7 +261,8 @@ class FeatureStore:
         description = read_description(folder)
         store = cls._open_files(folder, description)
         if not description.complete:
-            done, count = store.progress.rows_written, description.num_items
+            done = store.progress.rows_written
+            count = description.num_items
             raise DataError(
                 f"{folder} is unfinished: expected {count:,} rows, got {done:,}. Run visavis "
                 "features again to continue."
@@ -395,7 +396,8 @@ class FeatureWriter:
     """
 
     def __init__(self, folder: Path, description: StoreDescription):
-        self.store, self.description = FeatureStore._open_files(folder, description), description
+        self.store = FeatureStore._open_files(folder, description)
+        self.description = description
         self.rows_written = self.rows_saved = self.store.progress.rows_written
         self._checksum = self.store.checksum(self.rows_written)
         if self.store.progress.sha256 not in ("", self._checksum.hexdigest()):
@@ -443,9 +445,11 @@ class FeatureWriter:
                 "folder."
             )
         try:
-            writer, damage = cls(folder, stored_description), None
+            writer = cls(folder, stored_description)
+            damage = None
         except storage.DamagedCacheError as reason:
-            writer, damage = None, str(reason)
+            writer = None
+            damage = str(reason)
         if writer is None:
             discard_store(folder, str(damage))
             create_store(folder, description, keys, lengths)
@@ -477,8 +481,10 @@ class FeatureWriter:
             f"{self.store.folder} are not finite in float16. "
             "Check the item of this row and the encoder.",
         )
-        path, array = self._vectors_path, self.store.vectors
-        start, end = self._offsets[self.rows_written], self._offsets[self.rows_written + len(items)]
+        path = self._vectors_path
+        array = self.store.vectors
+        start = self._offsets[self.rows_written]
+        end = self._offsets[self.rows_written + len(items)]
         content = (
             values.cpu().numpy().astype(np.float16).reshape(end - start, *array.shape[1:]).tobytes()
         )

@@ -82,14 +82,16 @@ class FeedbackPairs:
         Raises:
             DataError: If an image cannot be read.
         """
-        matcher, skipped = _ImageMatcher(data, split, progress or NoProgress()), Counter[str]()
+        matcher = _ImageMatcher(data, split, progress or NoProgress())
+        skipped = Counter[str]()
         by_pair: dict[tuple[str, int], Judgment] = {}
         captions = {
             (" ".join(caption.split()), int(image))
             for caption, image in zip(data.captions, data.image_of, strict=True)
         }
         for judgment in latest_judgments(records).values():
-            query, image = judgment.query.plain_text, matcher.find(judgment)
+            query = judgment.query.plain_text
+            image = matcher.find(judgment)
             if not query or len(query) > MAX_CAPTION_CHARS:
                 skipped["with queries that are not plain text (images, items, excluded words)"] += 1
             elif image is None and _MOMENT.search(judgment.item):
@@ -184,7 +186,8 @@ class _ImageMatcher:
     """
 
     def __init__(self, data: Dataset, split: str, progress: Progress):
-        self.data, self.progress = data, progress
+        self.data = data
+        self.progress = progress
         self._by_name = {image.name: number for number, image in enumerate(data.images)}
         self._hashes: dict[int, str] = {}
         in_split = [number for number, image in enumerate(data.images) if image.split == split]

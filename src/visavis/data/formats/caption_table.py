@@ -117,12 +117,16 @@ class TableLayout:
             DataError: If there is no such header.
         """
         stream = io.StringIO(text, newline="")
-        first, num_lines, delimiters = stream.readline(), 1, list(_DELIMITERS)
+        first = stream.readline()
+        num_lines = 1
+        delimiters = list(_DELIMITERS)
         while first and not first.strip():
-            first, num_lines = stream.readline(), num_lines + 1
+            first = stream.readline()
+            num_lines = num_lines + 1
         if separator := _SEPARATOR_LINE.fullmatch(first):
             delimiters = [separator[1]]
-            first, num_lines = stream.readline(), num_lines + 1
+            first = stream.readline()
+            num_lines = num_lines + 1
         if _R_HEADER.fullmatch(first):
             delimiters.append(" ")
         for delimiter in delimiters:
@@ -297,7 +301,8 @@ def _read_table(text: str, layout: TableLayout) -> TableContent:
             lambda match: "\\" * (len(match[1]) // 2) + '"' * (1 + len(match[1]) % 2), text
         )
     stream = io.StringIO(text, newline="")
-    table, width = TableContent(layout, [], []), len(layout.columns)
+    table = TableContent(layout, [], [])
+    width = len(layout.columns)
     for _ in range(layout.num_lines):
         stream.readline()
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if layout.has_quotes else csv.QUOTE_NONE
@@ -368,10 +373,8 @@ def list_split_tables(folder: Path) -> Listing:
     Returns:
         The listing.
     """
-    listing, readers = (
-        Listing(folder),
-        {".csv": _table_rows, ".tsv": _table_rows, ".jsonl": _json_rows},
-    )
+    listing = Listing(folder)
+    readers = {".csv": _table_rows, ".tsv": _table_rows, ".jsonl": _json_rows}
     patterns = [pattern for suffix in readers for pattern in (f"*{suffix}", f"*/metadata{suffix}")]
     tables = [
         path
@@ -392,10 +395,8 @@ def _add_rows(
     file_split: str | None,
     read_rows: Callable[[str, Path, Listing], Iterator[CaptionRow]],
 ) -> None:
-    folder, table_name = (
-        listing.source if os.path.isdir(listing.source) else path.parent,
-        _table_name(listing, path),
-    )
+    folder = listing.source if os.path.isdir(listing.source) else path.parent
+    table_name = _table_name(listing, path)
     for line, file, captions, split in read_rows(read_list(path, folder), path, listing):
         # As in the folders of images of Hugging Face `datasets`, files are relative to their table.
         if file and path.parent != folder:
@@ -455,10 +456,8 @@ def _table_rows(text: str, path: Path, listing: Listing) -> Iterator[CaptionRow]
     table_name = _table_name(listing, path)
     table = parse_table(text, path, ALL_FILE_NAMES, EXPECTED_HEADER)
     header = table.layout.header
-    file_column, caption_names = (
-        header.index(find_file_column(header, path)),
-        find_caption_columns(header, path),
-    )
+    file_column = header.index(find_file_column(header, path))
+    caption_names = find_caption_columns(header, path)
     caption_columns = [index for index, name in enumerate(header) if name in caption_names]
     split_column = header.index("split") if "split" in header else None
     used = (file_column, split_column, *caption_columns)

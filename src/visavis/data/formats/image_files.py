@@ -161,7 +161,9 @@ def scan_folder(folder: Path, exclusion: Exclusion = NO_EXCLUSION) -> FolderScan
         The files, and all that was not searched.
     """
     # A stack instead of recursion: folders can be nested deeper than the recursion limit.
-    scan, pending, seen = FolderScan(folder), [""], set[tuple[int, int]]()
+    scan = FolderScan(folder)
+    pending = [""]
+    seen = set[tuple[int, int]]()
     while pending:
         parent = pending.pop()
         try:
@@ -174,7 +176,8 @@ def scan_folder(folder: Path, exclusion: Exclusion = NO_EXCLUSION) -> FolderScan
                 f"the folder cannot be read: {error.strerror}. Check its permissions and its drive"
             )
             continue
-        subfolders, is_empty = list[str](), True
+        subfolders = list[str]()
+        is_empty = True
         for entry in entries:
             path = f"{parent}/{entry.name}" if parent else entry.name
             try:
@@ -415,7 +418,9 @@ def find_files(folder: Path) -> ImageFiles:
     Returns:
         The files.
     """
-    files, root, scan = ImageFiles(folder), Path(os.path.realpath(folder)), scan_folder(folder)
+    files = ImageFiles(folder)
+    root = Path(os.path.realpath(folder))
+    scan = scan_folder(folder)
     for name, problem in scan.problems.items():
         path = path_key(name)
         files.unreadable[path] = problem
@@ -558,7 +563,9 @@ def attach_files(
             )
         return
     # Listed path by file that is used.
-    used, has_missing, files_of_unusable = dict[str, str](), False, set[str | None]()
+    used = dict[str, str]()
+    has_missing = False
+    files_of_unusable = set[str | None]()
     listed = {path_key(entry.file) for entry in listing.images if entry.file}
     for entry in listing.images:
         if not entry.usable and entry.file is not None:
@@ -616,7 +623,8 @@ def _find_distinct_file(
     """Find the file of a listed image. A file of the same name in another folder may belong to
     another listed image.
     """
-    key, path = files.find(file), path_key(file)
+    key = files.find(file)
+    path = path_key(file)
     problem = f"the image is missing: {file} is neither a file under {files.folder} nor in a tar archive there"
     fix = "Add the file, or remove the image from the list"
     if key is None:

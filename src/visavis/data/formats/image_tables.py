@@ -88,7 +88,8 @@ class _GroupCache:
     """Image columns of the row groups that were used last."""
 
     def __init__(self) -> None:
-        self.columns, self.lock = OrderedDict[tuple[Any, ...], Any](), threading.Lock()
+        self.columns = OrderedDict[tuple[Any, ...], Any]()
+        self.lock = threading.Lock()
         self.num_bytes = 0
 
     def read(self, image: EmbeddedImage) -> pa.ChunkedArray:
@@ -126,7 +127,8 @@ class _TableFile:
     """
 
     def __init__(self, path: Path, file: Any):
-        self.pa, self.path = import_pyarrow(), path
+        self.pa = import_pyarrow()
+        self.path = path
         self.parquet: Any = None
         with self._errors():
             if path.suffix == ".parquet":
@@ -142,12 +144,14 @@ class _TableFile:
                 try:
                     reader = self.pa.ipc.open_file(self.buffer)
                     # A batch of a compressed file is decompressed when it is read.
-                    self.num_groups, self._read_batch = reader.num_record_batches, reader.get_batch
+                    self.num_groups = reader.num_record_batches
+                    self._read_batch = reader.get_batch
                 except self.pa.ArrowInvalid:
                     # `save_to_disk` writes the format of streams.
                     reader = self.pa.ipc.open_stream(self.buffer)
                     batches = list(reader)
-                    self.num_groups, self._read_batch = len(batches), batches.__getitem__
+                    self.num_groups = len(batches)
+                    self._read_batch = batches.__getitem__
                 self.schema = reader.schema
             # PyArrow decodes names when they are read. Names that are not UTF-8 raise the error
             # here.
@@ -190,7 +194,8 @@ class _TableFile:
                 ranges = self._byte_ranges(content, root)
                 if ranges is not None:
                     return ranges
-                size, has_bytes = content.nbytes, content.is_valid().to_pylist()
+                size = content.nbytes
+                has_bytes = content.is_valid().to_pylist()
             else:
                 group = self.parquet.metadata.row_group(number)
                 chunks = (group.column(position) for position in range(group.num_columns))
@@ -204,7 +209,8 @@ class _TableFile:
                 )
                 if chunk is None:
                     raise ValueError(f"row group {number} has no column {column}")
-                size, has_bytes = chunk.total_uncompressed_size, [True] * group.num_rows
+                size = chunk.total_uncompressed_size
+                has_bytes = [True] * group.num_rows
                 # The statistics show whether each row has bytes. Without them, the column is read.
                 statistics = chunk.statistics
                 if statistics is None or not statistics.has_null_count or statistics.null_count:
@@ -344,7 +350,9 @@ def _read_rows(
 ) -> Iterator[_Row]:
     """Yield the rows of a file, without the bytes of its images."""
     with storage.open_file(path, root) as opened:
-        table, first_row, num_large_groups = _TableFile(path, opened), 0, 0
+        table = _TableFile(path, opened)
+        first_row = 0
+        num_large_groups = 0
         columns = TableColumns.find(table.schema, str(path))
         image = columns.image
         is_struct = image is not None and table.pa.types.is_struct(table.schema.field(image).type)
@@ -387,10 +395,8 @@ def _read_rows(
                 zip(locations, struct_paths, strict=True)
             ):
                 row_number = first_row + row + 1
-                row_location, row_name = (
-                    f"{file}, row {row_number}",
-                    f"{os.path.splitext(file)[0]}/{row_number}",
-                )
+                row_location = f"{file}, row {row_number}"
+                row_name = f"{os.path.splitext(file)[0]}/{row_number}"
                 try:
                     name, captions, split = _parse_cells(
                         {name: column[row] for name, column in values.items()}, columns

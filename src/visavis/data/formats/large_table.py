@@ -212,7 +212,8 @@ def list_table(path: Path) -> Listing:
     Returns:
         The listing of the usable items, with all problems.
     """
-    data, listing = open_table(path), Listing(path)
+    data = open_table(path)
+    listing = Listing(path)
     for image in data.images:
         listing.add_image(image.name, image.split).location = image.location
     for caption, image_index in zip(data.captions, data.image_of.tolist(), strict=True):
@@ -246,9 +247,12 @@ class _Conversion:
     """
 
     def __init__(self, path: Path):
-        self.path, self.pa, self.compute = path, import_pyarrow(), import_pyarrow().compute
+        self.path = path
+        self.pa = import_pyarrow()
+        self.compute = import_pyarrow().compute
         # Number of problems by kind, and the first ones.
-        self.problems, self.examples = Counter[str](), list[Finding]()
+        self.problems = Counter[str]()
+        self.examples = list[Finding]()
         self.layout, file_format = _file_format(path, self.pa)
         try:
             names = file_format.inspect(str(path), self.pa.fs.LocalFileSystem()).names
@@ -270,8 +274,10 @@ class _Conversion:
         # The table of hashes that made the names unique is larger than all that follows.
         self.pa.default_memory_pool().release_unused()
         splits, split_names, image_problem = self._splits(row_images, row_splits, names)
-        blocks_usable, blocks_images = list[np.ndarray](), list[np.ndarray]()
-        blocks_empty, has_text = [np.zeros(0, np.int64)], np.zeros(len(names), bool)
+        blocks_usable = list[np.ndarray]()
+        blocks_images = list[np.ndarray]()
+        blocks_empty = [np.zeros(0, np.int64)]
+        has_text = np.zeros(len(names), bool)
 
         def usable_captions() -> Iterator[Any]:
             for captions, rows, usable, empty in self._read_captions(row_images):
@@ -286,7 +292,8 @@ class _Conversion:
         # Captions are written while they are checked, so that only their lengths and images stay in
         # memory.
         self._write_column(folder / "captions.arrow", usable_captions())
-        usable, caption_images = np.concatenate(blocks_usable), np.concatenate(blocks_images)
+        usable = np.concatenate(blocks_usable)
+        caption_images = np.concatenate(blocks_images)
         has_caption = np.zeros(len(names), bool)
         has_caption[caption_images] = True
         # In a split without any caption, missing captions are a mistake.
@@ -305,7 +312,8 @@ class _Conversion:
             )
         # Rows of usable images in the whole table, and the index of each row among them.
         is_usable = (image_problem == 0) & ~is_uncaptioned
-        image_rows, uncaptioned = np.flatnonzero(is_usable), np.flatnonzero(is_uncaptioned)
+        image_rows = np.flatnonzero(is_usable)
+        uncaptioned = np.flatnonzero(is_uncaptioned)
         new_index = np.cumsum(is_usable) - 1
         columns = {"names": image_rows} | ({"uncaptioned": uncaptioned} if len(uncaptioned) else {})
         for column, rows in columns.items():
@@ -431,7 +439,8 @@ class _Conversion:
                 for name in names.slice(start, ROWS_PER_CHUNK // 8).to_pylist()
             )
             return np.fromiter(assigned, np.int8, len(names)), tuple(codes), problem
-        images, row_codes = row_images[rows], row_codes[rows]
+        images = row_images[rows]
+        row_codes = row_codes[rows]
         image_codes = np.full(len(names), -1, np.int32)
         # In reverse, because the first row of an image decides.
         image_codes[images[::-1]] = row_codes[::-1]
@@ -513,7 +522,8 @@ class _Conversion:
     def _flatten(self, column: Any, name: str) -> tuple[Any, np.ndarray]:
         """The captions of a column in NFC, and the row of each."""
         if not (self.pa.types.is_list(column.type) or self.pa.types.is_large_list(column.type)):
-            texts, rows = self._texts(column, name), np.arange(len(column))
+            texts = self._texts(column, name)
+            rows = np.arange(len(column))
             if not self._matches(texts, _have_byte(texts, b"[({"), is_list_text).any():
                 return self._to_nfc(texts), rows
             cells = [
@@ -547,7 +557,8 @@ class _Conversion:
         self, captions: Any, candidates: np.ndarray, predicate: Callable[[str], bool]
     ) -> np.ndarray:
         """Whether each caption is a candidate that satisfies a predicate."""
-        found, rows = np.zeros(len(captions), bool), np.flatnonzero(candidates)
+        found = np.zeros(len(captions), bool)
+        rows = np.flatnonzero(candidates)
         found[rows] = [
             predicate(caption) for caption in captions.take(self.pa.array(rows)).to_pylist()
         ]
@@ -555,7 +566,8 @@ class _Conversion:
 
     def _texts(self, column: Any, name: str) -> Any:
         """A column as valid texts."""
-        types, kind = self.pa.types, column.type
+        types = self.pa.types
+        kind = column.type
         kind = kind.value_type if types.is_dictionary(kind) else kind
         require(
             types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind),
@@ -589,7 +601,9 @@ class _Conversion:
 
     def _write_column(self, path: Path, blocks: Iterator[Any]) -> None:
         """Write a column with the same number of rows in each record batch."""
-        schema, waiting, count = self.pa.schema([("text", self.pa.large_string())]), [], 0
+        schema = self.pa.schema([("text", self.pa.large_string())])
+        waiting = []
+        count = 0
         with storage.storage_errors(path), self.pa.ipc.new_file(str(path), schema) as writer:
             for block in blocks:
                 waiting.append(block)
@@ -599,7 +613,8 @@ class _Conversion:
                     writer.write_batch(
                         self.pa.record_batch([joined.slice(0, ROWS_PER_CHUNK)], schema=schema)
                     )
-                    waiting, count = [joined.slice(ROWS_PER_CHUNK)], count - ROWS_PER_CHUNK
+                    waiting = [joined.slice(ROWS_PER_CHUNK)]
+                    count = count - ROWS_PER_CHUNK
             if count:
                 writer.write_batch(
                     self.pa.record_batch([self.pa.concat_arrays(waiting)], schema=schema)
@@ -673,14 +688,14 @@ def _check_quotes(path: Path, layout: TableLayout, encoding: str) -> None:
     codec = {"utf-8-sig": "utf-8", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}.get(
         encoding, encoding
     )
-    width, num_lines, content = len("x".encode(codec)), 0, b""
+    width = len("x".encode(codec))
+    num_lines = 0
+    content = b""
     with storage.open_file(path) as file:
         while block := file.read(_SEARCHED_BYTES):
             # A sign with the letter after it may be in two blocks.
-            num_lines, content = (
-                num_lines + content[: -4 * width].count(b"\n"),
-                content[-4 * width :] + block,
-            )
+            num_lines = num_lines + content[: -4 * width].count(b"\n")
+            content = content[-4 * width :] + block
             for sign, (allowed, problem) in signs.items():
                 if sign.encode(codec) not in content:
                     continue

@@ -288,7 +288,8 @@ class Listing:
         for caption in self.captions:
             if not caption.usable:
                 continue
-            text, location = caption.text, caption.location
+            text = caption.text
+            location = caption.location
             if caption.image is not None and not caption.image.has_caption:
                 caption.usable = False
             elif (problem := caption_problem(text)) is not None:

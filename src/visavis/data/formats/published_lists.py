@@ -234,7 +234,8 @@ def list_coco(source: Path) -> Listing:
     for file, split in splits_of_files(files, folder).items():
         content = parse_json_list(read_list(file, listing.folder), file)
         images, annotations = require_lists(content, file, "images", "annotations")
-        folder_name, by_id = file.stem.removeprefix("captions_"), dict[str | int, ListedImage]()
+        folder_name = file.stem.removeprefix("captions_")
+        by_id = dict[str | int, ListedImage]()
         for number, entry in enumerate(images):
             name, image_id = read_fields(entry, "file_name", "id")
             if not isinstance(name, str) or not name or not isinstance(image_id, str | int):
@@ -280,7 +281,8 @@ def list_karpathy(path: Path) -> Listing:
         DataError: If the file is not JSON with a list ``images``.
     """
     text = read_list(path, path.parent)
-    listing, listed = Listing(path), parse_json_list(text, path)
+    listing = Listing(path)
+    listed = parse_json_list(text, path)
     if isinstance(listed, dict) and "annotations" in listed:
         return replace(list_coco(path), format_name=COCO.name)
     [images] = require_lists(listed, path, "images")
@@ -304,7 +306,8 @@ def _read_image(listing: Listing, record: Any, ids: dict[str, str]) -> None:
             listing, record, "an object with filename, split and sentences", location
         )
         return
-    file, number = record.get("filename"), record.get("cocoid", record.get("imgid"))
+    file = record.get("filename")
+    number = record.get("cocoid", record.get("imgid"))
     file = file if isinstance(file, str) and file else None
     name = file or (
         location
@@ -313,7 +316,8 @@ def _read_image(listing: Listing, record: Any, ids: dict[str, str]) -> None:
         if isinstance(number, list | dict)
         else str(number)
     )
-    folder, split = record.get("filepath"), record.get("split")
+    folder = record.get("filepath")
+    split = record.get("split")
     has_folder = folder and file and isinstance(folder, str)
     image = ListedImage(
         name, normalize_split_name(split), f"{folder}/{file}" if has_folder else file
@@ -504,7 +508,8 @@ def read_captions_and_splits(path: Path) -> tuple[dict[str, list[str]], dict[str
 
 
 def _list_files(source: Path, files: list[Path]) -> Listing:
-    listing, sentences = Listing(source), dict[str, list[Any]]()
+    listing = Listing(source)
+    sentences = dict[str, list[Any]]()
     for file in files:
         content = parse_json_list(read_list(file, source), file)
         videos, sentences[file.name] = require_lists(content, file, "videos", "sentences")
@@ -599,7 +604,8 @@ def list_precomp(folder: Path) -> Listing:
     Raises:
         DataError: If features have no captions, or their shapes differ between splits.
     """
-    listing, features = Listing(folder), dict[str, np.ndarray]()
+    listing = Listing(folder)
+    features = dict[str, np.ndarray]()
     for split, stem in _stems(folder).items():
         features[split], captions, problem = _open_split(folder, stem)
         if problem:
@@ -635,7 +641,8 @@ def load_precomp_features(path: str | Path) -> dict[str, np.ndarray]:
     Raises:
         DataError: If rows and captions do not match, or the shapes differ between splits.
     """
-    folder, features = Path(path), dict[str, np.ndarray]()
+    folder = Path(path)
+    features = dict[str, np.ndarray]()
     for split, stem in _stems(folder).items():
         features[split], _, problem = _open_split(folder, stem)
         require(not problem, f"{folder}: {problem}. Store one caption per line.")
@@ -685,7 +692,8 @@ def _stems(folder: Path) -> dict[str, str]:
 
 def _open_split(folder: Path, stem: str) -> tuple[np.ndarray, list[str], str]:
     """Return the features of each image, all captions, and the problem of their numbers. "": none."""
-    features, texts = folder / f"{stem}_ims.npy", folder / f"{stem}_caps.txt"
+    features = folder / f"{stem}_ims.npy"
+    texts = folder / f"{stem}_caps.txt"
     rows = storage.read_array(features, folder, kinds="fiu", memory_map=True)
     require(
         rows.ndim > 1 and 0 not in rows.shape,

@@ -65,11 +65,13 @@ class TarSamples:
             The samples before any damage.
         """
         samples: dict[str, dict[str, tuple[int, int]]] = {}
-        damage, repeated = "", dict[str, None]()
+        damage = ""
+        repeated = dict[str, None]()
         try:
             for member, location in archive_members(file, path):
                 if match := _KEY.fullmatch(member):
-                    members, extension = samples.setdefault(match[1], {}), match[2].lower()
+                    members = samples.setdefault(match[1], {})
+                    extension = match[2].lower()
                     if extension in members:
                         repeated[match[1]] = None
                     members[extension] = (location.offset, location.num_bytes)
@@ -276,7 +278,8 @@ def list_webdataset(source: Path) -> Listing:
         its samples from the same key.
     """
     folder = source if os.path.isdir(source) else source.parent
-    listing, root = Listing(source, folder=folder), containing_folder(folder)
+    listing = Listing(source, folder=folder)
+    root = containing_folder(folder)
     splits = splits_of_files(find_shards(source), folder)
     shards = list[TarSamples]()
     for path in splits:
@@ -321,10 +324,14 @@ def _add_sample(
     except DataError as error:
         listing.add_loss("missing image", location, str(error).removesuffix("."))
         return
-    name, captions, own_split, problem = f"{prefix}{key}.{extension}", list[str](), None, ""
+    name = f"{prefix}{key}.{extension}"
+    captions = list[str]()
+    own_split = None
+    problem = ""
     is_new = name not in listing.by_name
     try:
-        captions, own_split = shard.read_captions(file, key), shard.read_split(file, key)
+        captions = shard.read_captions(file, key)
+        own_split = shard.read_split(file, key)
     except DataError as error:
         problem = str(error).removesuffix(".")
     image = listing.add_row(name, captions, own_split or split, location)

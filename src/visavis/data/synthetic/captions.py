@@ -122,7 +122,9 @@ class _Writer:
     """State of writing one caption: the scene, the random generator, and the facts so far."""
 
     def __init__(self, scene: Scene, rng: np.random.Generator, style: Style):
-        self.scene, self.rng, self.style = scene, rng, style
+        self.scene = scene
+        self.rng = rng
+        self.style = style
         self.mentions: list[dict[str, str]] = []
         self.relations: list[tuple[int, str, int]] = []
         self.background: str | None = None
@@ -283,8 +285,10 @@ class _Writer:
         """
 
         def evident(i: int, name: str, j: int) -> bool:
-            a, b = self.scene.things[i], self.scene.things[j]
-            horizontal, vertical = abs(a.x - b.x), abs(a.y - b.y)
+            a = self.scene.things[i]
+            b = self.scene.things[j]
+            horizontal = abs(a.x - b.x)
+            vertical = abs(a.y - b.y)
             return name in ("front", "inside") or (horizontal > vertical) == (name == "left")
 
         return sorted(relation for relation in self.scene.relations if evident(*relation))

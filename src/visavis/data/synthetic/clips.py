@@ -50,7 +50,10 @@ ACTIONS = (*DIRECTIONS, "vanish", "grow", "change", "meet")
 SOUNDS = ("bell", "drum", "whistle", "buzz", "splash")
 
 HOME_POSITIONS = tuple((x, y) for x in (0.35, 0.5, 0.65) for y in (0.35, 0.5, 0.65))
-RADIUS, MOVE_DISTANCE, GROWTH_FACTOR, CHANGED_COLOR = 0.1, 0.25, 1.6, "white"
+RADIUS = 0.1
+MOVE_DISTANCE = 0.25
+GROWTH_FACTOR = 1.6
+CHANGED_COLOR = "white"
 # Progress of an event in its frames. In the following frame the thing is restored.
 EVENT_PROGRESS = (0.0, 0.5, 1.0)
 CROSSING_FRAMES = 7
@@ -135,7 +138,8 @@ class SyntheticClip:
 
     def _frame(self, event: ClipEvent, progress: float) -> Scene:
         """The scene during an event. Numbers are rounded, so that they are equal in the files."""
-        thing, acting = self.things[event.thing], list[SceneObject]()
+        thing = self.things[event.thing]
+        acting = list[SceneObject]()
         if event.action in DIRECTIONS:
             x, y = DIRECTIONS[event.action]
             if self.is_crossing:
@@ -148,7 +152,8 @@ class SyntheticClip:
             acting = [replace(thing, x=round(place[0], 4), y=round(place[1], 4))]
         elif event.action == "meet":
             other = self.things[1 - event.thing]
-            dx, dy = other.x - thing.x, other.y - thing.y
+            dx = other.x - thing.x
+            dy = other.y - thing.y
             # Until the two touch.
             share = progress * max(0.0, 1 - 2 * RADIUS / float(np.hypot(dx, dy)))
             acting = [
@@ -179,7 +184,8 @@ def sample_clip(rng: np.random.Generator, *, crossing: bool) -> SyntheticClip:
     positions = [
         HOME_POSITIONS[index] for index in rng.choice(len(HOME_POSITIONS), 2, replace=False)
     ]
-    colors, shapes = rng.choice(len(COLORS), 2, replace=False), rng.integers(len(SHAPES), size=2)
+    colors = rng.choice(len(COLORS), 2, replace=False)
+    shapes = rng.integers(len(SHAPES), size=2)
     things = tuple(
         SceneObject(SHAPES[shape], COLORS[color], "plain", "small", x, y, RADIUS)
         for shape, color, (x, y) in zip(shapes, colors, positions, strict=True)
@@ -348,11 +354,9 @@ def _motion(before: Scene, after: Scene) -> np.ndarray:
         new = next((thing for thing in after.things if _is_same_thing(old, thing)), None)
         values[_quarter(old), 6] += new is None
         if new is not None:
-            x, y, grown = (
-                (new.x - old.x) / MOVE_DISTANCE,
-                (new.y - old.y) / MOVE_DISTANCE,
-                (new.radius - old.radius) / 0.03,
-            )
+            x = (new.x - old.x) / MOVE_DISTANCE
+            y = (new.y - old.y) / MOVE_DISTANCE
+            grown = (new.radius - old.radius) / 0.03
             values[_quarter(old)] += np.maximum(
                 [-x, x, -y, y, grown, -grown, 0, 0, new.color != old.color], 0
             )
@@ -437,7 +441,9 @@ def write_synthetic_clips(
         seed=(seed, 0, math.inf),
     )
     folder = storage.prepare_empty_folder(folder, will_be_replaced=True)
-    lines, images, done = [], [], 0
+    lines = []
+    images = []
+    done = 0
     with storage.atomic_folder(folder) as part:
         with create_expert_store(part / "experts", EXPERT_DIMS) as store:
             for number, (split, count) in enumerate(counts.items()):

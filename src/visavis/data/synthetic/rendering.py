@@ -22,10 +22,12 @@ class _Draw:
     """Drawing operations of the backgrounds, with the positions of pixels and the random generator."""
 
     def __init__(self, size: int, rng: np.random.Generator):
-        self.size, self.rng = size, rng
+        self.size = size
+        self.rng = rng
         # Centers of pixels, so that an image of any size shows the same scene.
         axis = (np.arange(size, dtype=np.float32) + 0.5) / size
-        self.x, self.y = axis[None, :], axis[:, None]
+        self.x = axis[None, :]
+        self.y = axis[:, None]
 
     def positions(self, low: float, high: float, count: int) -> list[float]:
         return self.rng.uniform(low, high, count).tolist()
@@ -92,11 +94,10 @@ class _Draw:
         ):
             # Beyond three radii a Gaussian is invisible. Only this window is computed.
             reach = int(3 * r * self.size) + 1
-            i, j = int(v * self.size), int(u * self.size)
-            rows, columns = (
-                slice(max(i - reach, 0), i + reach + 1),
-                slice(max(j - reach, 0), j + reach + 1),
-            )
+            i = int(v * self.size)
+            j = int(u * self.size)
+            rows = slice(max(i - reach, 0), i + reach + 1)
+            columns = slice(max(j - reach, 0), j + reach + 1)
             spot = np.exp(-((self.x[:, columns] - u) ** 2 + (self.y[rows] - v) ** 2) / (r * r))
             field[rows, columns] = np.maximum(field[rows, columns], spot)
         return field
@@ -146,7 +147,8 @@ def _night(draw: _Draw) -> np.ndarray:
     canvas = draw.gradient(
         (0.03, 0.04, 0.14), (0.08, 0.09, 0.26), (0.20, 0.17, 0.40), (0.34, 0.25, 0.46)
     )
-    slope, height = draw.rng.uniform(-0.8, 0.8), draw.rng.uniform(0.2, 0.6)
+    slope = draw.rng.uniform(-0.8, 0.8)
+    height = draw.rng.uniform(0.2, 0.6)
     band = np.exp(-((draw.y - height - slope * (draw.x - 0.5)) ** 2) / 0.03)
     canvas += (band * np.float32(0.11))[..., None] * np.array(
         (0.8, 0.8, 1.0), np.float32
@@ -258,7 +260,8 @@ def _paper(draw: _Draw) -> np.ndarray:
         + draw.grain(0.006)
         + draw.grain(0.006, 6, 6)
     )
-    pitch, shift = 1 / 12, draw.rng.uniform(0, 1 / 12)
+    pitch = 1 / 12
+    shift = draw.rng.uniform(0, 1 / 12)
     for axis in (draw.x, draw.y):
         distance = np.abs((axis - shift + pitch / 2) % pitch - pitch / 2) * draw.size
         _blend(
@@ -278,7 +281,8 @@ def _sunset(draw: _Draw) -> np.ndarray:
         (1.0, 0.85, 0.5),
         (1.0, 0.85, 0.5),
     )
-    x, horizon = draw.rng.uniform(0.25, 0.75), draw.rng.uniform(0.60, 0.68)
+    x = draw.rng.uniform(0.25, 0.75)
+    horizon = draw.rng.uniform(0.60, 0.68)
     canvas += (0.30 * np.exp(-((draw.x - x) ** 2 + (draw.y - horizon) ** 2) / 0.05))[
         ..., None
     ] * np.array((1, 0.8, 0.4), np.float32)
@@ -367,7 +371,8 @@ def _draw_thing(
     radius = thing.radius * size
     # A tile around the thing, with room for its shadow or halo.
     half = int(radius * 1.6) + 3
-    left, top = int(thing.x * size) - half, int(thing.y * size) - half
+    left = int(thing.x * size) - half
+    top = int(thing.y * size) - half
     center = (thing.x * size - left, thing.y * size - top)
     tile = 2 * half
     mask, pen = _new_mask(tile)
@@ -378,10 +383,8 @@ def _draw_thing(
         pen.polygon([tuple(corner) for corner in corners.tolist()], fill=fill)
     # [tile, tile, 1]
     alpha = np.asarray(mask.reduce(SUPERSAMPLING), np.float32)[..., None] / 255
-    rows, columns = (
-        slice(max(top, 0), min(top + tile, size)),
-        slice(max(left, 0), min(left + tile, size)),
-    )
+    rows = slice(max(top, 0), min(top + tile, size))
+    columns = slice(max(left, 0), min(left + tile, size))
     # A view: what follows changes the canvas.
     window = canvas[rows, columns]
     inner = (
@@ -485,7 +488,8 @@ def _new_mask(tile: int) -> tuple[Image.Image, ImageDraw.ImageDraw]:
 
 
 def _rotation(angle: float) -> np.ndarray:
-    cos, sin = np.cos(angle), np.sin(angle)
+    cos = np.cos(angle)
+    sin = np.sin(angle)
     return np.array([[cos, sin], [-sin, cos]])
 
 
@@ -551,13 +555,12 @@ def shape_outline(shape: str) -> Outline:
                 ),
             )
         case "heart":
-            x, y = (
-                16 * np.sin(turn) ** 3,
-                13 * np.cos(turn) - 5 * np.cos(2 * turn) - 2 * np.cos(3 * turn) - np.cos(4 * turn),
-            )
+            x = 16 * np.sin(turn) ** 3
+            y = 13 * np.cos(turn) - 5 * np.cos(2 * turn) - 2 * np.cos(3 * turn) - np.cos(4 * turn)
             return (np.stack([x, -y - 2], 1) / 15.5,)
         case "drop":
-            x, y = np.sin(turn) * np.sin(turn / 2) ** 1.6, -np.cos(turn)
+            x = np.sin(turn) * np.sin(turn / 2) ** 1.6
+            y = -np.cos(turn)
             return (np.stack([0.92 * x, 1.05 * y], 1),)
         case "flower":
             return (

@@ -238,7 +238,9 @@ def sample_scene(rng: np.random.Generator, *, training: bool) -> Scene:
             size = pick(rng, SIZES)
             if things and rng.random() < 0.2:
                 last = things[-1]
-                shape, color, pattern = last.shape, last.color, last.pattern
+                shape = last.shape
+                color = last.color
+                pattern = last.pattern
             things.append(SceneObject(shape, color, pattern, size))
         if (
             len(things) > 1
@@ -285,7 +287,8 @@ def _arrange(things: Sequence[SceneObject], rng: np.random.Generator) -> tuple[S
     """
     placed: list[SceneObject] = []
     while len(placed) < len(things):
-        placed, touching = [], rng.random() < 0.6
+        placed = []
+        touching = rng.random() < 0.6
         for thing in things:
             radius = (
                 rng.uniform(0.165, 0.205) if thing.size == "large" else rng.uniform(0.085, 0.105)

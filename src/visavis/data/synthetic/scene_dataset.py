@@ -296,7 +296,8 @@ def _swap_captions(rows: list[_SceneRow], noise: float, rng: np.random.Generator
     if count:
         moved = [(rows[i].captions[k], rows[i].filename) for i, k in swapped]
         for (i, k), (caption, source) in zip(swapped, [*moved[step:], *moved[:step]], strict=True):
-            rows[i].captions[k], rows[i].swapped_from[k] = caption, source
+            rows[i].captions[k] = caption
+            rows[i].swapped_from[k] = source
 
 
 def check_ranges(**ranges: tuple[float, float, float]) -> None:

@@ -313,7 +313,8 @@ def equivalent_measures(keys: Iterable[str]) -> dict[str, str]:
         >>> equivalent_measures(["t2i_r5", "t2i_map_at_r", "i2t_ndcg_at_10"])
         {'t2i_r5': 'Success@5', 'i2t_ndcg_at_10': 'nDCG@10'}
     """
-    by_name, found = {metric.name: metric.ir_measures for metric in CATALOG}, {}
+    by_name = {metric.name: metric.ir_measures for metric in CATALOG}
+    found = {}
     for key in keys:
         cutoff = re.search(r"(?<=_at_)\d+", key)
         name = key if cutoff is None else key.replace(f"_at_{cutoff[0]}", "_at_K", 1)

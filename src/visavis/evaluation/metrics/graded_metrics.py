@@ -75,7 +75,8 @@ def coherent_scores(
         candidates of the released code, ``numpy.argsort(scores)[::-1][:K]``: of tied ones mostly
         the later. That sort is not stable, so the result depends on their order and on numpy.
     """
-    scores, relevance = scores.detach(), relevance.detach()
+    scores = scores.detach()
+    relevance = relevance.detach()
     _check_graded(scores, relevance)
     k = validate_int(k, "k", minimum=1)
     if tau not in ("a", "b"):
@@ -117,7 +118,8 @@ def ndcg(scores: Tensor, relevance: Tensor) -> Tensor:
     Source:
         Järvelin and Kekäläinen, Cumulated gain-based evaluation of IR techniques (2002).
     """
-    scores, relevance = scores.detach(), relevance.detach()
+    scores = scores.detach()
+    relevance = relevance.detach()
     _check_graded(scores, relevance)
     raise_on_invalid_row((relevance < 0) | relevance.isinf(), INVALID_GAINS.format("query {}"))
     scores = on_float64_device(scores)
@@ -192,7 +194,8 @@ def _taus(scores: Tensor, relevance: Tensor, tau: Tau) -> Tensor:
     queries, length = scores.shape
     if length < 2 or not queries:
         return torch.full((queries,), torch.nan, dtype=torch.float64)
-    scores, relevance = scores.cpu().double(), relevance.cpu().double()
+    scores = scores.cpu().double()
+    relevance = relevance.cpu().double()
     if length > MAX_BATCHED_LENGTH:
         rows = zip(scores.numpy(), relevance.numpy(), strict=True)
         tau_b = torch.tensor([kendalltau(*row).statistic for row in rows], dtype=torch.float64)
@@ -221,14 +224,10 @@ def _taus_b(scores: np.ndarray, relevance: np.ndarray) -> np.ndarray:
     # A discordant pair is an inversion of this permutation.
     by_score = scores.argsort(1, kind="stable")
     ordered = np.take_along_axis(scores, by_score, 1)
-    tied_scores, tied_relevance = (
-        _tied_pairs(ordered[:, 1:] == ordered[:, :-1]),
-        _tied_pairs(same_relevance),
-    )
-    pairs, tied_both = (
-        scores.shape[1] * (scores.shape[1] - 1) // 2,
-        _tied_pairs(same_score & same_relevance),
-    )
+    tied_scores = _tied_pairs(ordered[:, 1:] == ordered[:, :-1])
+    tied_relevance = _tied_pairs(same_relevance)
+    pairs = scores.shape[1] * (scores.shape[1] - 1) // 2
+    tied_both = _tied_pairs(same_score & same_relevance)
     agreement = pairs - tied_scores - tied_relevance + tied_both - 2 * _inversions(by_score)
     with np.errstate(invalid="ignore", divide="ignore"):
         taus = agreement / np.sqrt(pairs - tied_scores) / np.sqrt(pairs - tied_relevance)
@@ -255,13 +254,12 @@ def _inversions(permutations: np.ndarray) -> np.ndarray:
     size = 1 << (length - 1).bit_length()  # the next power of two
     # The largest numbers at the end add no inversion.
     padding = np.broadcast_to(np.arange(length, size), (queries, size - length))
-    values, total = (
-        np.concatenate([permutations, padding], 1).astype(np.int32),
-        np.zeros(queries, np.int64),
-    )
+    values = np.concatenate([permutations, padding], 1).astype(np.int32)
+    total = np.zeros(queries, np.int64)
     # Radix steps until a block of 32 is compared at once.
     while size > 32:
-        values, size = values.reshape(-1, size), size // 2
+        values = values.reshape(-1, size)
+        size = size // 2
         high = (values & size) > 0
         total += (
             np.where(high, 0, high.cumsum(1, dtype=np.int32))
@@ -287,9 +285,11 @@ def _expected_tau(scores: Tensor, relevance: Tensor, k: int, tau: Tau) -> Tensor
     K.
     """
     cutoff_score = scores.topk(k).values[-1]
-    above, tied = scores > cutoff_score, scores == cutoff_score
+    above = scores > cutoff_score
+    tied = scores == cutoff_score
     # candidates with the K-th score, and those that fit
-    num_tied, num_tied_in_top = int(tied.sum()), k - int(above.sum())
+    num_tied = int(tied.sum())
+    num_tied_in_top = k - int(above.sum())
     both_above, both_candidates, both_tied = (
         _pair_counts(scores[group], relevance[group]) for group in (above, above | tied, tied)
     )

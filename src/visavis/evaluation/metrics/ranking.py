@@ -75,7 +75,8 @@ def positive_ranks(scores: Tensor, targets: Targets, *, ties: Ties = "pessimisti
         )
     raise_on_invalid_row(scores.isnan(), NAN_SCORES)
     if (moved := on_float64_device(scores)) is not scores:
-        scores, targets = moved, targets.to(moved.device)
+        scores = moved
+        targets = targets.to(moved.device)
     positive, negative = targets.positive, targets.negative  # [Q, C], ignored pairs in neither
     query, candidate = positive.nonzero(as_tuple=True)  # [P]
     for row in (~positive.any(1)).nonzero()[:1, 0].tolist():
@@ -455,7 +456,8 @@ def random_rsum(captions_per_image: Sequence[int]) -> tuple[float, float]:
     Returns:
         Mean of the RSUM in percent, and an upper bound of its standard deviation.
     """
-    images, captions = len(captions_per_image), sum(captions_per_image)
+    images = len(captions_per_image)
+    captions = sum(captions_per_image)
     # Number of candidates, of positives, and of the queries that have as many. An image without
     # captions is only a candidate.
     image_queries = [
@@ -466,7 +468,8 @@ def random_rsum(captions_per_image: Sequence[int]) -> tuple[float, float]:
     text_queries = [(images, 1, captions)]
     mean = std = 0.0
     for queries in (image_queries, text_queries):
-        total, variance = sum(count for *_, count in queries), 0.0
+        total = sum(count for *_, count in queries)
+        variance = 0.0
         for candidates, positives, count in queries:
             r1, r5, r10 = (random_recall(candidates, positives, k) for k in (1, 5, 10))
             expected = r1 + r5 + r10

@@ -112,10 +112,8 @@ def named_scale_and_bias(text: str) -> list[str]:
     """
     objective = spec.parse(text, CATALOG, Objective, "objectives")
     _, named = spec.parse_call(text)
-    has_scale, has_bias = (
-        objective.without_scale() is not None,
-        objective.without_bias() is not None,
-    )
+    has_scale = objective.without_scale() is not None
+    has_bias = objective.without_bias() is not None
     return ["scale"] * (has_scale and bool(named.keys() & {"scale", "tau"})) + ["bias"] * (
         has_bias and "bias" in named
     )

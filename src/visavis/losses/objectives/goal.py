@@ -306,10 +306,8 @@ def _other_positives(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Ten
     itself is subtracted.
     """
     assert detached.batch is not None
-    ascending, upper_bound = (
-        detached.batch.all_positives.sort().values,
-        detached.hardest + goal.epsilon,
-    )
+    ascending = detached.batch.all_positives.sort().values
+    upper_bound = detached.hardest + goal.epsilon
     return (
         ascending,
         torch.searchsorted(ascending, upper_bound, right=True),

@@ -112,7 +112,8 @@ class Ladder(Objective):
         return 6.0 + 0.5 * levels if self.sampling == "hard" else 8.0 + 6.0 * levels
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        pairs, follows_paper = find_positive_pairs(scores, targets), self.semantics == "paper"
+        pairs = find_positive_pairs(scores, targets)
+        follows_paper = self.semantics == "paper"
         triplet_hinges = self._positive_hinges(self.margins[0], pairs.negatives(), pairs, targets)
         terms = self.betas[0] * triplet_hinges if follows_paper else triplet_hinges
         if not self.thresholds:
@@ -193,7 +194,8 @@ def _largest_gaps(below: Tensor, above: Tensor, count: int) -> Tensor:
     """The largest ``below_j - above_i`` of each row ``[Q, count]``. Only ranks with i j <= count
     can be among them.
     """
-    highest_below, lowest_above = _top_values(below, count), -_top_values(-above, count)
+    highest_below = _top_values(below, count)
+    lowest_above = -_top_values(-above, count)
     rank = torch.arange(1, highest_below.shape[1] + 1, device=below.device)
     i, j = (rank[:, None] * rank <= count).nonzero(as_tuple=True)
     return _top_values(highest_below[:, j] - lowest_above[:, i], count)
@@ -342,11 +344,13 @@ class Distillation(Objective):
         their softmax is 0.
         """
         teacher_scores = targets.pairwise("relevance", "Distillation").to(scores.dtype)
-        logits, teacher_logits = scores / self.tau, teacher_scores / self.teacher_tau
+        logits = scores / self.tau
+        teacher_logits = teacher_scores / self.teacher_tau
         if targets.ignore is None:
             return logits, teacher_logits
         # Not -inf, whose differences are NaN.
-        ignored, lowest = targets.pairwise("ignore").bool(), torch.finfo(scores.dtype).min / 4
+        ignored = targets.pairwise("ignore").bool()
+        lowest = torch.finfo(scores.dtype).min / 4
         return logits.masked_fill(ignored, lowest), teacher_logits.masked_fill(ignored, lowest)
 
     @staticmethod

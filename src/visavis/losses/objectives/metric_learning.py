@@ -112,10 +112,8 @@ class MultiSimilarity(Objective):
         positive, negative = targets.masks
         highest_negative = scores.masked_fill(~negative, NEG_INF).amax(-1, keepdim=True)
         lowest_positive = scores.masked_fill(~positive, math.inf).amin(-1, keepdim=True)
-        easy_positive, easy_negative = (
-            scores >= highest_negative + self.epsilon,
-            scores <= lowest_positive - self.epsilon,
-        )
+        easy_positive = scores >= highest_negative + self.epsilon
+        easy_negative = scores <= lowest_positive - self.epsilon
         pulled = (self.alpha * (self.lam - scores)).masked_fill(~positive | easy_positive, NEG_INF)
         pushed = (self.beta * (scores - self.lam)).masked_fill(~negative | easy_negative, NEG_INF)
         terms = (
@@ -164,7 +162,8 @@ class Circle(Objective):
     reduction: Reduction = "sum"
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        (positive, negative), detached = targets.masks, scores.detach()
+        positive, negative = targets.masks
+        detached = scores.detach()
         pushed = self.gamma * (detached + self.margin).relu() * (scores - self.margin)
         pulled = self.gamma * (1 + self.margin - detached).relu() * (1 - self.margin - scores)
         push = pushed.masked_fill(~negative, NEG_INF).logsumexp(-1)

@@ -177,7 +177,8 @@ def run_shared_blocks(
     value = row_weights.new_zeros(())
     bias_grad = torch.zeros_like(value)
     for rows in chunk_slices(num_queries, max_rows):
-        block, block_targets = scores.block(rows, with_grad=needs_grad), targets[rows]
+        block = scores.block(rows, with_grad=needs_grad)
+        block_targets = targets[rows]
         logits = (block.scores if bias is None else block.scores + bias).detach()
         logits.requires_grad_(needs_grad)
         with torch.set_grad_enabled(needs_grad):
@@ -204,7 +205,8 @@ def _split_rows_by_weight(num_rows: int, max_weight: int, weights: Tensor) -> li
     """
     if weights.sum() <= max_weight:
         return chunk_slices(num_rows, max_weight)
-    starts, total = [0], 0
+    starts = [0]
+    total = 0
     for row, weight in enumerate(weights.tolist()):
         if total and total + weight > max_weight:
             starts.append(row)
@@ -239,7 +241,8 @@ def _direction_loss(
     annotation_sums = replace_annotation_tensors(
         targets, {name: torch.zeros_like(get_annotation_tensor(targets, name)) for name in names}
     )
-    totals, num_terms = [torch.zeros((), dtype=scores.dtype, device=targets.query_ids.device)], 0
+    totals = [torch.zeros((), dtype=scores.dtype, device=targets.query_ids.device)]
+    num_terms = 0
     bias_grad = torch.zeros_like(totals[0])
     for rows in blocks:
         block = scores.block(rows, with_grad=needs_grad)

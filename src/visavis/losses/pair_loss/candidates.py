@@ -288,7 +288,8 @@ def gather_extra_candidates(
     if not group.any_rank(local_items is not None):
         return None
     if local_items is None:
-        local_items, ids = batch_items[:0], []
+        local_items = batch_items[:0]
+        ids = []
     local_ids = to_id_tensor([] if ids is None else ids, f"ids of {name}").to(group.device)
     if len(local_ids) != len(local_items):
         count = "no ids" if ids is None else f"{len(local_ids)} ids"
@@ -316,7 +317,8 @@ class CandidatePool:
     def __init__(
         self, items: Encoded, extra_candidates: ExtraCandidates | None, group: ProcessGroup
     ) -> None:
-        self.local_tensors, self.extra_candidates = items.float_tensors, extra_candidates
+        self.local_tensors = items.float_tensors
+        self.extra_candidates = extra_candidates
         all_items, self.query_rows = group.all_gather_items(items.map(Tensor.detach))
         self.num_batch_items = len(all_items)
         self.items = all_items
@@ -472,17 +474,17 @@ def gather_targets(targets: Targets, group: ProcessGroup, *, ids_are_positions: 
             "gather=False."
         )
     first_query, first_candidate = (group.sum_over_lower_ranks(length) for length in targets.shape)
-    query_ids, candidate_ids, rows, columns = (
-        targets.query_ids,
-        targets.candidate_ids,
-        targets.rows,
-        targets.columns,
-    )
+    query_ids = targets.query_ids
+    candidate_ids = targets.candidate_ids
+    rows = targets.rows
+    columns = targets.columns
     assert rows is not None and columns is not None
     if ids_are_positions:
-        query_ids, candidate_ids = query_ids + first_query, candidate_ids + first_candidate
+        query_ids = query_ids + first_query
+        candidate_ids = candidate_ids + first_candidate
     if are_local_positions([rows, columns], group):
-        rows, columns = rows + first_query, columns + first_candidate
+        rows = rows + first_query
+        columns = columns + first_candidate
     changes: dict[str, Any] = {
         "query_ids": query_ids,
         "candidate_ids": group.all_gather_rows(candidate_ids),

@@ -198,7 +198,8 @@ class PairLoss(nn.Module):
         self.objective = unscaled
         self.block_rows = block_rows
         self.score = score or cosine
-        self.scale, self.bias = scale, bias
+        self.scale = scale
+        self.bias = bias
         self.gather = gather
         self.dataset = dataset
         # Batches without a negative so far. None: no longer counted.
@@ -527,11 +528,9 @@ class PairLoss(nn.Module):
         """Compute the loss on the graph of one score matrix, or of one per direction with extra
         candidates.
         """
-        images, texts, scale_and_bias = (
-            comparison.images,
-            comparison.texts,
-            comparison.scale_and_bias,
-        )
+        images = comparison.images
+        texts = comparison.texts
+        scale_and_bias = comparison.scale_and_bias
         if not comparison.has_extra_candidates:
             return self.objective(
                 self._scores(images, texts, scale_and_bias), comparison.targets[0]
@@ -557,11 +556,9 @@ class PairLoss(nn.Module):
         """Compute value and gradients in one forward pass over blocks, and attach them to the
         graph.
         """
-        group, scale_and_bias, targets = (
-            comparison.group,
-            comparison.scale_and_bias,
-            comparison.targets,
-        )
+        group = comparison.group
+        scale_and_bias = comparison.scale_and_bias
+        targets = comparison.targets
         images = CandidatePool(comparison.images, comparison.extra_images, group)
         texts = CandidatePool(comparison.texts, comparison.extra_texts, group)
         scores = self._block_scores(images, texts, scale_and_bias.scale, plan)

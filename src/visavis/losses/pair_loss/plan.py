@@ -277,7 +277,8 @@ def choose_plan(inputs: PlanInputs) -> ExecutionPlan:
             f"{format_bytes(inputs.memory_bytes)} after the reserve for libraries. Set a larger "
             "memory."
         )
-    on_one_rank, without_extra = inputs.world_size == 1, not inputs.has_extra_candidates
+    on_one_rank = inputs.world_size == 1
+    without_extra = not inputs.has_extra_candidates
     if inputs.is_dense_fast and (plan := _plan_dense(inputs)).expected_bytes <= inputs.block_budget:
         return plan
     if (
@@ -306,7 +307,8 @@ def _cap_block_budget(inputs: PlanInputs, budget: int, minimum: int) -> int:
 
 
 def _plan_dense(inputs: PlanInputs) -> ExecutionPlan:
-    (images, texts), (all_texts, all_images) = inputs.queries, inputs.candidates
+    images, texts = inputs.queries
+    all_texts, all_images = inputs.candidates
     loss_cost = inputs.term_cost + inputs.term_cost
     score_cost = inputs.score_cost or BlockCost(
         2.0 * inputs.element_bytes, fixed_bytes=4.0 * inputs.unit_vector_bytes
@@ -368,7 +370,9 @@ def _peak_cache_bytes(inputs: PlanInputs, tile: IntPair, cache_bytes: int) -> in
         return min(cache_bytes, height * width * inputs.element_bytes)
     num_steps = max(min(-(-height // tile[0]), -(-width // tile[1])), 1)
     cell_bytes = height * width / num_steps**2 * inputs.element_bytes
-    band, num_cached, peak = int(max_cached_band(cache_bytes, cell_bytes)), 0, 0
+    band = int(max_cached_band(cache_bytes, cell_bytes))
+    num_cached = 0
+    peak = 0
     completed_in = [0] * num_steps
     for step in range(num_steps):
         for last_step in range(step, min(step + band + 1, num_steps)):
@@ -390,7 +394,9 @@ def _plan_rows(inputs: PlanInputs, path: Literal["cached", "row_blocks"]) -> Exe
     max_scores = MAX_CACHED_ROW_BLOCK_SCORES if is_cached else MAX_ROW_BLOCK_SCORES
     image_cost = inputs.score_cost or BlockCost(0.0)
     costs = image_cost, image_cost.transposed
-    rows, columns, block_bytes = [], [], 0
+    rows = []
+    columns = []
+    block_bytes = 0
     for queries, candidates, score_cost in zip(
         inputs.queries, inputs.candidates, costs, strict=True
     ):
@@ -428,7 +434,8 @@ def _fit_rows(
     ``terms`` is held for all candidates of a block, ``score`` for those that are scored at once.
     """
     total = terms + score
-    height, min_height = max(min(max_rows, queries), 1), MIN_FAST_BLOCK_ROWS // 2
+    height = max(min(max_rows, queries), 1)
+    min_height = MIN_FAST_BLOCK_ROWS // 2
     if total.total_bytes(height, candidates) <= budget:
         return max_rows, max(candidates, 1)
     bytes_per_row = total.visual_bytes + total.pair_bytes * candidates
@@ -478,13 +485,11 @@ class Planner:
         score_cost: ScoreCost | None,
     ) -> None:
         parse_memory(memory)
-        self.objective, self.score, self.block_rows, self.memory, self.score_cost = (
-            objective,
-            score,
-            block_rows,
-            memory,
-            score_cost,
-        )
+        self.objective = objective
+        self.score = score
+        self.block_rows = block_rows
+        self.memory = memory
+        self.score_cost = score_cost
         self.budgets: dict[torch.device, int] = {}
         self.cost_by_form: dict[tuple[Any, ...], BlockCost] = {}
         self.plans: dict[tuple[Any, ...], ExecutionPlan] = {}
@@ -527,7 +532,8 @@ class Planner:
         )
         if key in self.plans:
             return self.plans[key]
-        needs_grad, device = torch.is_grad_enabled(), targets[0].query_ids.device
+        needs_grad = torch.is_grad_enabled()
+        device = targets[0].query_ids.device
         # Candidates of other ranks are items, too.
         num_candidates = sum(each.shape[1] for each in targets)
         num_items = max(len(images) + len(texts), 1)
@@ -587,7 +593,8 @@ class Planner:
             image_of = torch.arange(num_texts) * max(num_images, 1) // max(num_texts, 1)
             targets = Targets(query_ids=torch.arange(num_images), candidate_ids=image_of)
         validate_targets(targets, torch.Size(num_items))
-        cost, item_bytes = None, 4 * embedding_dim * (num_images + num_texts)
+        cost = None
+        item_bytes = 4 * embedding_dim * (num_images + num_texts)
         if self.score is not None and samples is not None:
             cost = self._measure_cost(self.score, *samples, needs_grad=True, training=True)
             item_bytes = sum(

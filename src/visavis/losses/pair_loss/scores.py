@@ -339,7 +339,8 @@ class UnitVectors:
 
 def _embedding_pair(images: Items, texts: Items) -> tuple[Tensor, Tensor, torch.dtype]:
     """The embeddings of both sides, and the dtype of their cosines, at least float32."""
-    visual, textual = embedding_matrix(images), embedding_matrix(texts)
+    visual = embedding_matrix(images)
+    textual = embedding_matrix(texts)
     if visual.shape[1] != textual.shape[1]:
         raise ShapeError(
             f"cosine scores: expected embeddings of one dimension, got {visual.shape[1]} for "
@@ -366,7 +367,8 @@ def cosine(images: Items, texts: Items) -> Tensor:
         ShapeError: If an item is not one vector, or the dimensions differ.
     """
     visual, textual, dtype = _embedding_pair(images, texts)
-    visual, textual = visual.to(dtype), textual.to(dtype)
+    visual = visual.to(dtype)
+    textual = textual.to(dtype)
     # One node of the graph instead of five saves a third of the time for 64 pairs. Autocast, a
     # compiler and function transforms need the single operations.
     if not (
@@ -514,7 +516,8 @@ class RecomputedCosines(CosineScores):
 
     def score_block(self, rows: slice, columns: slice, *, with_grad: bool) -> ScoreBlock:
         query_side, candidate_side = self._query_and_candidate_side()
-        queries, candidates = query_side.matmul_rows[rows], candidate_side.matmul_rows[columns]
+        queries = query_side.matmul_rows[rows]
+        candidates = candidate_side.matmul_rows[columns]
         scores = self._buffer(len(queries), len(candidates), queries.dtype)
         if scores.dtype == self.dtype:
             torch.addmm(scores, queries, candidates.T, beta=0, alpha=self.total_factor, out=scores)
@@ -537,11 +540,9 @@ class RecomputedCosines(CosineScores):
     ) -> None:
         query_side, candidate_side = self._query_and_candidate_side()
         for pairs, i, j in self._chunk_pairs(query, candidate):
-            weight, queries, candidates = (
-                pair_grads[pairs, None],
-                query_side.unit_rows[i],
-                candidate_side.unit_rows[j],
-            )
+            weight = pair_grads[pairs, None]
+            queries = query_side.unit_rows[i]
+            candidates = candidate_side.unit_rows[j]
             if self.scale_gradient is not None:
                 self.scale_gradient += (weight * queries * candidates).sum() * self.factor
             if query_side.needs_grad:
@@ -559,7 +560,8 @@ class RecomputedCosines(CosineScores):
 
     def _accumulate(self, rows: slice, columns: slice, gradient: Tensor) -> None:
         query_side, candidate_side = self._query_and_candidate_side()
-        queries, candidates = query_side.matmul_rows[rows], candidate_side.matmul_rows[columns]
+        queries = query_side.matmul_rows[rows]
+        candidates = candidate_side.matmul_rows[columns]
         is_exact = queries.dtype == self.dtype
         if not is_exact:
             gradient = self._buffer(len(queries), len(candidates), queries.dtype).copy_(gradient)
@@ -682,13 +684,11 @@ class FunctionScores(Scores):
         needs_grad: NeedsGrad,
         block_columns: tuple[int, int],
     ):
-        self.score, self.images, self.texts, self.scale, self.block_columns = (
-            score,
-            images,
-            texts,
-            scale,
-            block_columns,
-        )
+        self.score = score
+        self.images = images
+        self.texts = texts
+        self.scale = scale
+        self.block_columns = block_columns
         self.parameters = [*trainable(scale), *_score_parameters(score, images, texts)]
         image_sums, text_sums = (
             [
@@ -732,10 +732,8 @@ class FunctionScores(Scores):
         image_rows, text_rows = (columns, rows) if self.is_transposed else (rows, columns)
         needs_grad = any(total is not None for totals in self.gradient_sums for total in totals)
         with self._same_random_numbers(image_rows, text_rows), torch.set_grad_enabled(needs_grad):
-            images, texts = (
-                detached_leaves(self.images[image_rows]),
-                detached_leaves(self.texts[text_rows]),
-            )
+            images = detached_leaves(self.images[image_rows])
+            texts = detached_leaves(self.texts[text_rows])
             scores = checked_scores(self.score, images, texts)
             scores = scores if self.scale is None else scores * self.scale
             scores = promote_half(scores.T if self.is_transposed else scores)
@@ -788,7 +786,8 @@ class FunctionScores(Scores):
         """Give a block that is scored again the random numbers of its first time, so that dropout
         drops the same units.
         """
-        key, device = (self.is_transposed, images.start, texts.start), self.images.tensors[0].device
+        key = (self.is_transposed, images.start, texts.start)
+        device = self.images.tensors[0].device
         # Not get_device_states of torch.utils.checkpoint, which fails on mps.
         generators = torch.get_device_module(device) if has_random_numbers(device) else None
         if key not in self.rng_states:

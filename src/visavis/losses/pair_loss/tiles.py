@@ -95,17 +95,17 @@ class TileGrid:
         in_steps: bool,
         cache_bytes: int,
     ):
-        self.scores, self.targets = scores, targets
+        self.scores = scores
+        self.targets = targets
         height, width = tile_shape
-        self.row_blocks, self.column_blocks = (
-            chunk_slices(scores.shape[0], height),
-            chunk_slices(scores.shape[1], width),
-        )
+        self.row_blocks = chunk_slices(scores.shape[0], height)
+        self.column_blocks = chunk_slices(scores.shape[1], width)
         query, candidate = targets.positive_pairs(self.row_blocks)
         tile_numbers, order = (
             query // height * max(len(self.column_blocks), 1) + candidate // width
         ).sort(stable=True)
-        self.query, self.candidate = query[order], candidate[order]
+        self.query = query[order]
+        self.candidate = candidate[order]
         self.pair_bounds = torch.searchsorted(
             tile_numbers,
             torch.arange(
@@ -240,15 +240,11 @@ class TileGrid:
         return slice(covered[0].start, covered[-1].stop) if covered else slice(0, 0)
 
     def _tile(self, row: int, column: int, *, with_grad: bool) -> Tile:
-        rows, columns, number = (
-            self.row_blocks[row],
-            self.column_blocks[column],
-            row * len(self.column_blocks) + column,
-        )
-        pairs, block = (
-            slice(*self.pair_bounds[number : number + 2]),
-            self.scores.block(rows, columns, with_grad=with_grad),
-        )
+        rows = self.row_blocks[row]
+        columns = self.column_blocks[column]
+        number = row * len(self.column_blocks) + column
+        pairs = slice(*self.pair_bounds[number : number + 2])
+        block = self.scores.block(rows, columns, with_grad=with_grad)
         positions = (self.query[pairs] - rows.start, self.candidate[pairs] - columns.start)
         positive = block.scores[positions]
         if self.targets.is_defined_by_ids:
@@ -302,19 +298,23 @@ class TileExponentials:
     log_sums: tuple[Tensor, Tensor]
 
     def __init__(self, scores: Tensor, memory: Tensor, totals: tuple[Tensor, Tensor] | None = None):
-        shift, smallest = _finite(scores.amax()), _smallest_exact_sum(scores)
+        shift = _finite(scores.amax())
+        smallest = _smallest_exact_sum(scores)
         self.shift: Tensor | None = shift
         if totals is not None and (
             shift - torch.minimum(*(total.min() for total in totals))
         ) >= -math.log(smallest):
-            self.shift, self.values = None, memory.copy_(scores)
+            self.shift = None
+            self.values = memory.copy_(scores)
             return
         self.values = torch.sub(scores, shift, out=memory).exp_()
         if totals is not None:
             return
-        rows, columns = self.values.sum(1), self.values.sum(0)
+        rows = self.values.sum(1)
+        columns = self.values.sum(0)
         if torch.minimum(rows.min(), columns.min()) < smallest:
-            self.shift, self.values = None, memory.copy_(scores)
+            self.shift = None
+            self.values = memory.copy_(scores)
             self.log_sums = scores.logsumexp(1), scores.logsumexp(0)
         else:
             self.log_sums = rows.log_().add_(shift), columns.log_().add_(shift)
@@ -333,12 +333,11 @@ class TileExponentials:
         Returns:
             Gradient of the scores, shape ``[R, C]``.
         """
-        (rows, columns), (row_grads, column_grads) = totals, total_grads
+        rows, columns = totals
+        row_grads, column_grads = total_grads
         if self.shift is not None:
-            per_row, per_column = (
-                row_grads * (self.shift - rows).exp_(),
-                column_grads * (self.shift - columns).exp_(),
-            )
+            per_row = row_grads * (self.shift - rows).exp_()
+            per_column = column_grads * (self.shift - columns).exp_()
             return self.values.mul_(torch.add(per_column, per_row[:, None], out=memory))
         by_columns = torch.sub(self.values, columns, out=memory).exp_().mul_(column_grads)
         return self.values.sub_(rows[:, None]).exp_().mul_(row_grads[:, None]).add_(by_columns)
@@ -383,7 +382,8 @@ def run_tiles(
     """
     summary = objective.summary(targets)
     if isinstance(summary, NegativeLogSumExp):
-        scaled, in_steps = scores.scaled_by(summary.scale), group.world_size == 1
+        scaled = scores.scaled_by(summary.scale)
+        in_steps = group.world_size == 1
         tiles = TileGrid(
             scaled,
             targets,
@@ -408,12 +408,10 @@ class _SummaryLoss:
     def __init__(
         self, objective: SummaryObjective, tiles: TileGrid, group: ProcessGroup, *, needs_grad: bool
     ):
-        self.objective, self.tiles, self.group, self.needs_grad = (
-            objective,
-            tiles,
-            group,
-            needs_grad,
-        )
+        self.objective = objective
+        self.tiles = tiles
+        self.group = group
+        self.needs_grad = needs_grad
         self.term_weight = objective.term_weight(
             int(group.all_reduce_sum(torch.tensor(len(tiles.query), device=tiles.query.device)))
         )
@@ -421,10 +419,8 @@ class _SummaryLoss:
         annotations = [get_annotation_tensor(tiles.targets, name) for name in self.names]
         self.annotation_grads = [(tensor, torch.zeros_like(tensor)) for tensor in annotations]
         self.value = tiles.new_tensor(value=0.0)
-        self.positive, self.positive_grads = (
-            tiles.new_tensor(len(tiles.query)),
-            tiles.new_tensor(len(tiles.query), value=0.0),
-        )
+        self.positive = tiles.new_tensor(len(tiles.query))
+        self.positive_grads = tiles.new_tensor(len(tiles.query), value=0.0)
         self.rows, self.columns = (tiles.new_tensor(length) for length in tiles.scores.shape)
         self.row_grads, self.column_grads = (
             tiles.new_tensor(length, value=0.0) for length in tiles.scores.shape
@@ -491,10 +487,8 @@ def _log_sum_exp_loss(
 
     ``tiles`` holds scaled scores, so positive scores are divided by ``scale``.
     """
-    loss, memory = (
-        _SummaryLoss(objective, tiles, group, needs_grad=needs_grad),
-        tiles.new_tensor(tiles.max_tile_scores),
-    )
+    loss = _SummaryLoss(objective, tiles, group, needs_grad=needs_grad)
+    memory = tiles.new_tensor(tiles.max_tile_scores)
     for step in range(tiles.num_steps):
         for tile in tiles.first_pass(step):
             loss.positive[tile.pairs] = tile.positive_scores / scale
@@ -555,10 +549,8 @@ def _hardest_loss(
         all_rows, all_columns = (
             torch.arange(length, device=owner.device) for length in tiles.scores.shape
         )
-        query, candidate = (
-            torch.cat([all_rows, column_argmax, tiles.query]),
-            torch.cat([row_argmax, all_columns, tiles.candidate]),
-        )
+        query = torch.cat([all_rows, column_argmax, tiles.query])
+        candidate = torch.cat([row_argmax, all_columns, tiles.candidate])
         column_grads = group.all_reduce_sum(loss.column_grads).where(owner == group.rank, 0.0)
         gradient = torch.cat([loss.row_grads, column_grads, loss.positive_grads])
         nonzero = gradient.nonzero()[:, 0]

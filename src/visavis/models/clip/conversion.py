@@ -288,9 +288,11 @@ def _read_config(name: str, checkpoint: Path) -> tuple[_ModelConfig, dict[str, A
             f"installed{'' if installed else ' (it is not installed)'}."
         )
     content = storage.read_json(file, dict[str, Any])
-    model, preprocessing = content.get("model_cfg", content), content.get("preprocess_cfg", {})
+    model = content.get("model_cfg", content)
+    preprocessing = content.get("preprocess_cfg", {})
     for part, supported in SUPPORTED_CONFIG_KEYS.items():
-        section, problem = model.get(part) if part else model, ""
+        section = model.get(part) if part else model
+        problem = ""
         if not isinstance(section, dict):
             problem = (
                 f"a configuration of open_clip with {part}, got none. Pass the configuration of "
@@ -318,10 +320,8 @@ def _weight_names(model: _ModelConfig) -> Iterator[WeightNames]:
         ENCODER_NAMES.items(), (model.text_cfg.layers, model.vision_cfg.layers), strict=True
     ):
         for layer in range(depth):
-            source, target = (
-                f"{side}transformer.resblocks.{layer}.",
-                f"{encoder}.encoder.layers.{layer}.",
-            )
+            source = f"{side}transformer.resblocks.{layer}."
+            target = f"{encoder}.encoder.layers.{layer}."
             yield from weight_and_bias(BLOCK_NAMES.items(), source, target)
             for end in ("weight", "bias"):
                 yield (
@@ -334,7 +334,8 @@ def _check_sizes(
     tensors: Mapping[str, Tensor], model: _ModelConfig, vocabulary_size: int, checkpoint: Path
 ) -> None:
     """Raise DataError if weights have other sizes than the configuration and the tokenizer define."""
-    vision, text = model.vision_cfg, model.text_cfg
+    vision = model.vision_cfg
+    text = model.text_cfg
     expected = {
         "visual.conv1.weight": (vision.width, 3, vision.patch_size, vision.patch_size),
         "visual.positional_embedding": (

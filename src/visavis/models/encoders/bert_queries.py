@@ -124,8 +124,10 @@ class BertQueryEncoder:
 
     def _word_states(self, ids: Tensor, mask: Tensor) -> Tensor:
         """States of the last layer, ``[N, L, D]``, and 0 in the place of padding."""
-        weights, config = self.weights, self.config
-        heads, eps = config["num_attention_heads"], config["layer_norm_eps"]
+        weights = self.weights
+        config = self.config
+        heads = config["num_attention_heads"]
+        eps = config["layer_norm_eps"]
 
         def project(name: str, states: Tensor) -> Tensor:
             return linear(states, weights[f"{name}.weight"], weights[f"{name}.bias"])

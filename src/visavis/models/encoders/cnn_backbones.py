@@ -44,9 +44,11 @@ class ResNet(nn.Module):
         self, blocks: tuple[int, int, int, int], groups: int = 1, width_per_group: int = 64
     ):
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
+        self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
         self.maxpool = nn.MaxPool2d(3, 2, 1)
-        inputs, stages = 64, list[nn.Sequential]()
+        inputs = 64
+        stages = list[nn.Sequential]()
         for stage, count in enumerate(blocks):
             width = 64 * 2**stage
             # The first stage follows a max pooling, so that only later stages halve the map.
@@ -88,13 +90,14 @@ class Bottleneck(nn.Module):
         self, in_channels: int, width: int, stride: int, groups: int, width_per_group: int
     ):
         super().__init__()
-        inner, outputs = width * width_per_group // 64 * groups, EXPANSION * width
-        self.conv1, self.bn1 = nn.Conv2d(in_channels, inner, 1, bias=False), nn.BatchNorm2d(inner)
-        self.conv2, self.bn2 = (
-            nn.Conv2d(inner, inner, 3, stride, 1, groups=groups, bias=False),
-            nn.BatchNorm2d(inner),
-        )
-        self.conv3, self.bn3 = nn.Conv2d(inner, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
+        inner = width * width_per_group // 64 * groups
+        outputs = EXPANSION * width
+        self.conv1 = nn.Conv2d(in_channels, inner, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(inner)
+        self.conv2 = nn.Conv2d(inner, inner, 3, stride, 1, groups=groups, bias=False)
+        self.bn2 = nn.BatchNorm2d(inner)
+        self.conv3 = nn.Conv2d(inner, outputs, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(outputs)
         # The residual needs the shape of the output.
         self.downsample: nn.Module = nn.Identity()
         if stride != 1 or in_channels != outputs:
@@ -138,7 +141,8 @@ class VGG19(nn.Module):
                 else [nn.MaxPool2d(2, 2)]
             )
             inputs = channels or inputs
-        self.features, self.avgpool = nn.Sequential(*layers), nn.AdaptiveAvgPool2d(7)
+        self.features = nn.Sequential(*layers)
+        self.avgpool = nn.AdaptiveAvgPool2d(7)
         self.classifier = nn.Sequential(
             nn.Linear(512 * 7 * 7, 4096),
             nn.ReLU(),

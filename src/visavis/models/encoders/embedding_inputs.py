@@ -44,7 +44,8 @@ class EmbeddingInputs:
     """
 
     def __init__(self, model: Any, side: Modality, instruction: str | None = None):
-        self.model, self.side = model, side
+        self.model = model
+        self.side = side
         if instruction is None:
             names = (*PROMPT_NAMES[side], model.default_prompt_name)
             instruction = next((model.prompts[name] for name in names if name in model.prompts), "")
@@ -76,7 +77,8 @@ class EmbeddingInputs:
         return concatenate([self._convert_item(item) for item in items])
 
     def _convert_item(self, item: Any) -> Encoded:
-        features, parts = self._features([item]), dict[str, Tensor]()
+        features = self._features([item])
+        parts = dict[str, Tensor]()
         for name, value in features.items():
             if not isinstance(value, Tensor):
                 continue
@@ -133,7 +135,8 @@ class EmbeddingTokenizer:
     fixed_length = False
 
     def __init__(self, inputs: EmbeddingInputs):
-        self.inputs, self.tokenizer = inputs, inputs.model.tokenizer
+        self.inputs = inputs
+        self.tokenizer = inputs.model.tokenizer
         self.max_length = inputs.model.max_seq_length or self.tokenizer.model_max_length
 
     def __len__(self) -> int:
@@ -172,7 +175,8 @@ class ConvertedImages:
     """
 
     def __init__(self, images: Sequence[ListedImage], inputs: EmbeddingInputs):
-        self.images, self.inputs = images, inputs
+        self.images = images
+        self.inputs = inputs
 
     def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
         """Read and convert some images.

@@ -66,7 +66,8 @@ class EncoderSpec:
     max_num_patches: int = 0
 
     def __post_init__(self) -> None:
-        name, is_visual = self.name, self.side == "visual"
+        name = self.name
+        is_visual = self.side == "visual"
         if (
             not name.isprintable()
             or len(name) > 1000
@@ -329,7 +330,8 @@ def image_size_note(spec: EncoderSpec) -> str | None:
     )
 
     config = load_pretrained_config(model_folder(spec.name))
-    native, size = native_image_size(config), (spec.image_size, spec.image_size)
+    native = native_image_size(config)
+    size = (spec.image_size, spec.image_size)
     if native is None or native == size or not is_vision_transformer(config):
         return None
     sizes = [f"{height} x {width}" for height, width in (native, size)]

@@ -219,7 +219,8 @@ class _BatchEncoder:
             if isinstance(encoder, EncoderSpec)
             else encoder
         )
-        self.spec, self.bfloat16 = self.encoder.spec, bfloat16
+        self.spec = self.encoder.spec
+        self.bfloat16 = bfloat16
 
     def read_batches(
         self, batches: Sequence[Sequence[Image | str]], workers: int | None
@@ -334,7 +335,8 @@ def _compute(
     sharing: _BatchSharing,
 ) -> FeatureStore:
     """Compute the missing part of a store, which rank 0 writes."""
-    spec, group = encoder.spec, sharing.group
+    spec = encoder.spec
+    group = sharing.group
     device = next(encoder.parameters()).device
     if bfloat16 is None:
         bfloat16 = spec.side == "text" and has_native_bfloat16(device)
@@ -387,7 +389,8 @@ def _describe_store(
     dataset: Dataset, encoder: _BatchEncoder, items: list[Image | str]
 ) -> StoreDescription:
     """Describe the store of all items. The first item is encoded for its shape."""
-    spec, first = encoder.spec, encoder.encode(items[:1])
+    spec = encoder.spec
+    first = encoder.encode(items[:1])
     assert isinstance(first.vectors, torch.Tensor)
     if spec.granularity == "regions" and first.mask is not None:
         raise DataError(
@@ -441,7 +444,8 @@ def _sorted_keys(dataset: Dataset, encoder: FrozenEncoder) -> tuple[list[str], n
     from short to long.
     """
     if not isinstance(encoder, TextEncoder):
-        keys, rate = [image.name for image in dataset.images], encoder.spec.frames_per_second
+        keys = [image.name for image in dataset.images]
+        rate = encoder.spec.frames_per_second
         return keys, np.array(
             [image.num_frames(rate) for image in dataset.images]
         ) if rate else None

@@ -160,7 +160,10 @@ class VisualEncoder(FrozenEncoder, PretrainedPart):
         folder: Path | None = None,
     ):
         super().__init__()
-        self.spec, self.model, self.preprocessing, self.folder = spec, model, preprocessing, folder
+        self.spec = spec
+        self.model = model
+        self.preprocessing = preprocessing
+        self.folder = folder
         self.min_side = image_converter(preprocessing, spec).min_side
 
     def preprocess(self, items: Sequence[Image]) -> Encoded:
@@ -235,7 +238,8 @@ class FrameEncoder(FrozenEncoder):
 
     def __init__(self, spec: EncoderSpec, image_encoder: VisualEncoder):
         super().__init__()
-        self.spec, self.image_encoder = spec, image_encoder
+        self.spec = spec
+        self.image_encoder = image_encoder
 
     def preprocess(self, items: Sequence[Iterable[Image]]) -> Encoded:
         return pad_items(
@@ -243,7 +247,8 @@ class FrameEncoder(FrozenEncoder):
         )
 
     def forward(self, items: Encoded) -> Encoded:
-        pixels, mask = items.vectors, items.mask
+        pixels = items.vectors
+        mask = items.mask
         assert isinstance(pixels, Tensor) and isinstance(mask, Tensor)
         # Without padding, a view of the frames instead of a copy.
         shown = pixels.flatten(0, 1) if mask.all() else pixels[mask]
@@ -279,7 +284,10 @@ class TextEncoder(FrozenEncoder):
         self, spec: EncoderSpec, model: nn.Module, tokenizer: Any, pooling: SentencePooling
     ):
         super().__init__()
-        self.spec, self.model, self.tokenizer, self.pooling = spec, model, tokenizer, pooling
+        self.spec = spec
+        self.model = model
+        self.tokenizer = tokenizer
+        self.pooling = pooling
         self.fixed_length = reads_padding(model.config)
 
     def require_tokenizer(self) -> Any:
@@ -315,7 +323,8 @@ class TextEncoder(FrozenEncoder):
         )
 
     def forward(self, items: Encoded) -> Encoded:
-        ids, mask = items.vectors, items.mask
+        ids = items.vectors
+        mask = items.mask
         assert isinstance(ids, Tensor) and not isinstance(mask, dict)
         # CLIP projects its pooled output.
         encode_projected: Any = getattr(self.model, "get_text_features", None)
@@ -362,7 +371,10 @@ class SentenceTransformersEncoder(TextEncoder):
 
     def __init__(self, spec: EncoderSpec, model: nn.Module, folder: Path):
         FrozenEncoder.__init__(self)
-        self.spec, self.model, self.folder, self.fixed_length = spec, model, folder, False
+        self.spec = spec
+        self.model = model
+        self.folder = folder
+        self.fixed_length = False
 
     def require_tokenizer(self) -> Any:
         raise DataError(
@@ -407,7 +419,8 @@ class SentenceTransformersEncoder(TextEncoder):
         return pad_items([torch.tensor(list(text.encode()), dtype=torch.uint8) for text in items])
 
     def forward(self, items: Encoded) -> Encoded:
-        ids, mask = items.vectors, items.mask
+        ids = items.vectors
+        mask = items.mask
         assert isinstance(ids, Tensor) and isinstance(mask, Tensor)
         texts = [
             bytes(row[part].tolist()).decode()
@@ -443,7 +456,9 @@ class EmbeddingImageEncoder(FrozenEncoder):
 
     def __init__(self, spec: EncoderSpec, inputs: EmbeddingInputs):
         super().__init__()
-        self.spec, self.model, self.inputs = spec, inputs.model, inputs
+        self.spec = spec
+        self.model = inputs.model
+        self.inputs = inputs
 
     @classmethod
     def open(cls, spec: EncoderSpec, folder: Path) -> EmbeddingImageEncoder:
@@ -583,7 +598,8 @@ def open_text_encoder(name: str, granularity: Granularity = "pooled") -> TextEnc
         DataError: If no such model is found.
         MissingExtra: If its package is not installed.
     """
-    spec, folder = EncoderSpec("text", name, granularity), model_folder(name)
+    spec = EncoderSpec("text", name, granularity)
+    folder = model_folder(name)
     if granularity == "pooled" and (
         is_embedding_model(folder) or needs_sentence_transformers(folder)
     ):

@@ -179,7 +179,8 @@ class Preprocessing:
             if resize[0] < 384:
                 resize, crop = (int(resize[0] / config.crop_pct),), _square(resize)
             else:
-                resize, crop = _square(resize), None
+                resize = _square(resize)
+                crop = None
         return cls(
             resize=resize,
             crop=crop,
@@ -333,7 +334,8 @@ class Preprocessing:
             size = resize[1], resize[0]
         else:
             # The longer edge is rounded down, as in torchvision and transformers.
-            edge, (width, height) = resize[0], image.size
+            edge = resize[0]
+            width, height = image.size
             size = (
                 (edge, int(edge * height / width))
                 if width <= height
@@ -355,12 +357,15 @@ class Preprocessing:
         """Return the pixels of a window of size ``crop``, at a position from 0 (top, left) to 1. A
         smaller image is padded with zeros around it.
         """
-        height, width = min(crop[0], image.height), min(crop[1], image.width)
+        height = min(crop[0], image.height)
+        width = min(crop[1], image.width)
         # Rounded down, as in transformers.
-        top, left = int(vertical * (image.height - height)), int(horizontal * (image.width - width))
+        top = int(vertical * (image.height - height))
+        left = int(horizontal * (image.width - width))
         pixels = self._pixels(image.crop((left, top, left + width, top + height)))
         # Padding on both sides, the larger half after the image.
-        rows, columns = crop[0] - height, crop[1] - width
+        rows = crop[0] - height
+        columns = crop[1] - width
         if not rows and not columns:
             return pixels
         return torch.nn.functional.pad(
@@ -449,7 +454,8 @@ class PatchPreprocessing:
         """
         # NumPy for the reason in Preprocessing.
         inputs = self.processor(images=[image.convert("RGB")], return_tensors="np")
-        (patches,), (shape,) = inputs["pixel_values"], inputs["spatial_shapes"]
+        (patches,) = inputs["pixel_values"]
+        (shape,) = inputs["spatial_shapes"]
         positions = np.zeros((len(patches), 2), patches.dtype)
         positions[: shape.prod()] = 1 + np.indices(shape).reshape(2, -1).T
         return torch.from_numpy(np.concatenate([patches, positions], 1))
@@ -499,7 +505,8 @@ def read_preprocessing(folder: Path) -> Preprocessing | PatchPreprocessing:
     Raises:
         DataError: If the folder has no preprocessor_config.json, or an invalid one.
     """
-    file, content = folder / PROCESSOR_FILE, None
+    file = folder / PROCESSOR_FILE
+    content = None
     if os.path.exists(file):
         content = storage.read_json(file, dict[str, Any]).get(IMAGE_PROCESSOR)
     if content is None and os.path.exists(file := folder / PREPROCESSOR_FILE):

@@ -669,7 +669,8 @@ def _refuse_code(folder: Path) -> None:
     if os.path.exists(sentence := folder / SENTENCE_CONFIG):
         # Its options go to transformers.
         config["options"] = storage.read_json(sentence, dict[str, Any])
-    file, settings = folder / "tokenizer_config.json", _TokenizerCode()
+    file = folder / "tokenizer_config.json"
+    settings = _TokenizerCode()
     if os.path.exists(file):
         settings = storage.read_json(file, _TokenizerCode)
     problem = ""
@@ -699,7 +700,8 @@ def _check_timm(config: dict[str, Any], folder: Path) -> None:
     """
     if importlib.util.find_spec("timm") is None:
         raise MissingExtra("timm", "timm", f"the image encoder {folder}")
-    architecture, arguments = config.get("architecture"), config.get("model_args") or {}
+    architecture = config.get("architecture")
+    arguments = config.get("model_args") or {}
     unknown = [
         name
         for name in sorted(arguments)

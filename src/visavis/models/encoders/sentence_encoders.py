@@ -161,7 +161,8 @@ def needs_sentence_transformers(folder: Path) -> bool:
     """
     if not os.path.exists(folder / "modules.json"):
         return False
-    file, prompt = folder / "config_sentence_transformers.json", None
+    file = folder / "config_sentence_transformers.json"
+    prompt = None
     if os.path.exists(file):
         prompt = storage.read_json(file, dict[str, Any]).get("default_prompt_name")
     return prompt is not None or not _read_pooling(folder)[2]
@@ -268,7 +269,9 @@ class TextPairEncoder(nn.Module):
 
     def __init__(self, model: Any, tokenizer: Any, max_length: int):
         super().__init__()
-        self.model, self.tokenizer, self.max_length = model, tokenizer, max_length
+        self.model = model
+        self.tokenizer = tokenizer
+        self.max_length = max_length
 
     def preprocess(self, first: Sequence[str], second: Sequence[str]) -> Any:
         """Tokenize pairs, padded to the longest.

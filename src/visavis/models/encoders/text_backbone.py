@@ -113,7 +113,8 @@ class EncoderTokens:
     """
 
     def __init__(self, captions: Sequence[str], tokenizer: PretrainedTokenizer):
-        self.captions, self.tokenizer = captions, tokenizer
+        self.captions = captions
+        self.tokenizer = tokenizer
 
     def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
         """Tokenize some captions.
@@ -225,7 +226,8 @@ class TextBackbone(PretrainedPart):
             Word states, shape ``[N, L', D]``, with a mask.
         """
         assert isinstance(tokens.vectors, Tensor) and isinstance(tokens.mask, Tensor)
-        ids, mask = tokens.vectors, tokens.mask
+        ids = tokens.vectors
+        mask = tokens.mask
         if self.training and self.noise.total:
             ids, mask = self._add_noise(ids, mask)
         return Encoded(

@@ -76,7 +76,8 @@ class RegionWordSimilarity:
         Returns:
             The products.
         """
-        regions, words = get_vectors(visual), get_vectors(text)
+        regions = get_vectors(visual)
+        words = get_vectors(text)
         if paired:
             return cls((regions @ words.transpose(1, 2))[:, :, None], visual, text, paired)
         # One product of [V R, D] and [D, T W] is faster than V T small ones.

@@ -297,10 +297,8 @@ class VSEInfinity(GlobalMatcher):
 
     def __init__(self, config: Config):
         super().__init__(config)
-        self.region_dropout, self.word_dropout = (
-            nn.Dropout(config.region_dropout),
-            nn.Dropout(config.word_dropout),
-        )
+        self.region_dropout = nn.Dropout(config.region_dropout)
+        self.word_dropout = nn.Dropout(config.word_dropout)
         self.backbone = open_image_backbone(config, config.backbone)
         self.visual: nn.Module
         if config.visual_granularity == "pixels" and not config.hidden_dim:

@@ -138,10 +138,8 @@ def released_triplet_counts(
     Returns:
         Counts "i2t", shape ``[V]``, and "t2i", shape ``[T]``.
     """
-    image_to_text, text_to_image = (
-        find_positive_pairs(scores, targets),
-        find_positive_pairs(scores.T, targets.T),
-    )
+    image_to_text = find_positive_pairs(scores, targets)
+    text_to_image = find_positive_pairs(scores.T, targets.T)
     active = [
         (margin + pairs.scores[pairs.query] - pairs.positive[:, None] > 0)
         & pairs.negative[pairs.query]

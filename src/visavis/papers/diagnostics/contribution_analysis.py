@@ -112,7 +112,8 @@ def load_checkpoint(
     Raises:
         RunError: If the checkpoint is not saved, or if the initial weights cannot be reproduced.
     """
-    files, recipe = RunFolder(run), data_module.recipe
+    files = RunFolder(run)
+    recipe = data_module.recipe
     if checkpoint == "best":
         phase, step = phase_of_best_model(run, recipe)
         last = Checkpoint.latest(files.checkpoints)
@@ -214,7 +215,8 @@ class ContributionCount:
         Returns:
             Means and standard deviations.
         """
-        mean, std = dict[str, float](), dict[str, float]()
+        mean = dict[str, float]()
+        std = dict[str, float]()
         for key in rows[0]:
             values = np.array([row[key] for row in rows if not math.isnan(row[key])])
             mean[key] = float(values.mean()) if len(values) else math.nan
@@ -360,7 +362,8 @@ def diagnose_run(
             f"{', '.join(map(str, epsilons)) or 'none'}."
         )
     # each epsilon once, in the given order
-    others, epsilons = [objectives.parse(text) for text in specs], list(dict.fromkeys(epsilons))
+    others = [objectives.parse(text) for text in specs]
+    epsilons = list(dict.fromkeys(epsilons))
     recipe = read_run_recipe(run, data, memory)
     # A pretrained model has one checkpoint, and no phase of its own.
     if not recipe.phases and (not others or checkpoint != "best"):
@@ -473,7 +476,8 @@ def scored_batches(
     matcher.eval()
     for batch in loader.epoch(0, stop=number, training=False):
         moved = batch.to(device_of(matcher))
-        visual, text = matcher.encode_visual(moved.visual), matcher.encode_text(moved.text)
+        visual = matcher.encode_visual(moved.visual)
+        text = matcher.encode_text(moved.text)
         scores = score_matrix(matcher.score, visual, text, memory).float().cpu()
         yield scores, supervision.targets(visual, text, moved).to("cpu")
 
@@ -568,7 +572,8 @@ def plot_epsilon(diagnosis: ContributionAnalysis, theme: PlotTheme = LIGHT_THEME
                 (count for count in counts if count.objective == objective),
                 key=lambda count: count.epsilon,
             )
-            color, name = theme.lines[number % len(theme.lines)], objective.partition("(")[0]
+            color = theme.lines[number % len(theme.lines)]
+            name = objective.partition("(")[0]
             means = [count.mean_of_directions(measure) for count in curve]
             axes.plot(
                 [count.epsilon for count in curve],

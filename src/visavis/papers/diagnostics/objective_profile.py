@@ -214,7 +214,8 @@ def rotation(objective: Objective, angles: Tensor | None = None) -> Rotation:
 def _tangent_gradient(objective: Objective, angles: Tensor) -> tuple[Tensor, Tensor]:
     """Tangent gradient of the query's loss term on each vector ``[6, 2]``, and its norm."""
     units = _unit_vectors(angles)
-    query, candidates = units[:1], units[1:]
+    query = units[:1]
+    candidates = units[1:]
     scores = query @ candidates.T
     ids = torch.arange(len(candidates))
     slopes = pair_weights(
@@ -541,7 +542,8 @@ def _plot_triplets(axes: Axes, color_bar: Axes, triplets: TripletWeights, theme:
     from matplotlib.colors import LinearSegmentedColormap
 
     magnitude = triplets.magnitude
-    low, high = triplets.positive[0].item(), triplets.positive[-1].item()
+    low = triplets.positive[0].item()
+    high = triplets.positive[-1].item()
     # A few extreme weights must not turn the rest of the plot white.
     top = 1.0 if magnitude.max() <= 1.6 else torch.quantile(magnitude, 0.98).item()
     colors = LinearSegmentedColormap.from_list("weights", [theme.background, theme.lines[1]])
@@ -602,7 +604,8 @@ def _plot_weights(
             label=f"{fixed} {value:g}",
         )
     style_axes(axes, f"weight of the {varied}", theme, f"similarity of the {varied}")
-    bottom, top = min(0.0, axes.get_ylim()[0]), axes.get_ylim()[1]
+    bottom = min(0.0, axes.get_ylim()[0])
+    top = axes.get_ylim()[1]
     axes.set(xlim=(-1, 1), xticks=(-1, 0, 1), ylim=(bottom, top + 0.34 * (top - bottom)))
     axes.legend(
         loc="upper right" if varied == "positive" else "upper left",
@@ -625,7 +628,8 @@ def _plot_circle(axes: Axes, rotation: Rotation, theme: PlotTheme) -> None:
         colors,
         strict=True,
     ):
-        (x, y), end = _point_on_circle(angle), _point_on_circle(after)
+        x, y = _point_on_circle(angle)
+        end = _point_on_circle(after)
         axes.annotate("", (x, y), (0, 0), arrowprops=arrow | {"color": color, "linewidth": 1.6})
         axes.plot([0, end[0]], [0, end[1]], color=color, linestyle=DASH_PATTERN, linewidth=1.0)
         if norm > 1e-3:

@@ -43,11 +43,9 @@ class GatedEmbedding(nn.Module):
 
     def __init__(self, input_dim: int, output_dim: int):
         super().__init__()
-        self.linear, self.gate, self.norm = (
-            nn.Linear(input_dim, output_dim),
-            nn.Linear(output_dim, output_dim),
-            MaskedBatchNorm(output_dim),
-        )
+        self.linear = nn.Linear(input_dim, output_dim)
+        self.gate = nn.Linear(output_dim, output_dim)
+        self.norm = MaskedBatchNorm(output_dim)
 
     def forward(self, items: Tensor) -> Tensor:
         """Map vectors.
@@ -336,7 +334,8 @@ class ExpertMatcher(Matcher):
         assert isinstance(items.vectors, dict)
         experts = []
         for name in self.config.experts:
-            part, seconds = get_part(items, name), items.vectors.get(seconds_part(name))
+            part = get_part(items, name)
+            seconds = items.vectors.get(seconds_part(name))
             mask = valid_mask(part)
             features = get_vectors(part).masked_fill(~mask[..., None], 0.0)
             times = None if seconds is None else seconds[..., 0]
@@ -364,7 +363,8 @@ class ExpertMatcher(Matcher):
         return Encoded(embeddings * weights[..., None], weights=weights)
 
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
-        (experts, present), (weighted, weights) = _with_weights(visual), _with_weights(text)
+        experts, present = _with_weights(visual)
+        weighted, weights = _with_weights(text)
         return (
             experts.flatten(1)
             @ weighted.flatten(1).T
@@ -372,7 +372,8 @@ class ExpertMatcher(Matcher):
         )
 
     def score_pairs(self, visual: Encoded, text: Encoded) -> Tensor:
-        (experts, present), (weighted, weights) = _with_weights(visual), _with_weights(text)
+        experts, present = _with_weights(visual)
+        weighted, weights = _with_weights(text)
         return (experts * weighted).sum((-2, -1)) / (
             (present * weights).sum(-1) + _without_experts(present)[:, 0]
         )
@@ -567,11 +568,9 @@ class ExpertTransformer(nn.Module):
 
     def __init__(self, config: MMT.Config):
         super().__init__()
-        dim, self.max_length, self.reads_seconds = (
-            config.embedding_dim,
-            config.max_length,
-            config.time_unit == "second",
-        )
+        dim = config.embedding_dim
+        self.max_length = config.max_length
+        self.reads_seconds = config.time_unit == "second"
         self.projections = nn.ModuleList(
             nn.Linear(inputs, dim) for inputs in config.experts.values()
         )
@@ -581,7 +580,8 @@ class ExpertTransformer(nn.Module):
         self.time_embeddings = nn.Embedding(
             config.max_seconds if self.reads_seconds else 1 + config.max_length, dim
         )
-        self.norm, self.dropout = nn.LayerNorm(dim, eps=1e-12), nn.Dropout(config.attention_dropout)
+        self.norm = nn.LayerNorm(dim, eps=1e-12)
+        self.dropout = nn.Dropout(config.attention_dropout)
         layer = nn.TransformerEncoderLayer(
             dim,
             config.heads,
@@ -616,7 +616,9 @@ class ExpertTransformer(nn.Module):
                 "model.time_unit=position."
             )
         present = torch.stack([expert.present for expert in experts], 1)
-        aggregates, tokens, masks = list[Tensor](), list[Tensor](), list[Tensor]()
+        aggregates = list[Tensor]()
+        tokens = list[Tensor]()
+        masks = list[Tensor]()
         for index, (project, expert) in enumerate(zip(self.projections, experts, strict=True)):
             features = expert.features
             if features.shape[1] > self.max_length:

@@ -151,7 +151,8 @@ class SGRAF(RegionWordMatcher):
         products = self.similarity(visual, text, paired=paired)
         image, caption = (get_vectors(side.named_part("global")) for side in (visual, text))
         weights = self.attention_weights(products)
-        regions, words = get_vectors(products.context), get_vectors(products.query)
+        regions = get_vectors(products.context)
+        words = get_vectors(products.query)
         words, caption = (
             (words[:, None], caption[:, None]) if paired else (words[None], caption[None])
         )
@@ -185,10 +186,8 @@ class GlobalAttentionPooling(nn.Module):
 
     def __init__(self, dim: int, dropout: float, num_regions: int | None = None):
         super().__init__()
-        self.local_projection, self.global_projection = (
-            xavier_linear(dim, dim),
-            xavier_linear(dim, dim),
-        )
+        self.local_projection = xavier_linear(dim, dim)
+        self.global_projection = xavier_linear(dim, dim)
         self.attention = xavier_linear(dim, 1)
         self.local_norm: nn.Module = nn.Identity()
         self.global_norm: nn.Module = nn.Identity()
@@ -287,7 +286,8 @@ class AttentionFiltration(nn.Module):
     def __init__(self, dim: int):
         super().__init__()
         self.weight = xavier_linear(dim, 1)
-        self.scale, self.shift = nn.Parameter(torch.ones(1)), nn.Parameter(torch.zeros(1))
+        self.scale = nn.Parameter(torch.ones(1))
+        self.shift = nn.Parameter(torch.zeros(1))
 
     def forward(self, nodes: Tensor, mask: Tensor) -> Tensor:
         """Pool the nodes.

@@ -86,7 +86,8 @@ class CaptionDecoder(nn.Module):
         Returns:
             The loss, a scalar.
         """
-        valid, words = valid_mask(regions), get_vectors(captions)
+        valid = valid_mask(regions)
+        words = get_vectors(captions)
         region_states = self.region_gru(self.dropout(self.input_projection(get_vectors(regions))))[
             0
         ]

@@ -92,7 +92,8 @@ class FusionEncoder(nn.Module):
 class _FusionLayer(nn.Module):
     def __init__(self, bert: Any, image_dim: int):
         super().__init__()
-        dim, epsilon = bert.hidden_size, bert.layer_norm_eps
+        dim = bert.hidden_size
+        epsilon = bert.layer_norm_eps
         self.attention = _Attention(bert, dim)
         self.crossattention = _Attention(bert, image_dim)
         self.intermediate = nn.ModuleDict({"dense": _linear(dim, bert.intermediate_size)})
@@ -112,7 +113,8 @@ class _Attention(nn.Module):
     def __init__(self, bert: Any, other_dim: int):
         super().__init__()
         dim = bert.hidden_size
-        self.heads, self.dropout = bert.num_attention_heads, bert.attention_probs_dropout_prob
+        self.heads = bert.num_attention_heads
+        self.dropout = bert.attention_probs_dropout_prob
         self.self = nn.ModuleDict(
             {
                 "query": _linear(dim, dim),
@@ -152,11 +154,9 @@ class _ResidualLayer(nn.Module):
 
     def __init__(self, inputs: int, dim: int, dropout: float, epsilon: float):
         super().__init__()
-        self.dense, self.LayerNorm, self.dropout = (
-            _linear(inputs, dim),
-            nn.LayerNorm(dim, eps=epsilon),
-            nn.Dropout(dropout),
-        )
+        self.dense = _linear(inputs, dim)
+        self.LayerNorm = nn.LayerNorm(dim, eps=epsilon)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, update: Tensor, states: Tensor) -> Tensor:
         return self.LayerNorm(states + self.dropout(self.dense(update)))
@@ -274,10 +274,8 @@ class XVLM(GlobalMatcher):
         # The upper layers are in the cross-modal encoder now.
         self.text_backbone.model.encoder.layer = layers[:text_only_layers]
         hidden_dim = bert.hidden_size
-        self.visual, self.text = (
-            nn.Linear(config.visual_input_dim, config.embedding_dim),
-            nn.Linear(hidden_dim, config.embedding_dim),
-        )
+        self.visual = nn.Linear(config.visual_input_dim, config.embedding_dim)
+        self.text = nn.Linear(hidden_dim, config.embedding_dim)
         self.match = nn.Sequential(
             nn.Linear(hidden_dim, 2 * hidden_dim),
             nn.LayerNorm(2 * hidden_dim),
@@ -369,7 +367,8 @@ class XVLM(GlobalMatcher):
             rows_with_negative, negative_texts = _sample_negatives(
                 scores[image_of_text], negative[image_of_text]
             )
-        num_positive, device = len(image_of_text), image_of_text.device
+        num_positive = len(image_of_text)
+        device = image_of_text.device
         images = torch.cat([image_of_text, negative_images, image_of_text[rows_with_negative]])
         captions = torch.cat(
             [torch.arange(num_positive, device=device), texts_with_negative, negative_texts]
@@ -401,10 +400,8 @@ class XVLM(GlobalMatcher):
             return None
         attention_maps = list[Tensor]()
         # Tensors of inference mode have no gradient, their clones do.
-        visual, text = (
-            self.encode_visual(visual.map(torch.clone)),
-            self.encode_text(text.map(torch.clone)),
-        )
+        visual = self.encode_visual(visual.map(torch.clone))
+        text = self.encode_text(text.map(torch.clone))
         logits = self._logits(
             visual.map(_differentiable), text.map(_differentiable), attention_maps
         )
@@ -421,7 +418,8 @@ class XVLM(GlobalMatcher):
     def _logits(
         self, visual: Encoded, text: Encoded, attention_maps: list[Tensor] | None = None
     ) -> Tensor:
-        words, image = get_part(text, "states"), get_vectors(visual.named_part("states"))
+        words = get_part(text, "states")
+        image = get_vectors(visual.named_part("states"))
         fused = self.fusion(get_vectors(words), get_mask(words), image, attention_maps)
         logits: Tensor = self.match(fused[:, 0])
         return logits

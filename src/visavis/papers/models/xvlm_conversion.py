@@ -134,10 +134,8 @@ def _visual_names(depths: list[int]) -> Iterator[WeightNames]:
     yield from weight_and_bias(SWIN_NAMES.items(), "vision_encoder.", f"{VISUAL_FOLDER}/")
     for stage, depth in enumerate(depths):
         for block in range(depth):
-            source, target = (
-                f"vision_encoder.layers.{stage}.blocks.{block}.",
-                f"{VISUAL_FOLDER}/encoder.layers.{stage}.blocks.{block}.",
-            )
+            source = f"vision_encoder.layers.{stage}.blocks.{block}."
+            target = f"{VISUAL_FOLDER}/encoder.layers.{stage}.blocks.{block}."
             yield from weight_and_bias(SWIN_BLOCK_NAMES.items(), source, target)
             for end in ("weight", "bias"):
                 yield (
@@ -167,7 +165,8 @@ def _text_names(layers: int, text_only_layers: int) -> Iterator[WeightNames]:
     )
     parts = [*attention, "intermediate.dense", "output.dense", "output.LayerNorm"]
     for layer in range(layers):
-        source, fusion_layer = f"text_encoder.encoder.layer.{layer}.", layer - text_only_layers
+        source = f"text_encoder.encoder.layer.{layer}."
+        fusion_layer = layer - text_only_layers
         yield from weight_and_bias(
             zip(parts, parts, strict=True), source, f"{TEXT_FOLDER}/encoder.layer.{layer}."
         )
@@ -316,10 +315,8 @@ def _resize_bias_table(table: Tensor, original_size: int, size: int, checkpoint:
             "Set another image_size."
         )
     # [1, heads, 2 w - 1, 2 w - 1]
-    square, new_edge = (
-        table.T.unflatten(1, (edge, edge))[None],
-        2 * window * size // original_size - 1,
-    )
+    square = table.T.unflatten(1, (edge, edge))[None]
+    new_edge = 2 * window * size // original_size - 1
     resized = interpolate(square, size=(new_edge, new_edge), mode="bicubic", align_corners=True)
     return resized[0].flatten(1).T
 

@@ -60,7 +60,8 @@ class MatrixRelevance(RelevanceEstimator):
         Raises:
             ShapeError: If the matrix has another shape.
         """
-        matrix, expected = self._matrix(), (len(captions),) * 2
+        matrix = self._matrix()
+        expected = (len(captions),) * 2
         if matrix.shape != expected:
             raise ShapeError(
                 f"{self.path}: expected shape {expected}, a row and a column for each caption, got "
@@ -86,7 +87,9 @@ class MatrixRelevance(RelevanceEstimator):
         Raises:
             ShapeError: If the matrix does not have a row and a column for each item.
         """
-        matrix, images, captions = self._matrix(), data.image_rows, data.caption_rows
+        matrix = self._matrix()
+        images = data.image_rows
+        captions = data.caption_rows
         # of captions, otherwise of images and captions
         is_square = matrix.shape[0] == matrix.shape[1]
         rows = captions if is_square else images
@@ -129,7 +132,8 @@ class _MatrixCaptionRelevance(CaptionRelevance):
     columns: np.ndarray
 
     def __call__(self, rows: Tensor, columns: Tensor) -> Tensor:
-        matrix_rows, matrix_columns = self.rows[rows.numpy()], self.columns[columns.numpy()]
+        matrix_rows = self.rows[rows.numpy()]
+        matrix_columns = self.columns[columns.numpy()]
         return _checked(
             self.matrix[np.ix_(matrix_rows, matrix_columns)],
             self.name,
@@ -138,7 +142,8 @@ class _MatrixCaptionRelevance(CaptionRelevance):
         )
 
     def pairs(self, first: Tensor, second: Tensor) -> Tensor:
-        matrix_rows, matrix_columns = self.rows[first.numpy()], self.columns[second.numpy()]
+        matrix_rows = self.rows[first.numpy()]
+        matrix_columns = self.columns[second.numpy()]
         return _checked(
             self.matrix[matrix_rows, matrix_columns], self.name, matrix_rows, matrix_columns
         )
@@ -174,10 +179,8 @@ class _FunctionCaptionRelevance(CaptionRelevance):
         first, second = (
             [self.captions[i] for i in indices.tolist()] for indices in (rows, columns)
         )
-        block, name = (
-            np.asarray(self.function(first, second)),
-            getattr(self.function, "__name__", "the function"),
-        )
+        block = np.asarray(self.function(first, second))
+        name = getattr(self.function, "__name__", "the function")
         expected = (len(first), len(second))
         if block.shape != expected:
             raise ShapeError(

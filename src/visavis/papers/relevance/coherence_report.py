@@ -93,7 +93,8 @@ def render_coherence(
     Returns:
         The HTML page.
     """
-    statistics, top = comparison.statistics, comparison.top
+    statistics = comparison.statistics
+    top = comparison.top
     shares = [f"{100 * share:.4g}" for share in comparison.bands.quantiles]
     # The largest K of each data set is the whole list.
     cutoffs = [
@@ -213,7 +214,8 @@ def plot_coherence_scores(
             is_random = index == len(names) - 1
             color = theme.foreground if is_random else theme.lines[index % len(theme.lines)]
             style, marker = (":", "") if is_random else ("-", "os^Dv"[index % 5])
-            cutoffs, scores = list(result.coherence_by_k), list(result.coherence_by_k.values())
+            cutoffs = list(result.coherence_by_k)
+            scores = list(result.coherence_by_k.values())
             means = [score.mean for score in scores]
             axes.plot(
                 cutoffs,
@@ -278,7 +280,8 @@ def plot_ranked_lists(
             thumbnails,
         )
         for index, top_list in enumerate(query.lists):
-            left, list_top = QUERY_IMAGE_SIDE + 0.3, top - 0.5 - index * list_height
+            left = QUERY_IMAGE_SIDE + 0.3
+            list_top = top - 0.5 - index * list_height
             rank = f"image at rank {top_list.best_positive_rank:,}"
             heading = f"{top_list.run}: {top_list.num_irrelevant} of {len(top_list.items)} totally irrelevant, {rank}"
             color = LIGHT_THEME.foreground
@@ -328,7 +331,8 @@ def _draw_marks(axes: Axes, item: ListItem, tile: tuple[float, float, float]) ->
         axes.add_patch(frame(edgecolor=color, linewidth=0, hatch="////", alpha=0.6, zorder=2))
         axes.add_patch(frame(edgecolor=color, linewidth=2, zorder=3))
     else:
-        corner, width = (left, bottom - 0.075), side * item.band / 4
+        corner = (left, bottom - 0.075)
+        width = side * item.band / 4
         axes.add_patch(Rectangle(corner, width, 0.055, facecolor=color, linewidth=0, zorder=3))
     if item.is_positive:
         axes.add_patch(frame(edgecolor=LIGHT_THEME.positive, linewidth=3.5, zorder=4))

@@ -36,7 +36,8 @@ def plot_relevance_distributions(
     for number, (row, axes) in enumerate(
         zip(rows, figure.subplots(len(rows), sharex=True, squeeze=False)[:, 0], strict=True)
     ):
-        bins, first_share = len(row.histogram), row.histogram[0] / row.pairs
+        bins = len(row.histogram)
+        first_share = row.histogram[0] / row.pairs
         axes.bar(
             [(i + 0.5) / bins for i in range(bins)],
             row.histogram,

@@ -209,16 +209,21 @@ def measure_speed(estimator: RelevanceEstimator, captions: Sequence[str]) -> tup
     half = len(captions) // 2
     # The first call may load a model, so it is not measured.
     prepared(torch.arange(1), half + torch.arange(2))
-    start, size, elapsed, best = 0, min(32, half), 0.0, math.inf
+    start = 0
+    size = min(32, half)
+    elapsed = 0.0
+    best = math.inf
     while elapsed < SPEED_TEST_SECONDS:
         rows = torch.arange(start, start + size)
         start_time = time.perf_counter()
         prepared(rows, half + rows)
         seconds = time.perf_counter() - start_time
-        elapsed, best = elapsed + seconds, min(best, seconds / size**2)
+        elapsed = elapsed + seconds
+        best = min(best, seconds / size**2)
         # Continue with pairs that are not in the cache yet, as long as there are enough.
         if start + 3 * size <= half:
-            start, size = start + size, 2 * size
+            start = start + size
+            size = 2 * size
     return captions_per_s, 1e6 * best
 
 
@@ -227,7 +232,8 @@ def _empty_cache() -> Iterator[None]:
     """An empty cache, so that everything is computed again. Only downloaded models remain
     available.
     """
-    before, backbones = os.environ.get("VISAVIS_CACHE"), storage.cache_folder() / "backbones"
+    before = os.environ.get("VISAVIS_CACHE")
+    backbones = storage.cache_folder() / "backbones"
     # Windows does not remove files that results still map.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         os.environ["VISAVIS_CACHE"] = folder

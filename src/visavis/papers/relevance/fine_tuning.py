@@ -112,7 +112,8 @@ def fine_tune(
         regression = (_Output if kind == "cross" else _LinearOutput)(
             open_text_pair_encoder(model, new_head=True)
         )
-    encoder, lr = regression.encoder, LEARNING_RATES[kind] if lr is None else lr
+    encoder = regression.encoder
+    lr = LEARNING_RATES[kind] if lr is None else lr
     out = storage.prepare_empty_folder(out, will_be_replaced=True)
     # Linear warmup over a tenth of the steps, then linear decay, as BERT.
     steps = epochs * -(-len(train.first) // batch_size)

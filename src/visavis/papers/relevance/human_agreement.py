@@ -296,7 +296,9 @@ def read_flickr8k_judgments(kind: str, folder: Path, data: Dataset) -> HumanJudg
             "these data sets with --data."
         )
     index_of = {image.name: i for i, image in enumerate(data.images)}
-    images, captions, answers = [], [], []
+    images = []
+    captions = []
+    answers = []
     for number, line in enumerate(storage.read_text(path).splitlines(), 1):
         if not line.strip():
             continue
@@ -305,7 +307,8 @@ def read_flickr8k_judgments(kind: str, folder: Path, data: Dataset) -> HumanJudg
             image, caption, *values = line.split("\t")
             file, _, caption_number = caption.rpartition("#")
             answers.append(_parse_answers(kind, values))
-            captions_of_image, k = data.captions_of[index_of[file]], int(caption_number)
+            captions_of_image = data.captions_of[index_of[file]]
+            k = int(caption_number)
             images.append(index_of[image])
             if 0 <= k < len(captions_of_image):
                 captions.append(captions_of_image[k])
@@ -322,7 +325,8 @@ def read_flickr8k_judgments(kind: str, folder: Path, data: Dataset) -> HumanJudg
         raise DataError(f"{path}: expected lines of {_LINE_FORMATS[kind]}, got an empty file.")
     pairs = np.array(images), np.array(captions)
     # [P], and [3, P]
-    is_own_caption, numbers = data.image_of[pairs[1]] == pairs[0], np.array(answers).T
+    is_own_caption = data.image_of[pairs[1]] == pairs[0]
+    numbers = np.array(answers).T
     if kind == "expert":
         return HumanJudgments(
             kind, *pairs, is_own_caption, numbers.mean(0), numbers, (numbers.sum(0) - numbers) / 2
@@ -464,11 +468,9 @@ def measure_agreement(
             )
     all_pairs = np.ones(len(judgments.is_own_caption), dtype=bool)
     for includes_own_captions, selected in ((True, all_pairs), (False, ~judgments.is_own_caption)):
-        images, captions, ratings = (
-            judgments.images[selected],
-            judgments.captions[selected],
-            judgments.ratings[selected],
-        )
+        images = judgments.images[selected]
+        captions = judgments.captions[selected]
+        ratings = judgments.ratings[selected]
         annotators = [
             rank_correlations(single_ratings[selected], other_ratings[selected], images, resamples)
             for single_ratings, other_ratings in zip(
@@ -542,7 +544,8 @@ def rank_correlations(
 
     # Sorted once. Each resample only counts.
     order = np.argsort(first, kind="stable")
-    first, second = first[order], second[order]
+    first = first[order]
+    second = second[order]
     names, image = np.unique(images[order], return_inverse=True)
     random = np.random.default_rng(SEED)
     counts = np.zeros((resamples, len(names)))  # [R, I], how often each image occurs
@@ -600,7 +603,8 @@ def _resampled(
     kendall, spearman = np.empty((2, len(counts)))  # [R] each
     for resample, image_counts in enumerate(counts):
         weight = image_counts[image]  # [P]
-        (number_x, rank_x), (number_y, rank_y) = _ranks(x, weight), _ranks(y, weight)
+        number_x, rank_x = _ranks(x, weight)
+        number_y, rank_y = _ranks(y, weight)
         untied_x, untied_y = (
             weight.sum() ** 2 - number @ number for number in (number_x, number_y)
         )

@@ -539,7 +539,8 @@ def query_lists(
     query = torch.tensor([index])
     values = candidate_relevance(relevance, direction, query, data)  # [1, C]
     # [C], and the bound of band 0
-    in_bands, bound = bands.bands(values)[0], bands.bounds(values)[0, 0].item()
+    in_bands = bands.bands(values)[0]
+    bound = bands.bounds(values)[0, 0].item()
     positive = torch.from_numpy(  # [C]
         np.arange(len(data.images)) == data.image_of[index]
         if direction == "t2i"

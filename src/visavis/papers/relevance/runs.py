@@ -116,7 +116,8 @@ def open_rankers(
     names = [os.path.basename(os.path.realpath(run)) for run in runs]
     if len(set(names)) < len(names):
         names = [str(run) for run in runs]
-    rankers, datasets = [], []
+    rankers = []
+    datasets = []
     for run, name, recipe in zip(runs, names, recipes, strict=True):
         data_module, matcher = open_run(run, recipe, progress)
         datasets.append(data_module.data.split(split))

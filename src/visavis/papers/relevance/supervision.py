@@ -78,10 +78,8 @@ class GradedSupervision(Supervision):
         image_relevance = (
             self._train if self._context.is_training_batch(batch) else self._validation
         )
-        image_of, captions = (
-            torch.from_numpy(batch.loader.data.image_of),
-            torch.from_numpy(batch.captions),
-        )
+        image_of = torch.from_numpy(batch.loader.data.image_of)
+        captions = torch.from_numpy(batch.captions)
         paired = batch.loader.schedule.captions_per_image is None
         # Rows and columns are positions in the data set, so they are valid in all processes. A
         # paired image has the position of its caption.
@@ -91,7 +89,8 @@ class GradedSupervision(Supervision):
         }
 
         def relevance(rows: Tensor, columns: Tensor) -> Tensor:
-            row_positions, caption_positions = rows.cpu(), columns.cpu()
+            row_positions = rows.cpu()
+            caption_positions = columns.cpu()
             if paired:
                 block = image_relevance(image_of[row_positions], caption_positions, row_positions)
             else:
@@ -103,7 +102,8 @@ class GradedSupervision(Supervision):
             return block.to(rows.device)
 
         def positive(rows: Tensor, columns: Tensor) -> Tensor:
-            row_positions, caption_positions = rows.cpu(), columns.cpu()
+            row_positions = rows.cpu()
+            caption_positions = columns.cpu()
             if paired and self.by == "position":
                 pairs = row_positions[:, None] == caption_positions
             else:

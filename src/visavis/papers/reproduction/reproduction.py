@@ -601,7 +601,8 @@ def _on_base(rows: Iterable[PublishedRow], base: Recipe) -> dict[str, Setting]:
             changes["training.captions_per_image"] = captions
             for number, phase in enumerate(base.phases):
                 # k times the epochs have the same number of steps.
-                schedule, key = phase.schedule, f"phases.{number}"
+                schedule = phase.schedule
+                key = f"phases.{number}"
                 changes |= {
                     f"{key}.epochs": captions * phase.epochs,
                     f"{key}.loss_warmup_epochs": captions * phase.loss_warmup_epochs,

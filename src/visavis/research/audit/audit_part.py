@@ -44,7 +44,9 @@ from visavis.training.train_step import TrainStep, training_context
 Result = TypeVar("Result")
 
 
-ITEMS_PER_BATCH, IMAGES_PER_BATCH, PROJECTION_DIM = 256, 16, 512
+ITEMS_PER_BATCH = 256
+IMAGES_PER_BATCH = 16
+PROJECTION_DIM = 512
 MAX_STEPS = 400
 """Steps of a model. More do not improve the list of mislabeled pairs, fewer distort the learning
 curve (``studies/audit_steps.py``).
@@ -188,7 +190,8 @@ def image_vectors(data_module: DataModule, data: Dataset) -> ImageVectors | None
         source.read(np.arange(1)).vectors, Tensor
     ):
         return None
-    rows, settings = _read_pooled(source, len(data.images)), data_module.recipe.visual
+    rows = _read_pooled(source, len(data.images))
+    settings = data_module.recipe.visual
     mean = rows.mean(0)
 
     def pool(images: Sequence[PILImage]) -> Tensor:
@@ -238,7 +241,8 @@ def tfidf_vectors(captions: Sequence[str]) -> Tensor:
     words_of = [tokenize(caption) for caption in captions]
     # captions that contain each word
     document_counts = Counter(word for words in words_of for word in set(words))
-    random, zeros = np.random.default_rng(0), np.zeros(PROJECTION_DIM, np.float32)
+    random = np.random.default_rng(0)
+    zeros = np.zeros(PROJECTION_DIM, np.float32)
     projection = {
         word: np.log(len(captions) / count)
         * random.standard_normal(PROJECTION_DIM).astype(np.float32)
@@ -258,7 +262,8 @@ def _read_pooled(source: ItemSource, count: int) -> Tensor:
 
 def _pool(items: Encoded) -> Tensor:
     """Return one vector per item: itself, or the mean of its regions, frames or words."""
-    vectors, mask = items.vectors, items.mask
+    vectors = items.vectors
+    mask = items.mask
     assert isinstance(vectors, Tensor)
     if vectors.dim() == 2:
         return vectors
@@ -306,7 +311,8 @@ def fit_model(
         for part in (train, held_out)
     )
     epochs = [max(1, round(phase.epochs * epoch_factor)) for phase in recipe.phases]
-    steps, done = loader.num_batches, 0
+    steps = loader.num_batches
+    done = 0
     for number, phase in enumerate(recipe.phases):
         start_scale_and_bias(matcher, phase, recipe.phases[number - 1] if number else None)
         train_step = TrainStep(matcher, phase, recipe)
@@ -314,7 +320,8 @@ def fit_model(
         supervisor.begin_phase(
             training_context(recipe, phase, matcher, train_step.optimizer, loader, validation), {}
         )
-        step, first_epoch = 0, 1 + sum(epochs[:number])
+        step = 0
+        first_epoch = 1 + sum(epochs[:number])
         for epoch in range(first_epoch, first_epoch + epochs[number]):
             supervisor.begin_epoch(epoch)
             for batch in loader.epoch(epoch):
@@ -326,7 +333,8 @@ def fit_model(
                 value = train_step.backward(on_device, supervisor.targets, warmup)
                 train_step.step(lr_factor(phase.schedule, step, steps, epochs[number]))
                 supervisor.observe(on_device, value)
-                step, done = step + 1, done + 1
+                step = step + 1
+                done = done + 1
                 on_step(matcher, done, steps * sum(epochs))
     return matcher.eval()
 

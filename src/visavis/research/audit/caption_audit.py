@@ -320,8 +320,10 @@ def _count_similar_images(
                 len(group_of), MAX_COMPARED_CAPTIONS, replace=False
             )
         )
-    compared_groups, compared_vectors = group_of[compared], vectors[torch.from_numpy(compared)]
-    counts, examples = np.zeros(len(group_of), np.int64), list[list[int]]()
+    compared_groups = group_of[compared]
+    compared_vectors = vectors[torch.from_numpy(compared)]
+    counts = np.zeros(len(group_of), np.int64)
+    examples = list[list[int]]()
     for rows in chunk_slices(len(group_of), max_query_rows(len(compared), 8.0)):
         is_near = (vectors[rows] @ compared_vectors.T >= near_cosine).numpy()  # [block, compared]
         for caption, row in enumerate(is_near, rows.start):
@@ -416,7 +418,8 @@ class NoiseEstimate:
         """
         from scipy.stats import beta
 
-        above, recall = _count_at_least(scores, scores), _count_at_least(wrong, scores) / len(wrong)
+        above = _count_at_least(scores, scores)
+        recall = _count_at_least(wrong, scores) / len(wrong)
         usable = recall >= MIN_TAIL
         # Clopper-Pearson bounds of the shares, divided by the recall of the threshold.
         upper = np.where(

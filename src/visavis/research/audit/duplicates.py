@@ -206,7 +206,8 @@ def make_copies(image: PILImage, random: np.random.Generator) -> list[PILImage]:
 
     def crop() -> PILImage:
         left, right, top, bottom = random.uniform(0, 0.08, 4)
-        (width, height), ends = image.size, (1 - right, 1 - bottom)
+        width, height = image.size
+        ends = (1 - right, 1 - bottom)
         box = (left * width, top * height, ends[0] * width, ends[1] * height)
         return image.crop(tuple(map(round, box)))
 
@@ -392,10 +393,8 @@ def find_duplicates(
     sizes = {split: splits.count(split) for split in data.splits}
     if thumbnails is None:
         return Duplicates((), 0, 0, {}, {}, sizes, None)
-    thresholds, features = (
-        learn_thresholds(data, thumbnails, vectors, seed),
-        None if vectors is None else vectors.features,
-    )
+    thresholds = learn_thresholds(data, thumbnails, vectors, seed)
+    features = None if vectors is None else vectors.features
     # Perceptual hashes of -1 and 1: the dot product of 256 bits falls by 2 for each different bit.
     by_hash = pairs_above_threshold(
         thumbnails.hashes.float(), 256.0 - 2 * MAX_HAMMING_DISTANCE, NUM_NEIGHBORS
@@ -545,7 +544,8 @@ def _best_crop_correlation(full_images: Tensor, cropped: Tensor, min_coarse: flo
         )
         boxes = torch.tensor([0.0, 0.0, 1.0, 1.0]).repeat(len(full), 1)
         # [N, points], [N]
-        target, best = _unit(_sample(full, boxes)), torch.full((len(full),), -1.0)
+        target = _unit(_sample(full, boxes))
+        best = torch.full((len(full),), -1.0)
         for margin in _MARGINS:
             for x, y in product(sorted({0.0, margin / 2, margin}), repeat=2):
                 # left, top, right, bottom

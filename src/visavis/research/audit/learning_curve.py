@@ -105,10 +105,8 @@ def extrapolate(sizes: np.ndarray, values: np.ndarray, seed: int = 0) -> Extrapo
     best = int(errors[0].argmin())  # exponent of the measured curve
     # Exponents that an F test does not distinguish from the best one.
     fits_well = errors[1:] <= errors[1:].min(1, keepdims=True) + std**2 * f.ppf(CONFIDENCE, 1, dof)
-    lowest, highest = (
-        np.where(fits_well, gains[1:], np.inf).min(1),
-        np.where(fits_well, gains[1:], -np.inf).max(1),
-    )
+    lowest = np.where(fits_well, gains[1:], np.inf).min(1)
+    highest = np.where(fits_well, gains[1:], -np.inf).max(1)
     gain = float(gains[0, best])
     low = min(float(np.quantile(lowest, (1 - CONFIDENCE) / 2)), gain)
     high = max(float(np.quantile(highest, (1 + CONFIDENCE) / 2)), gain)
@@ -234,7 +232,8 @@ def measure_learning_curve(
     Returns:
         The curve.
     """
-    models, curves = curve_models(data_module, identity, seeds), list[CurveAxis]()
+    models = curve_models(data_module, identity, seeds)
+    curves = list[CurveAxis]()
     points_of = defaultdict[str, list[CurvePoint]](list)
     for done, (unit, size, seed, model) in enumerate(models, 1):
         points_of[unit].append(CurvePoint(size, seed, max(model.result(progress))))
@@ -294,7 +293,8 @@ def _point_model(
     """Return the model that is trained on a part of the data and evaluated several times on the
     validation split.
     """
-    recipe, validation = data_module.recipe, data_module.validation
+    recipe = data_module.recipe
+    validation = data_module.validation
     epoch_factor = min(
         1 / fraction, MAX_EPOCH_FACTOR, max_epoch_factor(recipe, part) * fraction**0.5
     )

@@ -206,16 +206,15 @@ def fold_models(
         The models. The result of each is the columns of ``_pair_features`` for the captions of its
         fold.
     """
-    data, seed = data_module.data, data_module.recipe.seed
+    data = data_module.data
+    seed = data_module.recipe.seed
     random = np.random.default_rng([seed, len(data.images)])
     # Copies of one image are in one fold, or a model would have seen them.
     fold_of = random.permutation(copy_groups.max() + 1)[copy_groups] % folds
 
     def make(fold: int) -> CachedModel[dict[str, Tensor]]:
-        train, held_out = (
-            data.take(np.flatnonzero(fold_of != fold)),
-            np.flatnonzero(fold_of == fold),
-        )
+        train = data.take(np.flatnonzero(fold_of != fold))
+        held_out = np.flatnonzero(fold_of == fold)
         epoch_factor = min(1.0, max_epoch_factor(data_module.recipe, train))
         cache = cache_path("fold", identity, folds, fold, seed, fold_of.tolist(), epoch_factor)
 
@@ -333,7 +332,8 @@ def _pulling_weights(
     """Return the weight with which the objective pulls each caption to its assigned image, both
     directions added.
     """
-    captions, total = torch.arange(len(assigned)), torch.zeros(len(assigned))
+    captions = torch.arange(len(assigned))
+    total = torch.zeros(len(assigned))
     scores, targets = objective.prepare(scores, targets)
     for rows in chunk_slices(len(scores), max_query_rows(scores.shape[1], BYTES_PER_PAIR)):
         block = -pair_weights(objective, scores[rows], targets[rows])

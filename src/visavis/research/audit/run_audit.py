@@ -140,7 +140,8 @@ class _Auditor:
     @cached_property
     def identity(self) -> Any:
         """JSON data that identifies the recipe, the data and the features in the cache."""
-        visual, recipe = self.data_module.visual, self.data_module.recipe
+        visual = self.data_module.visual
+        recipe = self.data_module.recipe
         sizes = [
             image.location.num_bytes for image in self.data.images if image.location is not None
         ]
@@ -220,7 +221,8 @@ class _Auditor:
         """Train the models of some parts in several processes if this saves time. Their results are
         cached.
         """
-        models, recipe = self.models(parts), self.data_module.recipe
+        models = self.models(parts)
+        recipe = self.data_module.recipe
         # Models of both axes on all data share a file, so each is trained once.
         missing = {
             model.file: number
@@ -325,7 +327,8 @@ def audit(
     reason = f"recipe {recipe}"
     if recipe is None:
         default = choose_recipe(settings)
-        recipe, settings = default.name, default.overrides | settings
+        recipe = default.name
+        settings = default.overrides | settings
         reason = default.reason
     chosen = read_recipe(recipe, settings)
     can_train = is_named or chosen.visual.encoder != cnn_backbones.SMALL_CNN

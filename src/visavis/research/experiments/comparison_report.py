@@ -100,7 +100,9 @@ def _report_renderer(comparison: Comparison) -> Callable[..., str]:
     """Draw the plots and collect the examples, and return a function that renders the page with
     the given measurements.
     """
-    folder, examples, sweeps = comparison.folder, example_queries(comparison), comparison.sweeps
+    folder = comparison.folder
+    examples = example_queries(comparison)
+    sweeps = comparison.sweeps
     logs = [
         TrainingCurve(setting.name, RunFolder(run.folder).read_log())
         for setting in comparison.selected
@@ -171,7 +173,8 @@ def _measure_settings(
 
 
 def _facts(comparison: Comparison) -> list[tuple[str, str]]:
-    best, runs = comparison.best, comparison.runs(comparison.best)
+    best = comparison.best
+    runs = comparison.runs(comparison.best)
     row = next(row for row in comparison.table.rows if row.name == best.name)
     minutes = sum(run.seconds for run in comparison.outcomes) / 60
     chosen = (
@@ -238,8 +241,10 @@ def _sweeps_alt(sweeps: Sequence[Sweep]) -> str:
 
 
 def _commands(comparison: Comparison) -> list[tuple[str, str]]:
-    folder, best = quote_argument(comparison.folder), _best_run(comparison, comparison.best)
-    run, visavis = quote_argument(best.folder), shell_command()
+    folder = quote_argument(comparison.folder)
+    best = _best_run(comparison, comparison.best)
+    run = quote_argument(best.folder)
+    visavis = shell_command()
     seeds = max(run.seed for run in comparison.outcomes)
     return [
         (
@@ -316,7 +321,8 @@ def plot_sweeps(sweeps: Sequence[Sweep], theme: PlotTheme = LIGHT_THEME) -> byte
     Source:
         Unified loss, figure 5.
     """
-    references, columns = sweeps[0].references, min(2, len(sweeps))
+    references = sweeps[0].references
+    columns = min(2, len(sweeps))
     rows = math.ceil(len(sweeps) / columns)
     legend = 0.1 + 0.2 * math.ceil((len(references) + 2) / 2)
     panel = 3.0 + 0.2 * max(len(sweep.curves) for sweep in sweeps)
@@ -356,7 +362,8 @@ def _plot_sweep(axes: Axes, figure: Figure, sweep: Sweep, theme: PlotTheme) -> N
             shifted = offset_copy(
                 axes.transData, figure, x=step * (number + second / 2), units="points"
             )
-            values, means = [point.value for point in points], [point.rsum.mean for point in points]
+            values = [point.value for point in points]
+            means = [point.rsum.mean for point in points]
             lines = axes.plot(values, means, "o", linestyle=style, color=color, markersize=4)
             if name and not second:
                 lines[0].set_label(name)

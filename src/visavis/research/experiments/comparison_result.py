@@ -345,7 +345,8 @@ class Comparison(NotebookTable):
     @property
     def findings(self) -> list[str]:
         """Findings in sentences."""
-        best, seeds = self.best.name, len(self.runs(self.best))
+        best = self.best.name
+        seeds = len(self.runs(self.best))
         seeds_text = "one seed" if seeds == 1 else f"{seeds} seeds"
         sentences = [
             (

@@ -324,7 +324,8 @@ class Workers:
         Raises:
             MissingExtra: If Ray is not installed.
         """
-        count, stop = self.num_workers or max(1, cpu_cores() // threads), StopRequest()
+        count = self.num_workers or max(1, cpu_cores() // threads)
+        stop = StopRequest()
         with stop.install_signal_handlers():
             if self.engine == "ray":
                 yield partial(_run_on_ray, count, stop)
@@ -472,7 +473,8 @@ def _run_on_ray(count: int, stop: StopRequest, jobs: Sequence[Job]) -> Iterator[
     ray = connect_to_ray("comparing")
     task = ray.remote(num_cpus=1, max_retries=2)(_run_unless_stopped)
     # Ray gets only as many as may run, so that a stop leaves few to cancel.
-    waiting, running = list(reversed(jobs)), list[Any]()
+    waiting = list(reversed(jobs))
+    running = list[Any]()
     while waiting or running:
         while waiting and len(running) < count:
             running.append(task.remote(waiting.pop()))

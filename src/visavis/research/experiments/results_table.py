@@ -456,7 +456,8 @@ class ResultTable:
             )
             for line in lines
         ]
-        head, start = " " * widths[0], 1
+        head = " " * widths[0]
+        start = 1
         for group in self.columns:
             end = start + len(group.labels)
             head += f"{group.title:>{sum(widths[start:end]) + sum(map(len, gaps[start:end]))}}"
@@ -617,7 +618,8 @@ def csv_table(
     Returns:
         CSV.
     """
-    pairs, text = pairs or {}, io.StringIO()
+    pairs = pairs or {}
+    text = io.StringIO()
     writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
     writer.writeheader()
     for row in table.rows:

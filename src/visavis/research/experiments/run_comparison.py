@@ -205,7 +205,8 @@ def resume_comparison(
         if os.path.exists(record := RunFolder(job.folder).environment):
             RunRecord.read(record).check_code(job.folder)
     batches = cache_setting_features(plan, progress)
-    file, test = feedback or folder / FEEDBACK_FILE, None
+    file = feedback or folder / FEEDBACK_FILE
+    test = None
     if feedback is not None or os.path.exists(file):
         test = _read_feedback_test(plan, file, progress)
         finished = [read_outcome(job) for job in _jobs(folder, plan).values()]
@@ -214,7 +215,8 @@ def resume_comparison(
             for outcome in finished
             if outcome is not None and not outcome.has_answers_for(test)
         )
-        given, copy = storage.read_bytes(file), folder / FEEDBACK_FILE
+        given = storage.read_bytes(file)
+        copy = folder / FEEDBACK_FILE
         if os.path.exists(copy) and (before := storage.read_bytes(copy)) != given:
             lines = f"{len(before.splitlines()):,} lines before, {len(given.splitlines()):,} now"
             progress.message(f"{copy}: replaced by the given feedback ({lines}).")
@@ -418,7 +420,8 @@ def cache_setting_features(plan: ExperimentPlan, progress: Progress) -> dict[str
         DataError: If the data cannot be read.
     """
     # Settings that differ only in objectives share data and features.
-    batches_of_inputs, batches = dict[str, int](), dict[str, int]()
+    batches_of_inputs = dict[str, int]()
+    batches = dict[str, int]()
     for setting in plan.settings:
         recipe = plan.recipe(setting, 1)
         training = recipe.training
@@ -614,7 +617,9 @@ class TimeBudget:
     """
 
     def __init__(self, seconds: float | None):
-        self.seconds, self.started, self.runs = seconds, time.monotonic(), 0
+        self.seconds = seconds
+        self.started = time.monotonic()
+        self.runs = 0
 
     @property
     def elapsed(self) -> float:

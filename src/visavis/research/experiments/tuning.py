@@ -181,7 +181,9 @@ class _RateSearch:
     def __init__(
         self, number: int, setting: Setting, batches: int, seeds: int, folder: Path, threads: int
     ):
-        self.setting, self.batches, self.threads = setting, batches, threads
+        self.setting = setting
+        self.batches = batches
+        self.threads = threads
         self.stem = folder.absolute() / f"{number + 1:02d}-{setting.slug}-rate"
         self.steps = batches * sum(phase["epochs"] for phase in setting.recipe_values["phases"])
         self.run_steps = seeds * self.steps
@@ -266,7 +268,8 @@ def next_factor(best_first: Sequence[float]) -> float:
         >>> next_factor([2.0, 1.0, 4.0])
         0.5
     """
-    smallest, largest = min(best_first), max(best_first)
+    smallest = min(best_first)
+    largest = max(best_first)
     # Negative below the middle of the tried range, positive above it.
     position = 2 * math.log2(best_first[0]) - math.log2(smallest) - math.log2(largest)
     upward = (
@@ -294,7 +297,8 @@ def shortened(recipe_values: Mapping[str, Any], batches: int, share: float) -> d
     for phase in values["phases"]:
         epochs = max(1, round(phase["epochs"] * share))
         # milestones and warmup keep their place in the schedule
-        ratio, phase["epochs"] = epochs / phase["epochs"], epochs
+        ratio = epochs / phase["epochs"]
+        phase["epochs"] = epochs
         phase["schedule"]["milestones"] = [
             max(1, round(epoch * ratio)) for epoch in phase["schedule"]["milestones"]
         ]

@@ -261,7 +261,8 @@ def plot_training_curves(curves: Sequence[TrainingCurve], theme: PlotTheme = LIG
     columns = max(1, LEGEND_CHARS // (max(map(len, names)) + 8))
     legend_height = 0.53 + 0.2 * math.ceil(len(names) / columns)
     figure = new_figure(8.6, legend_height + 2.37, theme)
-    bottom, height = legend_height / figure.get_figheight(), 1.98 / figure.get_figheight()
+    bottom = legend_height / figure.get_figheight()
+    height = 1.98 / figure.get_figheight()
     loss, rsum, similarity = panels = [
         figure.add_axes((left, bottom, 0.262, height)) for left in (0.06, 0.392, 0.724)
     ]

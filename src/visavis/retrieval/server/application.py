@@ -143,7 +143,8 @@ def create_app(
             f"index: expected two different names, got {indexes[0].name!r} twice. Pass two "
             "different indexes."
         )
-    limits, metrics = limits or ServerLimits(), ServerMetrics()
+    limits = limits or ServerLimits()
+    metrics = ServerMetrics()
     auth = None if token is None else TokenAuth(token)
     service = SearchService(indexes, feedback, limits, metrics)
 
@@ -450,7 +451,9 @@ async def _search_sides(
     service: SearchService, request: SearchRequest, client: str
 ) -> SearchResponse:
     """Search every index, and return one page of the results of each."""
-    started, key, sides = time.perf_counter(), request.to_key(), list[SideResponse]()
+    started = time.perf_counter()
+    key = request.to_key()
+    sides = list[SideResponse]()
     top = request.offset + request.limit
     names: tuple[SideName, ...] = ("left", "right") if service.is_comparison else ("only",)
     for side, number in zip(names, service.side_order(key), strict=True):
@@ -458,7 +461,8 @@ async def _search_sides(
         page = results.hits[request.offset : top]
         present = await asyncio.to_thread(service.present, number, page)
         hits = [service.to_hit(number, key, result) for result in present]
-        has_more, at_limit = len(results.hits) > top, top >= service.limits.max_results
+        has_more = len(results.hits) > top
+        at_limit = top >= service.limits.max_results
         sides.append(
             SideResponse(
                 side=side,

@@ -99,7 +99,8 @@ class ImageCache:
     """
 
     def __init__(self, limits: ServerLimits, metrics: ServerMetrics):
-        self.limits, self.metrics = limits, metrics
+        self.limits = limits
+        self.metrics = metrics
         self.turns = FairTurns(limits.max_decoded_pixels, limits.max_waiting)
         self._pool = ThreadPoolExecutor(DECODER_THREADS, "images")
         # Images of the collection do not wait for those of requests.

@@ -458,7 +458,8 @@ def inference_routes(service: SearchService, rate_limiter: RateLimiter | None) -
         responses={status: {"model": OpenAIErrorResponse} for status in statuses},
         route_class=StrictJsonRoute,
     )
-    models, created = service.model_numbers(), int(time.time())
+    models = service.model_numbers()
+    created = int(time.time())
     listed = [ModelInfo(id=name, created=created) for name in models]
 
     def find_model(name: str | None) -> tuple[str, int]:
@@ -601,7 +602,8 @@ async def score_items(
         served, lambda _: served.score_is_cosine, client=client
     ):
         is_other[:] = False
-    scores, num_tokens = torch.zeros(len(items)), 0
+    scores = torch.zeros(len(items))
+    num_tokens = 0
     same, others = (
         [item for item, flag in zip(items, is_other, strict=True) if flag == other]
         for other in (False, True)

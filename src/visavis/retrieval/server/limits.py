@@ -118,7 +118,9 @@ class LRUCache(Generic[T]):
     """
 
     def __init__(self, max_size: int, size_of: Callable[[T], int] = lambda _: 1):
-        self.max_size, self.size, self._size_of = max_size, 0, size_of
+        self.max_size = max_size
+        self.size = 0
+        self._size_of = size_of
         self._entries = OrderedDict[Hashable, T]()
 
     def get(self, key: Hashable) -> T | None:

@@ -160,7 +160,9 @@ class OpenedIndexes:
         stores: Sequence[str | Path] = (),
         feedback: FeedbackFile | None = None,
     ):
-        self.folders, self.stores, self.feedback = dict(folders), list(stores), feedback
+        self.folders = dict(folders)
+        self.stores = list(stores)
+        self.feedback = feedback
         self._opened: dict[str, ServedIndex] = {}
         self._captions: dict[str, Mapping[str, list[str]]] = {}
 
@@ -415,7 +417,8 @@ class Vote(IndexTool):
     def run(self, indexes: OpenedIndexes) -> tuple[BaseModel, bytes | None]:
         from visavis.retrieval.server.search_service import new_vote
 
-        index, query = self.index_of(indexes), " ".join(self.query.split())
+        index = self.index_of(indexes)
+        query = " ".join(self.query.split())
         if not query:
             raise VisavisError("query: expected text, got spaces. Pass the query of the search.")
         item = _find_item(index, self.item)
@@ -503,7 +506,8 @@ def create_server(indexes: OpenedIndexes) -> Server[Any]:
         ToolAnnotations,
     )
 
-    tools, one_at_a_time = list_tools(indexes), CapacityLimiter(1)
+    tools = list_tools(indexes)
+    one_at_a_time = CapacityLimiter(1)
     descriptions = [
         Tool(
             name=name,

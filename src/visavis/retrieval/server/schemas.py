@@ -94,7 +94,8 @@ class ApiError(HTTPException):
         code: str | None = None,
     ):
         super().__init__(status, message, headers)
-        self.param, self.code = param, code
+        self.param = param
+        self.code = code
 
 
 class RequestModel(BaseModel):
@@ -615,7 +616,9 @@ def describe_invalid(problem: Mapping[str, Any], name: str, known: Iterable[str]
     Returns:
         The problem and its fix, on one line.
     """
-    name, kind, text = name[:80], problem["type"], problem["msg"]
+    name = name[:80]
+    kind = problem["type"]
+    text = problem["msg"]
     if kind == "extra_forbidden":
         fix = f": {suggest_name(name, known)}" if known else ". Remove it."
         return f"{name}: this name is unknown{fix}"

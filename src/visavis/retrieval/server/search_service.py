@@ -111,7 +111,8 @@ class ServedIndex:
         has_probabilities: bool = False,
         stores: Sequence[str | Path] = (),
     ):
-        self.index, self.count = index, index.store.count()
+        self.index = index
+        self.count = index.store.count()
         self.has_probabilities = has_probabilities
         self.stores = stores
         self.name = name or index.folder.name
@@ -506,7 +507,8 @@ class VoteStore:
     """
 
     def __init__(self, file: FeedbackFile | None, metrics: ServerMetrics):
-        self.file, self.metrics = file, metrics
+        self.file = file
+        self.metrics = metrics
         self._votes = votes_not_undone(file.records) if file else {}
 
     def vote(self, key: QueryKey, item: str) -> bool | None:
@@ -615,11 +617,14 @@ class SearchService:
         limits: ServerLimits,
         metrics: ServerMetrics,
     ):
-        self.indexes, self.limits, self.metrics = list(indexes), limits, metrics
+        self.indexes = list(indexes)
+        self.limits = limits
+        self.metrics = metrics
         # The numbers of the indexes must not reveal their order on the command line.
         if len(self.indexes) > 1 and secrets.randbelow(2):
             self.indexes.reverse()
-        self.votes, self.images = VoteStore(feedback, metrics), ImageCache(limits, metrics)
+        self.votes = VoteStore(feedback, metrics)
+        self.images = ImageCache(limits, metrics)
         self._recent = RecentQueries()
         # Items of results, which pages show after an update of the index.
         # Each has two entries: with and without the version of its content.
@@ -843,7 +848,8 @@ class SearchService:
 
     def _run_waiting(self) -> None:
         """Do the work that has arrived by now. Its texts are encoded in one batch."""
-        batch, num_texts = list[ModelWork](), 0
+        batch = list[ModelWork]()
+        num_texts = 0
         # Only this thread removes work. A deque is safe for one appending and one removing thread.
         # Each work submits one call of this method, so that none is left over.
         while self._waiting and num_texts < MAX_TEXTS_AT_ONCE:
@@ -890,7 +896,8 @@ class SearchService:
         """
         model = served.index.model
         _require_single_vectors(served)
-        parts, num_tokens = list[Tensor](), 0
+        parts = list[Tensor]()
+        num_tokens = 0
         # Rounding depends on the place in a batch, so that equal texts would have different vectors.
         distinct = {text: number for number, text in enumerate(dict.fromkeys(texts))}
         repeats = Counter(texts)
@@ -950,7 +957,9 @@ class SearchService:
             HTTPException: If too many requests of the client are waiting.
             DataError: If the content of an image is not one, or the images are too large.
         """
-        model, client, results = served.index.model, images[0].client, list[T]()
+        model = served.index.model
+        client = images[0].client
+        results = list[T]()
         # The processor may be loaded with the whole model.
         min_side = await self.run_model(served, lambda _: model.processor.min_side, client=client)
         pixels = await self.images.pixels(images, min_side)
@@ -987,7 +996,8 @@ class SearchService:
             HTTPException: If too many requests of the client are waiting.
             VisavisError: If the model knows no word of a text, or the content of an image is not one.
         """
-        model, given = served.index.model, [query, *items]
+        model = served.index.model
+        given = [query, *items]
         texts = [item for item in given if isinstance(item, str)]
         images = [item for item in given if isinstance(item, ImageInput)]
         direction: Direction = "t2i" if isinstance(query, str) else "i2t"

@@ -348,7 +348,8 @@ class SecurityMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started, status = time.perf_counter(), 0
+        started = time.perf_counter()
+        status = 0
         # Every check and every route sees the path without the prefix, which some proxies remove
         # and others keep.
         if self.root_path and f"{scope['path']}/".startswith(f"{self.root_path}/"):
@@ -396,7 +397,9 @@ class SecurityMiddleware:
 
     def _rejection(self, scope: Scope) -> tuple[Response, str] | None:
         """The response to a request that is rejected, and the reason for the metrics."""
-        headers, path, method = Headers(scope=scope), scope["path"], scope["method"]
+        headers = Headers(scope=scope)
+        path = scope["path"]
+        method = scope["method"]
         respond = partial(error_response, path=path)
         if self.host_names is not None and not is_allowed_host(
             headers.get("host", ""), self.host_names

@@ -121,7 +121,8 @@ def run_service(
         file = None if feedback is None else stack.enter_context(open_feedback(feedback))
         for index in served:
             index.warm_up()
-        limits, rates = ServerLimits(), None if loopback and not host_names else RateLimits()
+        limits = ServerLimits()
+        rates = None if loopback and not host_names else RateLimits()
         app = create_app(
             served,
             file,
@@ -256,7 +257,8 @@ def _request_timeout_protocol(limits: ServerLimits) -> type[Any]:
             if self.conn.their_state is not self._state:
                 if self._timer is not None:
                     self._timer.cancel()
-                self._state, self._timer = self.conn.their_state, None
+                self._state = self.conn.their_state
+                self._timer = None
                 if (timeout_s := timeouts.get(self._state)) is not None:
                     self._timer = self.loop.call_later(timeout_s, self.transport.close)
 

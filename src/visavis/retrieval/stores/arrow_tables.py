@@ -162,7 +162,8 @@ def matching_rows(
             mask &= holds(values, time_us(bound, clock=clock))
     if item_filter.metadata:
         tags = table["metadata"].combine_chunks()
-        tag_rows, tag_texts = pc.list_parent_indices(tags).to_numpy(), pc.list_flatten(tags)
+        tag_rows = pc.list_parent_indices(tags).to_numpy()
+        tag_texts = pc.list_flatten(tags)
         for name, value in item_filter.metadata.items():
             is_equal = pc.equal(tag_texts, metadata_tag(name, value))
             has_value = np.zeros(len(table), bool)
@@ -446,7 +447,9 @@ def newest_rows(table: pa.Table, count: int, item_filter: ItemFilter) -> np.ndar
     if count < len(rows):
         # Of the rows with the last of these times, the last ones are returned.
         limit = np.partition(times, -count)[-count]
-        later, equal = np.flatnonzero(times > limit), np.flatnonzero(times == limit)
+        later = np.flatnonzero(times > limit)
+        equal = np.flatnonzero(times == limit)
         chosen = np.concatenate([later, equal[len(later) - count :]])
-        rows, times = rows[chosen], times[chosen]
+        rows = rows[chosen]
+        times = times[chosen]
     return rows[np.lexsort((rows, times))[::-1]]

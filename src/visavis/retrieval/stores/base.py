@@ -285,7 +285,8 @@ def validated_items(
     """
     problem = ""
     if isinstance(vectors, VectorSets):
-        shape, expected = (len(vectors), *vectors.rows.shape[1:]), (len(items), embedding_dim)
+        shape = (len(vectors), *vectors.rows.shape[1:])
+        expected = (len(items), embedding_dim)
         # A comparison with NaN is false, so that this also finds values that are not finite.
         if vectors.codec is not None:
             shape = len(vectors), vectors.codec.dim
@@ -299,7 +300,8 @@ def validated_items(
                 "Normalize them."
             )
     else:
-        shape, expected = vectors.shape, (len(items), embedding_dim)
+        shape = vectors.shape
+        expected = (len(items), embedding_dim)
         if not np.isfinite(vectors).all():
             problem = "finite values, got NaN or infinity. Encode the items again."
     if items and shape != expected:

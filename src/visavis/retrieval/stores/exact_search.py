@@ -48,7 +48,9 @@ MAX_QUERIES, MAX_SCORES, MAX_CANDIDATES = 256, 2**21, 2**20
 limit.
 """
 
-CODES, SCALES, MEAN = "codes.npy", "scales.npy", "mean.npy"
+CODES = "codes.npy"
+SCALES = "scales.npy"
+MEAN = "mean.npy"
 MAX_CODE = 127
 MAX_KERNEL_QUERIES, MAX_INT8_KERNEL_QUERIES = 4, 16
 """Queries up to which numkong is faster than the matrix product of torch: with VNNI or in float32,
@@ -80,7 +82,8 @@ class _Float32Pass:
     """
 
     def __init__(self, rows: np.ndarray | _SelectedRows, max_norm: float):
-        self.rows, self.max_norm = rows, max_norm
+        self.rows = rows
+        self.max_norm = max_norm
 
     def prepare(self, queries: Tensor) -> None:
         """Set the queries."""
@@ -105,7 +108,8 @@ class _SelectedRows:
     """Some rows of an array, read when they are indexed."""
 
     def __init__(self, rows: np.ndarray, selected: np.ndarray):
-        self.rows, self.selected = rows, selected
+        self.rows = rows
+        self.selected = selected
         self.shape = len(selected), rows.shape[1]
 
     def __len__(self) -> int:
@@ -130,7 +134,9 @@ class Int8Pass:
     codes: np.ndarray | _SelectedRows
 
     def __init__(self, codes: np.ndarray, scales: np.ndarray, mean: np.ndarray):
-        self.codes, self.mean, self.scales = codes, mean.astype(np.float64), scales
+        self.codes = codes
+        self.mean = mean.astype(np.float64)
+        self.scales = scales
         self.step, self.error_norm, self.code_norm, self.row_norm = shared_tensor(scales)[:, None]
 
     @classmethod
@@ -207,7 +213,8 @@ class _SelectedInt8Pass(Int8Pass):
 
     def __init__(self, whole: Int8Pass, selected: np.ndarray):
         assert isinstance(whole.codes, np.ndarray)
-        self.codes, self.mean = _SelectedRows(whole.codes, selected), whole.mean
+        self.codes = _SelectedRows(whole.codes, selected)
+        self.mean = whole.mean
         # The last row fills its group.
         padded = np.pad(selected, (0, -len(selected) % GROUP_ROWS), "edge")
         # numpy, because torch takes several times as long.
@@ -267,7 +274,10 @@ class ExactSearch:
         memory: MemoryLimit = None,
         max_norm: float | None = None,
     ):
-        self.rows, self.coarse, self.memory, self._max_norm = rows, coarse, memory, max_norm
+        self.rows = rows
+        self.coarse = coarse
+        self.memory = memory
+        self._max_norm = max_norm
 
     @cached_property
     def _float32_pass(self) -> _Float32Pass:
@@ -320,7 +330,8 @@ class ExactSearch:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Search some rows, in ascending order, without reading others."""
         assert isinstance(self.rows, np.ndarray)
-        coarse, max_norm = None, self._max_norm
+        coarse = None
+        max_norm = self._max_norm
         if self.coarse is not None and len(selected) >= MIN_ROWS:
             coarse = _SelectedInt8Pass(self.coarse, selected)
         else:
@@ -369,7 +380,8 @@ class ExactSearch:
             if score_bytes <= SMALL_SEARCH_BYTES
             else budget_bytes(self.memory, "cpu")
         )
-        best, candidates = _BestRows(self.rows, queries, top, budget), list[_Candidates]()
+        best = _BestRows(self.rows, queries, top, budget)
+        candidates = list[_Candidates]()
         coarse.prepare(torch.from_numpy(queries))
         # bound[q] holds the k best lower bounds of scores, highest first. Infinity gives a query
         # up.
@@ -419,7 +431,8 @@ def _find_candidates(
     if num_rows % GROUP_ROWS:
         products = torch.nn.functional.pad(products, (0, -num_rows % GROUP_ROWS), value=lowest)
     products = products.view(num_queries, -1, GROUP_ROWS)
-    first, num_groups = block.start // GROUP_ROWS, products.shape[1]
+    first = block.start // GROUP_ROWS
+    num_groups = products.shape[1]
     factor, offset, error = coarse.bounds(slice(first, first + num_groups))
     # Shape [queries, groups].
     shift = offset + error
@@ -438,7 +451,9 @@ def _find_candidates(
     is_valid = row < num_rows
     if allowed is not None:
         is_valid &= allowed[row.clamp(max=num_rows - 1)]
-    pair, column, row = pair[is_valid], column[is_valid], row[is_valid]
+    pair = pair[is_valid]
+    column = column[is_valid]
+    row = row[is_valid]
     return bound, (query[pair], row + block.start, upper_bound[pair, column])
 
 
@@ -472,17 +487,21 @@ class _BestRows:
     def __init__(
         self, rows: np.ndarray | _SelectedRows, queries: np.ndarray, top: int, budget: int
     ):
-        self.rows, self.queries, self.top = rows, queries.astype(np.float64), top
+        self.rows = rows
+        self.queries = queries.astype(np.float64)
+        self.top = top
         self.chunk_rows = max(min(budget // (16 * rows.shape[1]), 2**14), 1)
         # One entry per kept pair of a query and a row, ordered by query, then best first.
-        self.query, self.row = np.empty(0, np.int64), np.empty(0, np.int64)
+        self.query = np.empty(0, np.int64)
+        self.row = np.empty(0, np.int64)
         self.score = np.empty(0, np.float32)
 
     def add(self, query: np.ndarray, row: np.ndarray) -> None:
         """Score candidates and keep the best of all so far."""
         # Rows of a query are in order, because blocks are.
         order = np.argsort(query, kind="stable")
-        query, row = query[order], row[order]
+        query = query[order]
+        row = row[order]
         # Candidates of query q are starts[q] to starts[q + 1].
         starts = np.searchsorted(query, np.arange(len(self.queries) + 1))
         scores = [
@@ -493,21 +512,27 @@ class _BestRows:
             for number in range(len(self.queries))
             for chunk in chunk_slices(starts[number + 1] - starts[number], self.chunk_rows)
         ]
-        query, row = np.concatenate([self.query, query]), np.concatenate([self.row, row])
+        query = np.concatenate([self.query, query])
+        row = np.concatenate([self.row, row])
         score = np.concatenate([self.score, *scores])
         order = np.lexsort((row, -score, query))
-        query, row, score = query[order], row[order], score[order]
+        query = query[order]
+        row = row[order]
+        score = score[order]
         # Position within the entries of a query, which are sorted by query.
         rank = np.arange(len(query)) - np.searchsorted(query, query)
         is_best = rank < self.top
-        self.query, self.row, self.score = query[is_best], row[is_best], score[is_best]
+        self.query = query[is_best]
+        self.row = row[is_best]
+        self.score = score[is_best]
 
     def to_arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Scores and rows, both ``[Q, K]``. Queries that were given up have zeros."""
         scores = np.zeros((len(self.queries), self.top), np.float32)
         rows = np.zeros((len(self.queries), self.top), np.int64)
         rank = np.arange(len(self.query)) - np.searchsorted(self.query, self.query)
-        scores[self.query, rank], rows[self.query, rank] = self.score, self.row
+        scores[self.query, rank] = self.score
+        rows[self.query, rank] = self.row
         return scores, rows
 
 

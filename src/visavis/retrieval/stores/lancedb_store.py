@@ -116,8 +116,11 @@ class LanceStore(SnapshotStore):
                 f"{uri}: expected the folder of a store, got a file. Pass a folder, or a file name "
                 "ending in .db for Milvus."
             )
-        self.uri, self.memory, self.index_id = str(uri), memory, index_id
-        self.late_interaction, self._verify_files = late_interaction, verify_files
+        self.uri = str(uri)
+        self.memory = memory
+        self.index_id = index_id
+        self.late_interaction = late_interaction
+        self._verify_files = verify_files
         self.codec = codec
         # A search reads one version throughout, also if an update ends meanwhile.
         self._keeps_version = embedding_dim is None and bool(index_id)
@@ -255,7 +258,8 @@ class LanceStore(SnapshotStore):
                     ends = np.cumsum(batch[NUM_VECTORS].to_numpy())
                     vectors = VectorSets(rows, np.concatenate([[0], ends]))
                 self._verify(batch.drop_columns("vector"), vectors)
-        self._snapshot, self._verify_files = None, True
+        self._snapshot = None
+        self._verify_files = True
         self.snapshot()
 
     def optimize(self, retention: timedelta = VERSION_RETENTION) -> None:
@@ -400,7 +404,8 @@ class LanceStore(SnapshotStore):
         import pyarrow as pa
 
         # In the order of the files of the table.
-        row_ids, batch_rows = np.sort(row_ids), self._batch_rows
+        row_ids = np.sort(row_ids)
+        batch_rows = self._batch_rows
         several = self.late_interaction is not None
         batches = [batch for _, batch in self._read_rows(table, row_ids, self._item_columns)]
         items = (
@@ -419,7 +424,8 @@ class LanceStore(SnapshotStore):
             writer.write_table(items)
         counts = items[NUM_VECTORS].to_numpy() if several else np.ones(len(items), np.int64)
         offsets = np.concatenate([[0], np.cumsum(counts)])
-        width, dtype = self._width(self.embedding_dim), "float32" if self.codec is None else "uint8"
+        width = self._width(self.embedding_dim)
+        dtype = "float32" if self.codec is None else "uint8"
         storage.create_array(part / VECTORS_FILE, shape=(int(offsets[-1]), width), dtype=dtype)
         # Mapped, so that a table larger than the memory is written batch by batch.
         vectors = np.lib.format.open_memmap(part / VECTORS_FILE, mode="r+")
@@ -481,7 +487,8 @@ def _kept_parts(
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    kept, is_new = list[tuple[SnapshotPart, np.ndarray]](), np.ones(len(checksums), bool)
+    kept = list[tuple[SnapshotPart, np.ndarray]]()
+    is_new = np.ones(len(checksums), bool)
     stored = [part.table[CHECKSUM].to_numpy() for part in parts]
     # Row of the table with the checksum of each row of the parts, which is a hash of the whole row.
     # -1: it was removed.

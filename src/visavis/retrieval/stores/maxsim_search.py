@@ -64,7 +64,9 @@ class MaxSimSearch:
         pooled: VectorSets | None = None,
         memory: MemoryLimit = None,
     ):
-        self.sets, self.direction, self.memory = sets, direction, memory
+        self.sets = sets
+        self.direction = direction
+        self.memory = memory
         self._pooled = pooled
 
     @property
@@ -195,7 +197,8 @@ class MaxSimSearch:
             min(CHUNK_ROWS, budget_bytes(self.memory, "cpu") // (8 * (dim + 2 * len(vectors)))), 1
         )
         chunk_items = max(max_rows // max(int(self.sets.counts.max()), 1), 1)
-        lengths, blocks = [len(part) for part in query.parts], list[Tensor]()
+        lengths = [len(part) for part in query.parts]
+        blocks = list[Tensor]()
         factor = 0.5 if self.direction == "both" else 1.0
         for chunk in chunk_slices(len(selected), chunk_items):
             sets = self.sets[chunk] if is_dense else self.sets[selected[chunk]]
@@ -204,7 +207,8 @@ class MaxSimSearch:
             if codec is None:
                 products = vectors @ shared_tensor(sets.rows).to(vectors.dtype).T
             else:
-                means, sets = torch.from_numpy(codec.means(sets)), codec.differences(sets)
+                means = torch.from_numpy(codec.means(sets))
+                sets = codec.differences(sets)
                 coordinates = torch.from_numpy(sets.rows).to(vectors.dtype)
                 products = vectors[:, : sets.dim] @ coordinates.T
                 of_means = vectors @ means.to(vectors.dtype).T

@@ -75,7 +75,8 @@ class SetCodec:
         deviations = np.sqrt(np.maximum(variances[::-1], 0))
         basis = np.ascontiguousarray(axes[:, ::-1], np.float32)
         rotated = means @ basis
-        low, high = rotated.min(0), rotated.max(0)
+        low = rotated.min(0)
+        high = rotated.max(0)
         margin = MEAN_MARGIN * (high - low) + np.finfo(np.float32).tiny
         mean_range = np.stack([low - margin, (high - low + 2 * margin) / 255])
         return cls(encoding, basis, deviations.astype(np.float32), mean_range.astype(np.float32))
@@ -100,7 +101,8 @@ class SetCodec:
     @cached_property
     def _fields(self) -> list[tuple[int, int, int, np.ndarray]]:
         """Dimension, byte, shift and decoded values of each dimension with bits."""
-        fields, bit = list[tuple[int, int, int, np.ndarray]](), 0
+        fields = list[tuple[int, int, int, np.ndarray]]()
+        bit = 0
         for dim, width in enumerate(self.widths.tolist()):
             if width:
                 step = STEPS[WIDTHS.index(width)] * self.deviations[dim]
@@ -162,7 +164,8 @@ class SetCodec:
         is_mean[
             np.repeat(result.offsets[1:] - sets.offsets[1:], sets.counts) + np.arange(len(codes))
         ] = False
-        result.rows[is_mean], result.rows[~is_mean] = padded.reshape(-1, codes.shape[1]), codes
+        result.rows[is_mean] = padded.reshape(-1, codes.shape[1])
+        result.rows[~is_mean] = codes
         return result.rows, counts
 
     def differences(self, codes: VectorSets) -> VectorSets:
@@ -293,7 +296,8 @@ def allocate_bits(variances: np.ndarray, num_bits: int) -> np.ndarray:
     Returns:
         Bits of each dimension, one of ``WIDTHS``, in descending order, shape ``[D]``.
     """
-    levels, errors = np.zeros(len(variances), np.int64), np.array(SQUARED_ERRORS)
+    levels = np.zeros(len(variances), np.int64)
+    errors = np.array(SQUARED_ERRORS)
     widths = np.array(WIDTHS)
     gains = (errors[:-1] - errors[1:]) / np.diff(widths)
     # Gain per bit of the next level of each dimension, which shrinks with each level.

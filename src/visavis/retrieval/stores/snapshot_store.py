@@ -107,8 +107,10 @@ class RowStore(SnapshotStore):
                 f"{uri}: expected vectors of dimension {expected_dim}, got {embedding_dim}. Pass "
                 "another store."
             )
-        self.uri, self.embedding_dim = uri, embedding_dim
-        self.memory, self.index_id = memory, index_id
+        self.uri = uri
+        self.embedding_dim = embedding_dim
+        self.memory = memory
+        self.index_id = index_id
         self._snapshot: TableSnapshot | None = None
 
     @abstractmethod

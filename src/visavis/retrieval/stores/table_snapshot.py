@@ -53,17 +53,17 @@ if TYPE_CHECKING:
     from visavis.retrieval.stores.maxsim_search import MaxSimSearch
     from visavis.retrieval.stores.set_codec import SetCodec
 
-ITEMS_FILE, VECTORS_FILE, REMOVED_FILE, CHECKSUMS_FILE = (
-    "items.arrow",
-    "vectors.npy",
-    "removed.npy",
-    "checksums.json",
-)
+ITEMS_FILE = "items.arrow"
+VECTORS_FILE = "vectors.npy"
+REMOVED_FILE = "removed.npy"
+CHECKSUMS_FILE = "checksums.json"
 MAX_MASKS = 8
 """Recent filters whose rows each part keeps, 1 byte per item. Pages of results and further queries
 usually have the same filter.
 """
-OFFSETS_FILE, POOLED_FILE, POOLED_OFFSETS_FILE = "offsets.npy", "pooled.npy", "pooled_offsets.npy"
+OFFSETS_FILE = "offsets.npy"
+POOLED_FILE = "pooled.npy"
+POOLED_OFFSETS_FILE = "pooled_offsets.npy"
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,8 @@ class SnapshotPart:
         from visavis.retrieval.stores.maxsim_search import MaxSimSearch
 
         offsets = storage.read_array(folder / OFFSETS_FILE, dimensions=1, kinds="i")
-        sets, pooled = VectorSets(rows, offsets, codec), None
+        sets = VectorSets(rows, offsets, codec)
+        pooled = None
         if os.path.exists(folder / POOLED_FILE):
             pooled_rows = storage.read_array(folder / POOLED_FILE, dimensions=2, memory_map=True)
             offsets = storage.read_array(folder / POOLED_OFFSETS_FILE, dimensions=1, kinds="i")
@@ -358,7 +359,8 @@ class TableSnapshot:
         self, queries: Queries, top: int, item_filter: ItemFilter = NO_FILTER
     ) -> list[list[Neighbor]]:
         """Find the items with the highest scores, see ``VectorStore.search``."""
-        recent_rows, found = dict[str, int](), list[list[list[Neighbor]]]()
+        recent_rows = dict[str, int]()
+        found = list[list[list[Neighbor]]]()
         for part, start in zip(self.parts, self._starts, strict=False):
             scores, rows = part.vector_search.search(queries, top, part.mask(item_filter))  # type: ignore[arg-type]
             keys = part.keys.take(row_indices(rows.ravel())).to_pylist()

@@ -64,7 +64,8 @@ def gallery_ids(data: Dataset, protocol: Protocol) -> tuple[Tensor, Tensor, Tens
         Ids of the images and of the texts, -1 for unpaired ones, and the keys of the texts if equal
         texts are positives.
     """
-    images, texts = torch.arange(len(data.images)), torch.from_numpy(data.image_of)
+    images = torch.arange(len(data.images))
+    texts = torch.from_numpy(data.image_of)
     captions: Sequence[str] = data.captions
     if data.unpaired and protocol.takes_unpaired:
         images = pad(images, (0, len(data.unpaired_images)), value=UNPAIRED)
@@ -141,7 +142,9 @@ def with_distractors(
         if image.location is not None:
             by_size.setdefault(image.location.num_bytes, []).append(image.location)
     listed = {where: row for row, image in enumerate(data.images) if (where := place(image))}
-    rows, others, left_out = list[int](), list[Image](), 0
+    rows = list[int]()
+    others = list[Image]()
+    left_out = 0
     for image in (*added.images, *added.unpaired_images):
         where = place(image)
         if image.location is None:

@@ -184,7 +184,8 @@ def preprocessing_settings(model: Retriever, embedding_dim: int) -> dict[str, An
     Returns:
         The settings of images and texts.
     """
-    processor, preprocessing = model.processor, model.processor.preprocess.preprocessing
+    processor = model.processor
+    preprocessing = model.processor.preprocess.preprocessing
     image = {
         name: getattr(preprocessing, name)
         for name in ("resize", "crop", "resample", "scale", "mean", "std")

@@ -60,14 +60,14 @@ def write_model_card(
     """
     from jinja2 import Environment, StrictUndefined
 
-    files, processor, matcher = RunFolder(run), model.processor, model.matcher
+    files = RunFolder(run)
+    processor = model.processor
+    matcher = model.matcher
     result = storage.read_json(files.result, dict[str, Any]) if os.path.isfile(files.result) else {}
     recipe = storage.read_toml(files.recipe) if os.path.isfile(files.recipe) else {}
-    is_clip, objective, intervals = (
-        isinstance(matcher, CLIP),
-        result.get("objective"),
-        _intervals(run),
-    )
+    is_clip = isinstance(matcher, CLIP)
+    objective = result.get("objective")
+    intervals = _intervals(run)
     text_encoder = (
         processor.text.name
         if processor.text

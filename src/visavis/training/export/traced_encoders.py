@@ -35,8 +35,10 @@ class TracedImageEncoder(nn.Module):
 
     def __init__(self, model: Retriever):
         super().__init__()
-        processor, self.matcher = model.processor, model.matcher
-        self.standardization, self.crops = processor.standardization, processor.visual_spec.crops
+        processor = model.processor
+        self.matcher = model.matcher
+        self.standardization = processor.standardization
+        self.crops = processor.visual_spec.crops
         reads_pixels = model.matcher.config.visual_granularity == "pixels"
         self.encoder = nn.Identity() if reads_pixels else processor.visual_encoder
 
@@ -65,7 +67,8 @@ class TracedTextEncoder(nn.Module):
 
     def __init__(self, model: Retriever):
         super().__init__()
-        processor, self.matcher = model.processor, model.matcher
+        processor = model.processor
+        self.matcher = model.matcher
         self.encoder = nn.Identity() if _reads_tokens(processor) else processor.text_encoder
 
     def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -176,7 +176,8 @@ def _overfitting(row: LogValues, log: Sequence[LogValues]) -> str:
         each["rsum"] < (1 - OVERFITTING_DROP) * best["rsum"] and each["step"] > best["step"]
         for each in recent
     )
-    loss, best_loss = row["train"]["loss"], best["train"]["loss"]
+    loss = row["train"]["loss"]
+    best_loss = best["train"]["loss"]
     if (
         len(recent) < OVERFITTING_VALIDATIONS
         or not dropped

@@ -56,7 +56,9 @@ class Tracker(ABC):
     """
 
     def __init__(self, folder: RunFolder, run_id: str, settings: dict[str, Any]):
-        self.folder, self.run_id, self.settings = folder, run_id, settings
+        self.folder = folder
+        self.run_id = run_id
+        self.settings = settings
         self.start()
 
     @abstractmethod
@@ -266,8 +268,11 @@ class Tracking:
     """
 
     def __init__(self, recipe: Recipe, folder: RunFolder, progress: Progress):
-        self.settings, self.folder, self.progress = recipe.to_dict(), folder, progress
-        self.trackers, self.runs = dict[str, Tracker](), dict[str, TrackerRun]()
+        self.settings = recipe.to_dict()
+        self.folder = folder
+        self.progress = progress
+        self.trackers = dict[str, Tracker]()
+        self.runs = dict[str, TrackerRun]()
         self.failed = set[str]()
 
     @contextmanager

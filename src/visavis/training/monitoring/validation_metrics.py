@@ -225,7 +225,8 @@ def false_negative_share(
         "false_negative_share" over both directions, and "false_negative_evidence", what matches
         were derived from.
     """
-    matches, evidence = _same_words(batch).to(scores.device), ["the words of the captions"]
+    matches = _same_words(batch).to(scores.device)
+    evidence = ["the words of the captions"]
     if not torch.equal(targets.query_ids, batch.image_ids.to(scores.device)):
         matches |= batch.image_ids[:, None].to(scores.device) == batch.text_ids.to(scores.device)
         evidence.append("the ids of the images")
@@ -293,19 +294,23 @@ def validation_metrics(
         first batch.
     """
     matcher.eval()
-    device, batches, health = device_of(matcher), list[dict[str, Any]](), dict[str, Any]()
+    device = device_of(matcher)
+    batches = list[dict[str, Any]]()
+    health = dict[str, Any]()
     for batch in loader.epoch(
         0, stop=recipe.training.metric_batches, training=False, device=device
     ):
         if encoded is None:
-            visual, text = matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
+            visual = matcher.encode_visual(batch.visual)
+            text = matcher.encode_text(batch.text)
         else:
             visual, text = (
                 items[torch.from_numpy(index)].to(device)
                 for items, index in zip(encoded, (batch.images, batch.captions), strict=True)
             )
         targets = supervision.targets(visual, text, batch).to(device)
-        visual, text = matcher.first_stage_items(visual), matcher.first_stage_items(text)
+        visual = matcher.first_stage_items(visual)
+        text = matcher.first_stage_items(text)
         scores = score_matrix(matcher.score, visual, text, recipe.memory or None)
         with evaluation_mode(loss):  # a loss in training mode gathers over processes
             value = loss(visual, text, targets=targets)
@@ -337,7 +342,8 @@ def _same_words(batch: Batch) -> Tensor:
     """Whether an image of a batch has, anywhere in the data, a caption of the same words, shape
     ``[V, T]``.
     """
-    data, columns = batch.loader.data, defaultdict[str, list[int]](list)
+    data = batch.loader.data
+    columns = defaultdict[str, list[int]](list)
     for column, caption in enumerate(batch.captions):
         if caption < len(data.captions):  # not a text query of the feedback
             columns[_words(data.captions[caption])].append(column)
@@ -354,10 +360,8 @@ def _words(caption: str) -> str:
 
 
 def _occurrence(direction: str, top: np.ndarray, candidates: Sequence[str]) -> dict[str, Any]:
-    counts, num_hubs = (
-        np.bincount(top, minlength=len(candidates)),
-        math.ceil(HUB_FRACTION * len(candidates)),
-    )
+    counts = np.bincount(top, minlength=len(candidates))
+    num_hubs = math.ceil(HUB_FRACTION * len(candidates))
     return {
         f"{direction}_top_item": candidates[int(counts.argmax())],
         f"{direction}_top_item_share": float(counts.max() / len(top)),

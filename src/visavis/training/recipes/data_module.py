@@ -92,7 +92,9 @@ from visavis.training.recipes.start_model import (
 from visavis.training.supervision import OfflineNegativeSupervision
 
 # Items that are encoded at once in an evaluation.
-IMAGES_PER_BATCH, CLIPS_PER_BATCH, TEXTS_PER_BATCH = 256, 32, 512
+IMAGES_PER_BATCH = 256
+CLIPS_PER_BATCH = 32
+TEXTS_PER_BATCH = 512
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,8 @@ class DataModule:
     @property
     def validation(self) -> Dataset:
         """Split that each validation ranks, or its first images."""
-        settings, splits = self.recipe.evaluation, self.data.splits
+        settings = self.recipe.evaluation
+        splits = self.data.splits
         if settings.validation not in splits:
             raise DataError(
                 f"evaluation.validation: {self.data.name} has no split {settings.validation}. Set "
@@ -181,7 +184,8 @@ class DataModule:
         Returns:
             The images and the captions.
         """
-        settings, processor = self.recipe.visual, self.processor
+        settings = self.recipe.visual
+        processor = self.processor
         texts = [*split.captions, *extra_captions] if extra_captions else split.captions
         visual: ItemSource
         if self.visual is None:
@@ -216,7 +220,8 @@ class DataModule:
         Returns:
             The batches.
         """
-        training, data = self.recipe.training, split if feedback is None else feedback.data
+        training = self.recipe.training
+        data = split if feedback is None else feedback.data
         if isinstance(split.images, StreamImages):
             stream_schedule = StreamSchedule(
                 batch_size=training.batch_size,
@@ -245,10 +250,8 @@ class DataModule:
         """Let worker processes read the batches of a training. By default, stored features are read
         by this process.
         """
-        training, reads_files = (
-            self.recipe.training,
-            self.visual is None or isinstance(split.images, StreamImages),
-        )
+        training = self.recipe.training
+        reads_files = self.visual is None or isinstance(split.images, StreamImages)
         has_gpu = choose_device(training.device, "training.device").type != "cpu"
         return share_workers(
             loaders,
@@ -296,7 +299,8 @@ class DataModule:
         """
         visual, text = self.encode(matcher, split)
         for part in split.unpaired:
-            module, (images, texts) = self._with_features_of(part), self._batches(part)
+            module = self._with_features_of(part)
+            images, texts = self._batches(part)
             loader = Loader(part, *module.sources(part), BatchSchedule(), self.recipe.seed)
             if len(part.images):
                 read = partial(loader.read_images, device=device_of(matcher))
@@ -310,7 +314,8 @@ class DataModule:
         """This module with features of unpaired items: the stored ones of the data set, or else
         computed ones.
         """
-        visual, text = self.visual, self.text
+        visual = self.visual
+        text = self.text
         is_stored = False
         if visual is not None and part.image_origin is not None:
             with suppress(DataError):  # the cached features lack images without captions
@@ -390,7 +395,8 @@ class DataModule:
             encoded = self.encode_gallery(matcher, data)
         else:
             data = replace(data, unpaired=())
-        score, memory = device_score(matcher), self.recipe.memory or None
+        score = device_score(matcher)
+        memory = self.recipe.memory or None
         with evaluation_mode(matcher):
             return evaluate_dataset(
                 *encoded,
@@ -645,7 +651,8 @@ def _check_splits(data_module: DataModule) -> None:
     """Check before a training that all splits exist and have features, and that the protocols fit
     the test split.
     """
-    data, settings = data_module.data, data_module.recipe.evaluation
+    data = data_module.data
+    settings = data_module.recipe.evaluation
     used = [data_module.training_split, data_module.validation]
     if (num_images := len(used[0].images)) < 2:
         raise RecipeError(

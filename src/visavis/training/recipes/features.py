@@ -104,7 +104,8 @@ def open_stream(recipe: Recipe, progress: Progress) -> ShardStream | None:
         RecipeError: If a setting needs the whole training set.
         DataError: If the shards cannot be read.
     """
-    data, training = recipe.data, recipe.training
+    data = recipe.data
+    training = recipe.training
     if not data.stream:
         return None
     needs_all_items = {
@@ -188,7 +189,9 @@ def visual_features(
         RecipeError: If the features do not fit the recipe.
         DataError: If the features do not exist.
     """
-    visual, progress, group = recipe.visual, context.progress, context.group
+    visual = recipe.visual
+    progress = context.progress
+    group = context.group
     if visual.granularity == "experts":
         folder = (
             _expert_folder(recipe.data.path)
@@ -282,7 +285,9 @@ def text_features(
         RecipeError: If the features do not fit the recipe.
         DataError: If the features do not exist.
     """
-    text, progress, group = recipe.text, context.progress, context.group
+    text = recipe.text
+    progress = context.progress
+    group = context.group
     if text.features:
         path = _resolve("text.features", text.features)
         if path.suffix == ".npy":
@@ -291,7 +296,8 @@ def text_features(
             )
         with group.first_rank_first():
             store = FeatureStore.open(path)
-        modality, granularity = store.description.modality, store.description.granularity
+        modality = store.description.modality
+        granularity = store.description.granularity
         if (modality, granularity) != ("text", text.granularity):
             raise RecipeError(
                 f"text.features: expected {text.granularity} features of captions, got "

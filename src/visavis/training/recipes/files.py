@@ -288,10 +288,8 @@ def suggest_row(row_id: str) -> str:
         The end of a sentence.
     """
     paper, number, row = (*row_id.split("/", 2), "", "")[:3]
-    tables, papers = (
-        {table: list(read_recipe_file(table).variants) for table in paper_tables()},
-        _papers(),
-    )
+    tables = {table: list(read_recipe_file(table).variants) for table in paper_tables()}
+    papers = _papers()
     table = f"{paper}/{number}"
     if rows := tables.get(table):
         if not row:
@@ -356,7 +354,8 @@ def _read(name: str, children: tuple[Path, ...]) -> RecipeFile:
         )
     children = (*children, real_path)
     table = content.pop("table", {}) if name in paper_tables() | paper_figures() else {}
-    changes, annotations = _check_variants(content.pop("variants", {}), name), dict[str, Values]()
+    changes = _check_variants(content.pop("variants", {}), name)
+    annotations = dict[str, Values]()
     variants: dict[str, tuple[Values, ...]] = {}
     for variant, values in changes.items():
         annotations[variant] = (

@@ -100,7 +100,8 @@ class Recipe(RecipeSection):
 
     @model_validator(mode="after")
     def _check_text(self) -> Self:
-        text, visual = self.text, self.visual
+        text = self.text
+        visual = self.visual
         if text.features:
             if text.encoder != "vocabulary" or text.granularity == "tokens":
                 raise ValueError(
@@ -366,7 +367,8 @@ def _read_learned_starts(content: dict[str, Any]) -> None:
     """Keep which scale and bias the objectives name, in place, before validation replaces each
     objective by its text with every field.
     """
-    model, phases = content.get("model"), content.get("phases")
+    model = content.get("model")
+    phases = content.get("phases")
     if (
         not isinstance(model, dict)
         or model.get("scale") != "learned"
@@ -426,7 +428,8 @@ def _suggest_key(steps: list[str], value: Any, content: dict[str, Any]) -> str:
     """The end of an error message about an unknown key: a similar key of its section, or a valid
     key of another section with the value.
     """
-    word, keys = steps[-1], _keys_at(steps[:-1])
+    word = steps[-1]
+    keys = _keys_at(steps[:-1])
     phases = content.get("phases")
     num_phases = len(phases) if isinstance(phases, list) else 1
     shortcuts = [key for key in PHASE_SHORTCUTS if key != "epochs" or num_phases == 1]

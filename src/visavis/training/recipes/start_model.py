@@ -86,7 +86,8 @@ def copy_start_weights(
         raise RecipeError(
             f"{source}: expected a model of kind {matcher.name}, got {start.matcher.name}. {advice}"
         )
-    before, now = start.processor.to_config, processor.to_config
+    before = start.processor.to_config
+    now = processor.to_config
     if has_items:
         # Only the text side of the other model is read.
         for config in (before, now):
@@ -96,7 +97,8 @@ def copy_start_weights(
         raise RecipeError(
             f"{source}: expected the same {changed} as in this recipe, got another. {advice}"
         )
-    weights, initial_weights = start.matcher.state_dict(), matcher.state_dict()
+    weights = start.matcher.state_dict()
+    initial_weights = matcher.state_dict()
     if has_items:
         sizes = [len(each.vocabulary or ()) for each in (start.processor, processor)]
         weights = {

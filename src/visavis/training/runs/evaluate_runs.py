@@ -241,7 +241,8 @@ def evaluate_runs(
         for network in networks[folder]
     ]
     scorer, visual, text = encode_by_networks(members)
-    ranked, limit = next(iter(splits.values())), next(iter(recipes.values())).memory or None
+    ranked = next(iter(splits.values()))
+    limit = next(iter(recipes.values())).memory or None
     score: Score = device_score(scorer)
     name = "+".join(_run_names(folders))
     if correction is not None:
@@ -396,7 +397,8 @@ def with_base_model(
             f"or SigLIP model, got {given}. Remove --pretrained."
         )
     recipe = next(iter(recipes.values()))
-    split, data = common_value(recipes, "evaluation.test", split), data or recipe.data.path
+    split = common_value(recipes, "evaluation.test", split)
+    data = data or recipe.data.path
     evaluation = evaluate_runs(
         [Path(pretrained)],
         list(result.by_protocol),

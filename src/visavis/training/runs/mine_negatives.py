@@ -93,10 +93,8 @@ class MiningReport(NotebookTable):
         Returns:
             All fields by name.
         """
-        directions, examples = (
-            [vars(each) for each in self.directions],
-            [vars(each) for each in self.examples],
-        )
+        directions = [vars(each) for each in self.directions]
+        examples = [vars(each) for each in self.examples]
         return {
             "file": str(self.file),
             "split": self.split,
@@ -253,7 +251,10 @@ def _mine(
     images = torch.arange(len(data.images)), torch.from_numpy(data.image_of)
     query_images, candidate_images = images if direction == "i2t" else images[::-1]
     max_negatives = min(num_negatives, len(candidate_images))
-    indices, negative_scores, num_dropped, num_hardest = list[Tensor](), list[Tensor](), 0, 0
+    indices = list[Tensor]()
+    negative_scores = list[Tensor]()
+    num_dropped = 0
+    num_hardest = 0
     with (
         evaluation_mode(mining.matcher),
         evaluation_mode((guide_model or mining).matcher),

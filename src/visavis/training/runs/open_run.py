@@ -161,9 +161,11 @@ def pretrained_recipe(name: str | Path) -> Recipe | None:
             os.path.basename(os.path.realpath(name)),
             storage.read_json(file, SavedModelConfig, error=RunError),
         )
-    kind, backbone = CLIP.name, find_dual_encoder(name)
+    kind = CLIP.name
+    backbone = find_dual_encoder(name)
     if backbone is None:
-        kind, backbone = "EmbeddingModel", find_embedding_model(name)
+        kind = "EmbeddingModel"
+        backbone = find_embedding_model(name)
     if backbone is None:
         return None
     return Recipe(
@@ -314,7 +316,8 @@ def _recipe_of_saved_model(name: str, config: SavedModelConfig) -> Recipe | None
     """
     if config.visual is None or config.stored_text_features:
         return None
-    architecture, visual = config.architecture, config.visual
+    architecture = config.architecture
+    visual = config.visual
     shared = (
         "crops",
         "image_size",
@@ -344,7 +347,8 @@ def _recipe_of_saved_model(name: str, config: SavedModelConfig) -> Recipe | None
 
 def _features_on(data: str, recipe: Recipe, folder: Path) -> str:
     """Return ``visual.features`` of a run for a data set. "" if the encoder reads the images."""
-    visual, trained_on = recipe.visual, recipe.data.path
+    visual = recipe.visual
+    trained_on = recipe.data.path
     if (
         visual.granularity == "experts"
         or holds_item_vectors(visual.features)

@@ -59,11 +59,9 @@ def fingerprint_inputs(
         Fingerprints by input: images, stored_features, feedback, image_encoder, text_encoder,
         vocabulary, start_model and phases.N.supervision, as far as the training reads them.
     """
-    recipe, data, vocabulary = (
-        data_module.recipe,
-        data_module.data,
-        data_module.processor.vocabulary,
-    )
+    recipe = data_module.recipe
+    data = data_module.data
+    vocabulary = data_module.processor.vocabulary
     files: dict[str, dict[str, ByteRange]] = {}
     hashes: dict[str, str] = {}
     if data_module.feedback is not None:
@@ -193,7 +191,8 @@ class RunRecord:
         Returns:
             The record.
         """
-        recipe, data = data_module.recipe, data_module.data
+        recipe = data_module.recipe
+        data = data_module.data
         return cls(
             threads=torch.get_num_threads(),
             data_fingerprint=data.fingerprint,
@@ -237,7 +236,8 @@ class RunRecord:
         Raises:
             RunError: If a key changed. The message names the first one.
         """
-        recorded, current = flatten_recipe(self.recipe), flatten_recipe(recipe.to_dict())
+        recorded = flatten_recipe(self.recipe)
+        current = flatten_recipe(recipe.to_dict())
         for key in dict.fromkeys((*recorded, *current)):
             if recorded.get(key) != current.get(key) and key not in CHANGEABLE_KEYS:
                 raise RunError(
@@ -327,7 +327,8 @@ class RunRecord:
         Raises:
             RunError: If an encoder changed.
         """
-        visual, processor = data_module.recipe.visual, data_module.processor
+        visual = data_module.recipe.visual
+        processor = data_module.processor
         is_trained = visual.granularity == "pixels" and published_backbone_name(visual.encoder)
         is_saved = (is_trained or processor.visual_encoder_folder, processor.tokenizer_folder)
         external = [name for name, saved in zip(ENCODER_INPUTS, is_saved, strict=True) if not saved]

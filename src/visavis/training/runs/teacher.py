@@ -137,7 +137,8 @@ def _array_scores(path: Path, data: Dataset, split: Dataset) -> PairScores:
     if os.path.isfile(path):
         scores = storage.read_array(path, dimensions=2, memory_map=True)
         _check_shape(path, scores, sizes, "images x captions")
-        rows, columns = split.image_rows, split.caption_rows
+        rows = split.image_rows
+        columns = split.caption_rows
         return lambda images, captions: torch.from_numpy(
             scores[rows[images.numpy()][:, None], columns[captions.numpy()]].astype(np.float32)
         )

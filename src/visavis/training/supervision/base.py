@@ -311,7 +311,8 @@ class PairSupervision(Supervision):
 def _with_equal_texts(targets: Targets, batch: Batch) -> Targets:
     """Targets by ids, with the texts that equal a caption of an image as its positives."""
     data = batch.loader.data
-    keys, groups = data.text_keys, data.captions_of
+    keys = data.text_keys
+    groups = data.captions_of
     # All captions of an image, also those outside of the batch.
     own = keys[torch.from_numpy(groups.select(batch.images))]
     image = torch.from_numpy(np.arange(len(batch.images)).repeat(groups.counts[batch.images]))

@@ -108,7 +108,8 @@ def mean_pooled(visual: Encoded, text: Encoded) -> tuple[Tensor, Tensor]:
     Raises:
         RecipeError: If images and texts have no part with the same number of dimensions.
     """
-    (images, _), (texts, _) = _named_parts(visual[:1]), _named_parts(text[:1])
+    images, _ = _named_parts(visual[:1])
+    texts, _ = _named_parts(text[:1])
     common = [
         name
         for name, part in images.items()
@@ -141,7 +142,8 @@ def _named_parts(items: Encoded) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 def _part_means(items: Encoded, names: list[str]) -> Tensor:
     """The concatenated means of the named parts, as unit vectors, in the order of the items."""
-    indices, rows = list[Tensor](), list[Tensor]()
+    indices = list[Tensor]()
+    rows = list[Tensor]()
     for block_indices, block in items.iter_blocks():
         vectors, masks = _named_parts(block)
         means = [

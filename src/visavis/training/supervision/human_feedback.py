@@ -64,10 +64,8 @@ class FeedbackSupervision(Supervision):
 
     def targets(self, visual: Encoded, text: Encoded, batch: Batch) -> Targets:
         """Build targets from ids and judgments. See `Supervision.targets`."""
-        feedback, pair_targets = (
-            batch.loader.extension,
-            PairSupervision().targets(visual, text, batch),
-        )
+        feedback = batch.loader.extension
+        pair_targets = PairSupervision().targets(visual, text, batch)
         if not isinstance(feedback, FeedbackSplit):
             return pair_targets
         is_query = torch.from_numpy(feedback.query_of[batch.captions] >= 0)

@@ -73,7 +73,8 @@ class LearnedWeights(Supervision):
 
     def begin_phase(self, context: TrainingContext, state: dict[str, Tensor]) -> None:
         """Create or restore the weight network. See `Supervision.begin_phase`."""
-        self._context, self._pairs = context, PairSupervision()
+        self._context = context
+        self._pairs = PairSupervision()
         torch.manual_seed(derive_seed(context.seed, 0, self.hidden_dim))
         self._network = WeightNetwork(self.hidden_dim).to(context.device)
         if state:
@@ -94,7 +95,8 @@ class LearnedWeights(Supervision):
         """Update the weight network after every ``every`` batches. See `Supervision.observe`."""
         if batch.index % self.every:
             return
-        matcher, validation = self._context.matcher, self._context.validation
+        matcher = self._context.matcher
+        validation = self._context.validation
         batch_number = batch.index // self.every % validation.num_batches
         validation_batch = next(
             validation.epoch(
@@ -197,5 +199,6 @@ class _MatcherModule(nn.Module):
         self.matcher = matcher
 
     def forward(self, visual: Encoded, text: Encoded) -> tuple[Encoded, Encoded, Tensor]:
-        images, texts = self.matcher.encode_visual(visual), self.matcher.encode_text(text)
+        images = self.matcher.encode_visual(visual)
+        texts = self.matcher.encode_text(text)
         return images, texts, self.matcher.score(images, texts)

@@ -131,13 +131,13 @@ class NoisySupervision(Supervision):
         self._context = context
         self._second = context.make_peer(derive_seed(context.seed, 0, SECOND_NETWORK))
         count = len(context.train.data.captions)
-        self._clean, self._labels, self._epochs = torch.ones(2, count), torch.ones(2, count), 0
+        self._clean = torch.ones(2, count)
+        self._labels = torch.ones(2, count)
+        self._epochs = 0
         if state:
-            self._clean, self._labels, self._epochs = (
-                state["clean"],
-                state["labels"],
-                int(state["epochs"]),
-            )
+            self._clean = state["clean"]
+            self._labels = state["labels"]
+            self._epochs = int(state["epochs"])
             self._second.load_state_dict(
                 {
                     name.removeprefix("second."): tensor
@@ -187,7 +187,8 @@ class NoisySupervision(Supervision):
         """Targets with the margins for one network. All pairs outside of the training data have
         label 1.
         """
-        is_training, device = self._context.is_training_batch(batch), batch.image_ids.device
+        is_training = self._context.is_training_batch(batch)
+        device = batch.image_ids.device
         labels = (
             self._labels[network, batch.captions]
             if is_training
@@ -233,7 +234,8 @@ class NoisySupervision(Supervision):
         """The mean hinge loss of each training pair over its batch, and the prediction P:
         ``[captions]`` each.
         """
-        loader, device = self._context.train, self._context.device
+        loader = self._context.train
+        device = self._context.device
         losses, predictions = torch.zeros(2, len(loader.data.captions))
         hinge = Triplet(margin=self.margin)
         with evaluation_mode(matcher):

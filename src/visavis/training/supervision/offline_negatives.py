@@ -103,7 +103,8 @@ class OfflineNegativeSupervision(Supervision):
 
     def targets(self, visual: Encoded, text: Encoded, batch: Batch) -> Targets:
         """Build targets with the scores of sampled negatives. See `Supervision.targets`."""
-        loader, matcher = batch.loader, self._context.matcher
+        loader = batch.loader
+        matcher = self._context.matcher
         text_lists, image_lists = self._lists[
             "train" if self._context.is_training_batch(batch) else "validation"
         ]
@@ -114,28 +115,21 @@ class OfflineNegativeSupervision(Supervision):
 
         # The order of sampling and encoding defines the random numbers of a run.
         # Items are sampled for the batch of all processes, so that their number does not matter.
-        all_images, all_captions = batch.global_images, batch.global_captions
+        all_images = batch.global_images
+        all_captions = batch.global_captions
         positive_captions = np.array(
             [random.choice(loader.data.captions_of[image]) for image in all_images]
         )
-        i2t_texts, t2i_texts = (
-            sample(text_lists, all_images),
-            sample(text_lists, loader.data.image_of[all_captions]),
-        )
-        t2i_images, i2t_images = (
-            sample(image_lists, all_captions),
-            sample(image_lists, positive_captions),
-        )
+        i2t_texts = sample(text_lists, all_images)
+        t2i_texts = sample(text_lists, loader.data.image_of[all_captions])
+        t2i_images = sample(image_lists, all_captions)
+        i2t_images = sample(image_lists, positive_captions)
         image_rows = slice(batch.image_start, batch.image_start + len(batch.images))
         caption_rows = slice(batch.caption_start, batch.caption_start + len(batch.captions))
-        i2t_visual, t2i_visual = (
-            self._visual(loader, i2t_images[image_rows]),
-            self._visual(loader, t2i_images[caption_rows]),
-        )
-        i2t_text, t2i_text = (
-            self._text(loader, i2t_texts[image_rows]),
-            self._text(loader, t2i_texts[caption_rows]),
-        )
+        i2t_visual = self._visual(loader, i2t_images[image_rows])
+        t2i_visual = self._visual(loader, t2i_images[caption_rows])
+        i2t_text = self._text(loader, i2t_texts[image_rows])
+        t2i_text = self._text(loader, t2i_texts[caption_rows])
         image_scores = [
             matcher.score_pairs(visual, i2t_text),
             matcher.score_pairs(i2t_visual, i2t_text),
@@ -164,7 +158,9 @@ class OfflineNegativeSupervision(Supervision):
         """The highest-scoring negative captions of each image ``[V, size]``, and negative images of
         each caption ``[T, size]``.
         """
-        matcher, data, device = self._context.matcher, loader.data, self._context.device
+        matcher = self._context.matcher
+        data = loader.data
+        device = self._context.device
         batches = consecutive_batches(len(data.images), ENCODING_BATCH_SIZE)
         visual = join_batches(
             encode_batches(
@@ -197,7 +193,8 @@ class OfflineNegativeSupervision(Supervision):
         """The hardest negatives of each query ``[Q, size]``. Items of the same image belong
         together.
         """
-        matcher, hardest = self._context.matcher, list[Tensor]()
+        matcher = self._context.matcher
+        hardest = list[Tensor]()
         # The number of negatives that every query has.
         num_negatives = len(candidate_images) - int(
             torch.bincount(candidate_images)[query_images].max()

@@ -27,7 +27,8 @@ class Preprocessor:
     def __init__(self, folder: str | Path):
         folder = Path(folder)
         settings = json.loads((folder / "preprocessing.json").read_text(encoding="utf-8"))
-        self.image, self.text = settings["image"], settings["text"]
+        self.image = settings["image"]
+        self.text = settings["text"]
         self.word_ids = {
             unicodedata.normalize("NFC", word): number
             for number, word in enumerate(self.text["vocabulary"] or ())
@@ -66,7 +67,9 @@ class Preprocessor:
             if not self.text["mask"]:
                 return (ids,)
             return ids, np.array([encoding.attention_mask for encoding in encoded], dtype=bool)
-        start, end, unknown = 1, 2, 3
+        start = 1
+        end = 2
+        unknown = 3
         rows = [
             [start, *(self.word_ids.get(word, unknown) for word in tokenize(text)), end][
                 : self.text["max_tokens"]
@@ -80,7 +83,8 @@ class Preprocessor:
 
     def _views(self, image: Image.Image) -> np.ndarray:
         """Resize an image, and return its pixels, its center or its ten crops."""
-        resize, crop = self.image["resize"], self.image["crop"]
+        resize = self.image["resize"]
+        crop = self.image["crop"]
         if self.image["crops"] > 1:
             crop = crop or ([resize[0], resize[-1]] if resize else [min(image.size)] * 2)
             resize = [max(round(self.image["ten_crop_margin"] * max(crop)), min(resize or [0]))]
@@ -109,7 +113,8 @@ class Preprocessor:
             return target, None
         bounded = [min(side, max(min(target), limit // min(target))) for side in target]
         box = (bounded[0] / target[0] * width, bounded[1] / target[1] * height)
-        left, top = (width - box[0]) / 2, (height - box[1]) / 2
+        left = (width - box[0]) / 2
+        top = (height - box[1]) / 2
         return (bounded[0], bounded[1]), (left, top, left + box[0], top + box[1])
 
     def _window(
@@ -118,8 +123,10 @@ class Preprocessor:
         """Return the pixels of a window at a position from 0 (top, left) to 1. A smaller image is
         padded with zeros around it.
         """
-        height, width = min(crop[0], image.height), min(crop[1], image.width)
-        top, left = int(vertical * (image.height - height)), int(horizontal * (image.width - width))
+        height = min(crop[0], image.height)
+        width = min(crop[1], image.width)
+        top = int(vertical * (image.height - height))
+        left = int(horizontal * (image.width - width))
         pixels = self._pixels(image.crop((left, top, left + width, top + height)))
         padding = [
             (missing // 2, missing - missing // 2)

@@ -29,9 +29,11 @@ class ImageTextEncoder(InputModule):
 
     def __init__(self, folder: str):
         super().__init__()
-        self.folder, self.preprocessor = folder, Preprocessor(folder)
+        self.folder = folder
+        self.preprocessor = Preprocessor(folder)
         self.tokenizer = None  # type: ignore[assignment]
-        self.image, self.text = nn.Module(), nn.Module()
+        self.image = nn.Module()
+        self.text = nn.Module()
         for name, tensor in load_file(os.path.join(folder, "model.safetensors")).items():
             *path, leaf = name.split(".")
             module: nn.Module = self
@@ -97,7 +99,8 @@ class ImageTextEncoder(InputModule):
         Returns:
             The tensors with ``sentence_embedding``.
         """
-        is_image, parts = features["is_image"], {}
+        is_image = features["is_image"]
+        parts = {}
         if "pixel_values" in features:
             parts[True] = encode_image(self.image, features["pixel_values"])
         if "input_ids" in features:
