@@ -35,7 +35,7 @@ from visavis.core import storage
 from visavis.core.encoded import Encoded
 from visavis.core.errors import VisavisError
 from visavis.core.progress import NoProgress
-from visavis.data.dataset_reader import resolve_path
+from visavis.data.data_paths import resolve_path
 from visavis.evaluation import rank_scores
 from visavis.evaluation.bootstrap import BootstrapEstimate, bootstrap_images
 from visavis.evaluation.corrections import (

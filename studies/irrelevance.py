@@ -19,8 +19,9 @@ import torch
 from scipy.stats import mannwhitneyu
 
 from visavis.core.spec import parse
+from visavis.data.data_paths import resolve_path
 from visavis.data.dataset import Dataset
-from visavis.data.dataset_reader import open_dataset, resolve_path
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.words import tokenize
 from visavis.papers.relevance import CATALOG
 from visavis.papers.relevance.base import CaptionAggregation

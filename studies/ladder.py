@@ -38,8 +38,8 @@ from torch import Tensor
 import visavis
 from visavis.core.errors import RunError, VisavisError
 from visavis.core.progress import NoProgress
+from visavis.data.data_paths import resolve_path
 from visavis.data.dataset import Dataset
-from visavis.data.dataset_reader import resolve_path
 from visavis.data.synthetic import (
     HELD_OUT_COLORS,
     HELD_OUT_RELATIONS,

@@ -39,8 +39,8 @@ import numpy as np
 
 from visavis.core.errors import VisavisError
 from visavis.core.progress import NoProgress
+from visavis.data.data_paths import resolve_path
 from visavis.data.dataset import Dataset
-from visavis.data.dataset_reader import resolve_path
 from visavis.data.synthetic import SceneGraphs
 from visavis.models.retriever import Retriever
 from visavis.papers.relevance.human_agreement import read_flickr8k_judgments

@@ -20,8 +20,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from visavis.data.data_paths import resolve_path
 from visavis.data.dataset import Dataset
-from visavis.data.dataset_reader import open_dataset, resolve_path
+from visavis.data.dataset_reader import open_dataset
 from visavis.evaluation.metrics import coherent_scores
 from visavis.integrations.pytorch_metric_learning import MetricLoss
 from visavis.losses.pair_loss import cosine

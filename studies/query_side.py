@@ -36,7 +36,8 @@ import torch
 import visavis
 from visavis.core.encoded import Encoded
 from visavis.data import Dataset
-from visavis.data.dataset_reader import open_dataset, resolve_path
+from visavis.data.data_paths import resolve_path
+from visavis.data.dataset_reader import open_dataset
 from visavis.evaluation.metrics.ranking import random_rsum
 from visavis.models.base import get_vectors
 from visavis.training.recipes.data_module import prepare_training

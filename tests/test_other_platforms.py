@@ -30,7 +30,8 @@ from visavis.core.errors import DataError
 from visavis.core.memory_budget import UNKNOWN_MEMORY_BYTES, available_memory, free_bytes
 from visavis.core.storage import writing
 from visavis.data import workers
-from visavis.data.dataset_reader import check_dataset, open_dataset
+from visavis.data.dataset_check import check_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.feedback.records import Judgment, QueryKey, open_feedback, read_feedback
 from visavis.data.parallel import cpu_cores
 from visavis.papers.relevance.caption_estimators import read_word_vectors

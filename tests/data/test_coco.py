@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from visavis.core.errors import DataError
-from visavis.data.dataset_reader import check_dataset, open_dataset
+from visavis.data.dataset_check import check_dataset
+from visavis.data.dataset_reader import open_dataset
 
 
 def write_coco(

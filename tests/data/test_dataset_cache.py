@@ -66,10 +66,10 @@ def _content(path: Path, **options: bool) -> object:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Sources that were read, not taken from the cache."""
     sources: list[Path] = []
-    read = dataset_reader._list
+    read = dataset_reader.list_source
     monkeypatch.setattr(
         dataset_reader,
-        "_list",
+        "list_source",
         lambda kind, source, **options: (sources.append(source), read(kind, source, **options))[1],
     )
     return sources

@@ -19,7 +19,8 @@ from tests.platforms import posix
 
 from visavis import data_convert
 from visavis.core.errors import DataError, VisavisError
-from visavis.data.dataset_reader import check_dataset, open_dataset
+from visavis.data.dataset_check import check_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.formats.listing import MAX_CAPTION_CHARS
 from visavis.data.formats.table_columns import MAX_TEXT_BYTES
 from visavis.data.shard_stream import ShardStream

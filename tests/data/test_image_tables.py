@@ -19,7 +19,8 @@ from PIL import Image
 
 from visavis.core.errors import DataError
 from visavis.data.dataset import Dataset
-from visavis.data.dataset_reader import check_dataset, open_dataset
+from visavis.data.dataset_check import check_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.formats import image_tables
 from visavis.data.formats.image_tables import EmbeddedImage
 from visavis.data.formats.listing import caption_problem

@@ -21,7 +21,8 @@ from visavis.core.errors import DataError, RecipeError
 from visavis.data import dataset_reader
 from visavis.data.columns import unique_texts
 from visavis.data.dataset import Dataset, Image
-from visavis.data.dataset_reader import check_dataset, open_dataset
+from visavis.data.dataset_check import check_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.features import arrays
 from visavis.data.features.arrays import ArrayFeatures
 from visavis.data.formats import large_table

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from visavis.core.errors import DataError
-from visavis.data.dataset_reader import check_dataset, open_dataset
+from visavis.data.dataset_check import check_dataset
+from visavis.data.dataset_reader import open_dataset
 
 UNREADABLE = {
     "cut JSON": ("dataset_x.json", b'{"images": [{"filename"', "is not JSON: .*line 1"),

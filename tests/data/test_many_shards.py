@@ -12,7 +12,7 @@ from PIL import Image
 from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.data import shard_stream
-from visavis.data.dataset_reader import check_dataset
+from visavis.data.dataset_check import check_dataset
 from visavis.data.formats import image_tables
 from visavis.data.shard_stream import ShardStream
 

@@ -18,7 +18,8 @@ from PIL import Image
 
 from visavis.core.encoded import Encoded
 from visavis.core.errors import VisavisError
-from visavis.data.dataset_reader import check_dataset, open_dataset
+from visavis.data.dataset_check import check_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.features.arrays import ArrayFeatures, first_nonfinite_row
 from visavis.data.features.store import FeatureStore, FeatureWriter, StoreDescription
 from visavis.data.synthetic import SceneGraphs, write_synthetic_scenes

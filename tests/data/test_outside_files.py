@@ -24,7 +24,8 @@ from PIL import Image
 from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.data.dataset import ByteRange, ContentFingerprint
-from visavis.data.dataset_reader import check_dataset, open_dataset
+from visavis.data.dataset_check import check_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.features.arrays import ArrayFeatures
 from visavis.retrieval.index_folder import Index, IndexManifest
 from visavis.retrieval.items import IndexItem

@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from visavis.cli.search_tables import print_index_report
-from visavis.data.dataset_reader import check_dataset, open_dataset
+from visavis.data.dataset_check import check_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.file_names import (
     IMAGE_SUFFIXES,
     RAW_SUFFIXES,

@@ -14,7 +14,8 @@ from PIL import Image
 
 from visavis.core.errors import DataError, NoDataset
 from visavis.data import dataset_reader
-from visavis.data.dataset_reader import check_dataset, open_dataset
+from visavis.data.dataset_check import check_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.papers.relevance.human_agreement import read_stsb
 from visavis.retrieval.source_files import list_source_files
 

@@ -13,7 +13,8 @@ from tests.data.test_check import World, png
 
 from visavis.core.errors import DataError
 from visavis.data import Dataset
-from visavis.data.dataset_reader import check_dataset, open_dataset
+from visavis.data.dataset_check import check_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.loader import BatchSchedule
 from visavis.retrieval.source_files import list_source_files
 

@@ -20,7 +20,8 @@ from PIL import Image
 from tests.platforms import posix
 
 from visavis.core.errors import DataError
-from visavis.data.dataset_reader import check_dataset, open_dataset
+from visavis.data.dataset_check import check_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.features.arrays import ArrayFeatures
 from visavis.retrieval.run_images import open_image_collection
 

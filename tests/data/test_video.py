@@ -11,7 +11,8 @@ import pytest
 from PIL import Image as Pictures
 
 from visavis.core.errors import DataError, MissingExtra
-from visavis.data.dataset_reader import check_dataset, list_dataset, open_dataset
+from visavis.data.dataset_check import check_dataset
+from visavis.data.dataset_reader import list_dataset, open_dataset
 from visavis.data.video import (
     VideoError,
     count_frames,

@@ -8,12 +8,9 @@ import pytest
 from tests.videos import gray, write_video
 
 from visavis.core.errors import DataError
-from visavis.data.dataset_reader import (
-    NUM_SAMPLED_VIDEOS,
-    check_dataset,
-    list_dataset,
-    open_dataset,
-)
+from visavis.data.dataset_check import check_dataset
+from visavis.data.dataset_reader import list_dataset, open_dataset
+from visavis.data.image_validation import NUM_SAMPLED_VIDEOS
 
 
 def test_check_reports_videos_that_were_not_decoded(tmp_path):

@@ -13,7 +13,8 @@ import pytest
 
 from visavis import api
 from visavis.core.errors import DataError
-from visavis.data.dataset_reader import check_dataset, open_dataset
+from visavis.data.dataset_check import check_dataset
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.shard_stream import ShardStream
 
 from .test_image_tables import contents, png

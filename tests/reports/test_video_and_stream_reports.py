@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from visavis.core.errors import DataError
-from visavis.data.dataset_reader import check_dataset
+from visavis.data.dataset_check import check_dataset
 from visavis.data.shard_stream import ShardStream
 from visavis.data.video import count_frames, first_frame, open_frames
 

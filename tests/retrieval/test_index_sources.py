@@ -22,9 +22,9 @@ from visavis.cli import app
 from visavis.core.errors import DataError, RunError, VisavisError
 from visavis.core.progress import NoProgress
 from visavis.data import video
-from visavis.data.dataset_reader import _cache_key
 from visavis.data.formats.image_files import Exclusion, scan_folder
 from visavis.data.formats.listing import Listing
+from visavis.data.image_validation import _cache_key
 from visavis.retrieval.index_builder import build_index, index_if_images
 from visavis.retrieval.index_folder import read_manifest
 from visavis.retrieval.open_index import open_index

@@ -18,7 +18,7 @@ from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
     from visavis.core.environment import EnvironmentCheck
-    from visavis.data.dataset_reader import CheckReport
+    from visavis.data.dataset_check import CheckReport
     from visavis.data.features.store import FeatureStore
     from visavis.models.encoders.checkpoint_files import CheckpointConversion
     from visavis.papers.convert_features import ConversionReport
@@ -53,7 +53,7 @@ def data_check(
         visavis data check photos/ --all
         ```
     """
-    from visavis.data.dataset_reader import check_dataset
+    from visavis.data.dataset_check import check_dataset
 
     progress = progress or NoProgress()
     return check_dataset(

@@ -17,7 +17,7 @@ from visavis.cli.terminal import print_line
 from visavis.core.environment import EnvironmentCheck, package_versions
 
 if TYPE_CHECKING:
-    from visavis.data.dataset_reader import CheckReport
+    from visavis.data.dataset_check import CheckReport
     from visavis.data.features.store import FeatureStore
     from visavis.models.encoders.checkpoint_files import CheckpointConversion
     from visavis.papers.convert_features import ConversionReport

@@ -1,5 +1,5 @@
-"""What the names of files and splits mean: splits by name and by a hash, and suffixes of images,
-videos and photos.
+"""What the names of files and splits mean: splits by name and by a hash, suffixes of images, videos,
+photos and shards, and names that are no valid Unicode.
 
 Example:
     >>> describe_other_files(["a.xmp", "b.XMP", "logo.svg", "README"])
@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path, PurePath
 
 SPLITS = ("train", "val", "test")
+TAR_SUFFIX = ".tar"
 # Texts that pandas, R and databases write for a missing value.
 MISSING_TEXTS = frozenset(("nan", "NaN", "NA", "<NA>", "None", "NULL", "null", "#N/A"))
 _STANDARD_NAMES = {
@@ -301,3 +302,51 @@ def describe_other_files(names: Iterable[str]) -> str | None:
     total = suffixes.total()
     shown += ["..."] if len(ordered) > len(shown) else []
     return f"{total:,} other file{'s'[: total > 1]}: {', '.join(shown)}" if total else None
+
+
+def is_valid_unicode(text: str) -> bool:
+    """Return whether a text can be encoded as UTF-8, so that it has no lone surrogates.
+
+    Args:
+        text: The text.
+
+    Returns:
+        Whether it is valid.
+    """
+    # The fast path of most texts.
+    if text.isascii():
+        return True
+    # Three times as fast as a search for surrogates.
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def escape_surrogates(text: str) -> str:
+    """Format a text on one line, with lone surrogates as escaped bytes.
+
+    Args:
+        text: The text.
+
+    Returns:
+        Valid Unicode.
+    """
+    try:
+        content = text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # a surrogate without a byte, from a JSON escape
+        content = text.encode(errors="surrogatepass")
+    return " ".join(content.decode(errors="backslashreplace").splitlines())
+
+
+def is_shard_pattern(name: str) -> bool:
+    """Return whether the name of a file is a pattern of shards.
+
+    Args:
+        name: The name.
+
+    Returns:
+        Whether it is.
+    """
+    return name.endswith(TAR_SUFFIX) and re.search(r"\{.+\}|[*?[]", name) is not None

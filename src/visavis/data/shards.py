@@ -22,22 +22,17 @@ import numpy as np
 from visavis.core import storage
 from visavis.core.errors import DataError, VisavisError, requires_extra
 from visavis.data.columns import import_pyarrow
+from visavis.data.data_paths import resolve_path
 from visavis.data.dataset import ByteRange, require
-from visavis.data.dataset_reader import resolve_path
-from visavis.data.file_names import IMAGE_SUFFIXES
-from visavis.data.formats.listing import (
-    MAX_CAPTION_CHARS,
-    escape_surrogates,
-    is_valid_unicode,
-    require_captions,
-)
+from visavis.data.file_names import IMAGE_SUFFIXES, TAR_SUFFIX, escape_surrogates, is_valid_unicode
+from visavis.data.formats.listing import MAX_CAPTION_CHARS, require_captions
 from visavis.data.formats.table_columns import (
     MAX_TEXT_BYTES,
     TableColumns,
     parse_captions,
     read_cell,
 )
-from visavis.data.formats.webdataset import TAR_SUFFIX, TarSamples, expand_braces
+from visavis.data.formats.webdataset import TarSamples, expand_braces
 from visavis.data.images import MAX_IMAGE_BYTES
 
 PARQUET_SUFFIX = ".parquet"

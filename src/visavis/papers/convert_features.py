@@ -37,12 +37,12 @@ import torch
 from visavis.core import storage
 from visavis.core.errors import DataError, requires_extra
 from visavis.core.progress import NoProgress, Progress
+from visavis.data.data_paths import resolve_path
 from visavis.data.dataset import require
-from visavis.data.dataset_reader import resolve_path
 from visavis.data.features.expert_store import EXPERT_NAME, create_expert_store
 from visavis.data.features.store import FeatureWriter, StoreDescription
+from visavis.data.file_names import is_valid_unicode
 from visavis.data.formats.image_files import scan_folder
-from visavis.data.formats.listing import is_valid_unicode
 from visavis.data.formats.published_lists import read_captions_and_splits
 from visavis.data.safe_pickle import read_plain_pickle
 from visavis.data.sequences import pad_items

@@ -31,8 +31,8 @@ from visavis.core.fields import validate_int
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
+from visavis.data.data_paths import resolve_path
 from visavis.data.dataset import Dataset
-from visavis.data.dataset_reader import resolve_path
 from visavis.data.synthetic import ClipAnnotations, SceneGraphs
 from visavis.data.synthetic.captions import make_scene_pairs
 from visavis.data.synthetic.lexicon import STYLES

@@ -166,7 +166,8 @@ def _hardware() -> Iterator[EnvironmentCheck]:
 
 
 def _locations() -> Iterator[EnvironmentCheck]:
-    from visavis.data.dataset_reader import data_folder, list_dataset_names
+    from visavis.data.data_paths import data_folder
+    from visavis.data.dataset_reader import list_dataset_names
     from visavis.data.hub_files import offline_variables
 
     data = data_folder()

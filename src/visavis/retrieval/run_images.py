@@ -17,8 +17,9 @@ from torch import Tensor
 from visavis.core.errors import DataError, VisavisError
 from visavis.core.progress import ItemCounter, Progress
 from visavis.data.dataset import Dataset, Image
-from visavis.data.dataset_reader import open_dataset, validate_images
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.formats.listing import ListedImage, Listing
+from visavis.data.image_validation import validate_images
 from visavis.data.item_sources import FeatureReader, ItemSource, StoredFeatures
 from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.inference import consecutive_batches, encode_items, score_all_pairs

@@ -13,14 +13,16 @@ from pathlib import Path, PurePosixPath
 
 from visavis.core import storage
 from visavis.core.errors import DataError, MissingExtra, NoDataset
+from visavis.data.data_paths import path_exists, resolve_path
 from visavis.data.dataset import ByteRange, Dataset
-from visavis.data.dataset_reader import open_dataset, path_exists, resolve_path
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.file_names import (
     IMAGE_SUFFIXES,
     RAW_SUFFIXES,
     UNSUPPORTED_SUFFIXES,
     VISUAL_SUFFIXES,
     describe_other_files,
+    is_valid_unicode,
     unsupported_problem,
 )
 from visavis.data.formats.caption_table import ALL_FILE_NAMES, parse_table
@@ -32,7 +34,7 @@ from visavis.data.formats.image_files import (
     path_key,
     scan_folder,
 )
-from visavis.data.formats.listing import clean_name, is_valid_unicode
+from visavis.data.formats.listing import clean_name
 from visavis.data.formats.table_columns import find_file_column
 from visavis.data.live_photos import (
     LIVE_SUFFIXES,

@@ -34,18 +34,12 @@ from visavis.core.errors import DataError
 from visavis.data.dataset import require
 from visavis.data.file_names import (
     MISSING_TEXTS,
+    escape_surrogates,
     normalize_split_name,
     split_in_name,
     splits_of_files,
 )
-from visavis.data.formats.listing import (
-    DatasetFormat,
-    Listing,
-    clean_name,
-    escape_surrogates,
-    read_list,
-    shorten,
-)
+from visavis.data.formats.listing import DatasetFormat, Listing, clean_name, read_list, shorten
 from visavis.data.formats.published_lists import DuplicateKeyObject, parse_json
 from visavis.data.formats.table_columns import (
     CAPTION_NAMES,

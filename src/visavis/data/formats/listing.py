@@ -22,7 +22,13 @@ import numpy as np
 from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.data.dataset import ByteRange, Dataset, Image, without_captions
-from visavis.data.file_names import MISSING_TEXTS, SPLITS, split_by_hash
+from visavis.data.file_names import (
+    MISSING_TEXTS,
+    SPLITS,
+    escape_surrogates,
+    is_valid_unicode,
+    split_by_hash,
+)
 from visavis.data.formats.table_columns import is_list_text
 from visavis.data.hub_files import hub_repository
 from visavis.data.vocabulary import MULTILINGUAL_ADVICE
@@ -606,42 +612,6 @@ def caption_problem(text: str) -> tuple[str, str] | None:
             f"the caption {text!r} is not UTF-8. Save it as UTF-8 (Excel: CSV UTF-8)",
         )
     return None
-
-
-def is_valid_unicode(text: str) -> bool:
-    """Return whether a text can be encoded as UTF-8, so that it has no lone surrogates.
-
-    Args:
-        text: The text.
-
-    Returns:
-        Whether it is valid.
-    """
-    # The fast path of most texts.
-    if text.isascii():
-        return True
-    # Three times as fast as a search for surrogates.
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def escape_surrogates(text: str) -> str:
-    """Format a text on one line, with lone surrogates as escaped bytes.
-
-    Args:
-        text: The text.
-
-    Returns:
-        Valid Unicode.
-    """
-    try:
-        content = text.encode(errors="surrogateescape")
-    except UnicodeEncodeError:  # a surrogate without a byte, from a JSON escape
-        content = text.encode(errors="surrogatepass")
-    return " ".join(content.decode(errors="backslashreplace").splitlines())
 
 
 def shorten(value: Any) -> str:

@@ -41,16 +41,15 @@ import numpy as np
 from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.data.dataset import Dataset, require
-from visavis.data.file_names import SPLITS, normalize_split_name, split_priority, splits_of_files
-from visavis.data.formats.listing import (
-    DatasetFormat,
-    ListedImage,
-    Listing,
+from visavis.data.file_names import (
+    SPLITS,
     escape_surrogates,
     is_valid_unicode,
-    read_list,
-    shorten,
+    normalize_split_name,
+    split_priority,
+    splits_of_files,
 )
+from visavis.data.formats.listing import DatasetFormat, ListedImage, Listing, read_list, shorten
 from visavis.data.words import tokenize
 
 

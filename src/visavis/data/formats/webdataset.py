@@ -21,16 +21,17 @@ from visavis.core.errors import DataError, requires_extra
 from visavis.data.dataset import ByteRange, require
 from visavis.data.file_names import (
     IMAGE_SUFFIXES,
+    TAR_SUFFIX,
+    escape_surrogates,
     find_split_files,
     normalize_split_name,
     splits_of_files,
 )
 from visavis.data.formats.image_files import archive_members, containing_folder
-from visavis.data.formats.listing import DatasetFormat, Listing, escape_surrogates
+from visavis.data.formats.listing import DatasetFormat, Listing
 from visavis.data.formats.table_columns import CAPTION_NAMES, MAX_TEXT_BYTES, parse_captions
 from visavis.data.images import MAX_IMAGE_BYTES
 
-TAR_SUFFIX = ".tar"
 TEXT_SUFFIXES = (".txt", ".caption")
 # The extensions of a sample in WebDataset begin at the first dot of the file name.
 _KEY = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)$")
@@ -223,18 +224,6 @@ def expand_braces(pattern: str) -> list[str]:
             f"{pattern}: expected balanced braces, got unbalanced ones. Correct the pattern of the "
             "shards."
         ) from None
-
-
-def is_shard_pattern(name: str) -> bool:
-    """Return whether the name of a file is a pattern of shards.
-
-    Args:
-        name: The name.
-
-    Returns:
-        Whether it is.
-    """
-    return name.endswith(TAR_SUFFIX) and re.search(r"\{.+\}|[*?[]", name) is not None
 
 
 def find_shards(source: Path) -> list[Path]:

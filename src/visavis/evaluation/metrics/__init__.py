@@ -1,5 +1,5 @@
 """Metrics: pure functions of scores, ranks and targets. Each is declared once, in ``catalog``.
-Metrics of user feedback are in ``visavis.evaluation.feedback``.
+Metrics of user feedback are in ``visavis.evaluation.feedback_metrics``.
 
 A new metric is one entry in ``catalog``. Results, ``visavis catalog metrics`` and the reference
 then have it: in both directions, or once if it combines them.

@@ -26,8 +26,8 @@ from visavis.core import storage
 from visavis.core.encoded import unit_rows
 from visavis.core.errors import DataError
 from visavis.core.fields import require_field
+from visavis.data.data_paths import resolve_path
 from visavis.data.dataset import Dataset
-from visavis.data.dataset_reader import resolve_path
 from visavis.data.words import tokenize
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features

@@ -18,8 +18,8 @@ from visavis.core.errors import DataError, ShapeError
 from visavis.core.fields import require_field
 from visavis.core.own_code import named_by_user
 from visavis.core.spec import parse
+from visavis.data.data_paths import resolve_path
 from visavis.data.dataset import Dataset
-from visavis.data.dataset_reader import resolve_path
 from visavis.data.synthetic import SceneGraphs
 from visavis.papers.relevance.base import (
     CaptionAggregation,

@@ -26,8 +26,8 @@ import torch
 from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.core.notebook import NotebookTable, flat_row
+from visavis.data.data_paths import resolve_path
 from visavis.data.dataset import Dataset
-from visavis.data.dataset_reader import resolve_path
 from visavis.data.formats.caption_table import parse_table
 from visavis.data.formats.published_lists import match_coco_ids
 from visavis.papers.relevance.base import ImageRelevance

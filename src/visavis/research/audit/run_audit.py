@@ -20,8 +20,8 @@ from visavis.core.fields import validate_int
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import NoProgress, Progress
 from visavis.core.run_context import RunContext
+from visavis.data.data_paths import resolve_path
 from visavis.data.dataset import Dataset
-from visavis.data.dataset_reader import resolve_path
 from visavis.data.features.store import FeatureStore
 from visavis.data.parallel import cpu_cores
 from visavis.models.encoders import cnn_backbones

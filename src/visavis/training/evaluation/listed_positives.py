@@ -6,8 +6,8 @@ import torch
 
 from visavis.core import storage
 from visavis.core.errors import DataError
+from visavis.data.data_paths import resolve_path
 from visavis.data.dataset import Dataset
-from visavis.data.dataset_reader import resolve_path
 from visavis.data.formats.published_lists import match_coco_ids
 from visavis.evaluation.protocols import ListedPositives, Protocol
 from visavis.losses.targets import Targets

@@ -18,14 +18,9 @@ from visavis.core.errors import DataError, RecipeError, RunError
 from visavis.core.process_group import ONE_PROCESS, ProcessGroup
 from visavis.core.progress import Progress
 from visavis.core.run_context import RunContext
+from visavis.data.data_paths import data_folder, path_exists, resolve_path
 from visavis.data.dataset import Dataset
-from visavis.data.dataset_reader import (
-    data_folder,
-    find_source,
-    open_dataset,
-    path_exists,
-    resolve_path,
-)
+from visavis.data.dataset_reader import find_source, open_dataset
 from visavis.data.features.arrays import ArrayFeatures, first_nonfinite_row
 from visavis.data.features.expert_store import ExpertStore, RegionFeatures
 from visavis.data.features.item_vectors import ItemVectors

@@ -17,7 +17,8 @@ from visavis.core.memory_budget import MemoryLimit, parse_memory
 from visavis.core.process_group import ONE_PROCESS, ProcessGroup
 from visavis.core.progress import Progress
 from visavis.core.run_context import RunContext
-from visavis.data.dataset_reader import find_source, path_exists
+from visavis.data.data_paths import path_exists
+from visavis.data.dataset_reader import find_source
 from visavis.data.features.item_vectors import holds_item_vectors
 from visavis.data.formats.published_lists import find_precomp_files
 from visavis.losses.objectives import Objective
