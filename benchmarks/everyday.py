@@ -42,8 +42,8 @@ from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation import evaluate
 from visavis.models.base import get_vectors
 from visavis.retrieval.stores.exact_search import ExactSearch, Int8Pass
-from visavis.training.recipes.data_module import prepare_training
 from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.trainer import Trainer
 

@@ -20,8 +20,8 @@ import torch
 
 from visavis.evaluation.statistics import t_interval
 from visavis.models.inference import device_of
-from visavis.training.recipes.data_module import prepare_training
 from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.recipes.settings import TrainingSettings
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.trainer import Trainer

@@ -118,7 +118,7 @@ def measure(folder: Path) -> dict[str, Any]:
     import torch
 
     from visavis.core.progress import NoProgress
-    from visavis.training.recipes.data_module import prepare_training
+    from visavis.training.recipes.prepare_training import prepare_training
     from visavis.training.runs.record import RunRecord
 
     torch.set_num_threads(2)

@@ -37,8 +37,8 @@ import torch
 
 from visavis.core.encoded import MaxSimDirection
 from visavis.core.progress import NoProgress
-from visavis.data.dataset_reader import open_dataset
 from visavis.data.data_paths import data_folder
+from visavis.data.dataset_reader import open_dataset
 from visavis.models.base import get_vectors
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features

@@ -48,8 +48,8 @@ from visavis.data.synthetic import write_synthetic_scenes
 from visavis.losses.pair_loss.candidates import encode_in_chunks
 from visavis.objectives import VLC
 from visavis.training.optimizer import make_optimizer
-from visavis.training.recipes.data_module import prepare_training
 from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.trainer import Trainer
 

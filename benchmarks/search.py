@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from visavis.data.dataset_reader import open_dataset
 from visavis.data.data_paths import data_folder
+from visavis.data.dataset_reader import open_dataset
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features
 from visavis.retrieval.compression import TARGET_RECALL

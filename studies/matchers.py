@@ -56,8 +56,9 @@ from visavis.models import Matcher
 from visavis.models.device import has_native_bfloat16
 from visavis.models.inference import score_all_pairs
 from visavis.training.evaluation.ranked_split import first_images
-from visavis.training.recipes.data_module import DataModule, prepare_training
+from visavis.training.recipes.data_module import DataModule
 from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.runs.open_run import open_run, read_run_recipe
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.supervision import PairSupervision

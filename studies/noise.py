@@ -31,7 +31,7 @@ from visavis.core.errors import VisavisError
 from visavis.data.dataset_reader import open_dataset
 from visavis.models.base import evaluation_mode
 from visavis.training.checkpoint import Checkpoint
-from visavis.training.recipes.data_module import prepare_training
+from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.recipes.recipe import Recipe
 from visavis.training.runs.open_run import read_run_recipe
 from visavis.training.supervision.learned_weights import WeightNetwork

@@ -31,8 +31,8 @@ from visavis.core.progress import NoProgress
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation.metrics import CATALOG as METRICS
-from visavis.training.recipes.data_module import DERIVED_MODEL_KEYS
 from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.prepare_training import DERIVED_MODEL_KEYS
 
 RECIPE = """
 name = "tiny"

@@ -31,7 +31,7 @@ from visavis.data.sequences import CaptionGroups
 from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
 from visavis.data.words import tokenize
 from visavis.training.recipes import features
-from visavis.training.recipes.data_module import prepare_training
+from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.recipes.recipe import build_recipe
 from visavis.training.training_plan import resolve
 from visavis.training.training_run import start_training

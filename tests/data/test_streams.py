@@ -27,7 +27,7 @@ from visavis.data.shard_stream import ShardStream, StreamLoader, StreamPlan, Str
 from visavis.data.shards import CACHE_SIZE, list_shards, open_filesystem
 from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
 from visavis.models.encoders.preprocessing import ImageConverter, Preprocessing
-from visavis.training.recipes.features import open_stream
+from visavis.training.recipes.open_data import open_stream
 from visavis.training.recipes.recipe import build_recipe
 
 pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'visavis[large]'")

@@ -12,7 +12,8 @@ import pytest
 import visavis
 from visavis.cli.run_tables import print_evaluation, print_trained
 from visavis.evaluation.protocols import Protocol
-from visavis.training.recipes.data_module import DataModule, prepare_training
+from visavis.training.recipes.data_module import DataModule
+from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.training_run import TrainingResult
 
 from .toy import overrides, toy

@@ -9,9 +9,10 @@ from visavis.core.errors import DataError, RecipeError, RunError
 from visavis.core.progress import NoProgress
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.objectives import VLC, Distillation, InfoNCE
-from visavis.training.recipes.data_module import prepare_training
 from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.runs.open_run import open_run, read_run_recipe
+from visavis.training.runs.teacher import open_teacher
 from visavis.training.train_step import TrainStep, training_context
 from visavis.training.training_plan import resolve
 
@@ -127,7 +128,10 @@ def test_added_loss_equals_plain_loop(form, teacher, recipe, scenes, tmp_path):
     step = TrainStep(ours, phase, resolved)
     supervision = phase.supervision
     supervision.begin_phase(
-        training_context(resolved, phase, ours, step.optimizer, train, validation), {}
+        training_context(
+            resolved, phase, ours, step.optimizer, train, validation, open_teacher=open_teacher
+        ),
+        {},
     )
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     all_scores, split = np.load(teacher / "scores.npy"), data_module.data.split("train")

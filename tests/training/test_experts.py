@@ -22,8 +22,8 @@ from visavis.data.synthetic import write_synthetic_clips
 from visavis.models import CATALOG
 from visavis.models.base import GlobalMatcher, MatcherConfig, encode_unit_rows
 from visavis.models.word_encoders import GRUWordEncoder, pool_words
-from visavis.training.recipes.data_module import prepare_training
 from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.prepare_training import prepare_training
 
 WORDS = ["dog", "cat", "boat", "tree", "kite", "car"]
 

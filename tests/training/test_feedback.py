@@ -25,8 +25,8 @@ from visavis.data.synthetic import write_synthetic_scenes
 from visavis.losses.targets import Targets
 from visavis.models.encoders import feature_extraction as caching
 from visavis.objectives import CATALOG
-from visavis.training.recipes.data_module import prepare_training
 from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.recipes.recipe import with_feedback
 from visavis.training.supervision import FeedbackSupervision, PairSupervision
 from visavis.training.supervision.human_feedback import possible_positives

@@ -16,8 +16,8 @@ from visavis.core.errors import RunError
 from visavis.core.process_group import ONE_PROCESS
 from visavis.models.base import observe_embeddings
 from visavis.training.monitoring.gradient_norms import GradientNorms, is_recorded, mean_norms
-from visavis.training.recipes.data_module import prepare_training
 from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.stop_signals import Stopped
 from visavis.training.trainer import Trainer

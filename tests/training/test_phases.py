@@ -28,8 +28,8 @@ from visavis.training.optimizer import (
     restore_optimizer,
     set_lr,
 )
-from visavis.training.recipes.data_module import prepare_training
 from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.recipes.settings import Phase, ScheduleSettings
 from visavis.training.runs.open_run import open_run, read_run_recipe
 from visavis.training.runs.run_folder import RunFolder

@@ -7,7 +7,7 @@ from visavis.core.encoded import Encoded
 from visavis.core.errors import SpecError, VisavisError
 from visavis.models.base import evaluation_mode
 from visavis.training.optimizer import make_optimizer
-from visavis.training.recipes.data_module import prepare_training
+from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.recipes.recipe import build_recipe
 from visavis.training.supervision import OfflineNegativeSupervision
 from visavis.training.supervision.candidate_scores import mean_pooled

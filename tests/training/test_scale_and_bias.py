@@ -20,10 +20,10 @@ from visavis.data.dataset_reader import open_dataset
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.models.clip.model import open_dual_encoder
 from visavis.objectives import Sigmoid
-from visavis.training.recipes.data_module import prepare_training
 from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.learned_scale import describe_scale_and_bias
+from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.recipes.recipe import build_recipe
-from visavis.training.recipes.start_model import describe_scale_and_bias
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.trainer import Trainer
 

@@ -13,8 +13,8 @@ import visavis
 from visavis.core.errors import RecipeError
 from visavis.models.inference import device_of
 from visavis.training.optimizer import WeightAverage, has_weight_decay, train_mode
-from visavis.training.recipes.data_module import prepare_training
 from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.recipes.settings import OptimizerSettings
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.train_step import check_phase

@@ -18,8 +18,8 @@ from visavis.data.loader import derive_seed
 from visavis.losses.targets import Targets
 from visavis.objectives import NCR
 from visavis.training.checkpoint import Checkpoint
-from visavis.training.recipes.data_module import prepare_training
 from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.runs.open_run import read_run_recipe
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.supervision import CATALOG, PairSupervision, Supervision

@@ -29,8 +29,8 @@ from visavis.training.monitoring.tracking import (
     Tracking,
     retrieved_images,
 )
-from visavis.training.recipes.data_module import prepare_training
 from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.stop_signals import Stopped
 

@@ -19,8 +19,8 @@ from visavis.core.errors import RecipeError
 from visavis.core.progress import NoProgress
 from visavis.models.inference import device_of
 from visavis.training.encoder_blocks import encoder_blocks
-from visavis.training.recipes.data_module import prepare_training
 from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.stop_signals import Stopped
 from visavis.training.trainer import Trainer

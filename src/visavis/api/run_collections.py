@@ -61,7 +61,8 @@ def open_run_images(
     from visavis.data.item_sources import FeatureReader
     from visavis.models.retriever import Retriever
     from visavis.retrieval.run_images import RunImages, open_image_collection
-    from visavis.training.recipes.features import check_feature_dims, open_data, visual_features
+    from visavis.training.recipes.features import check_feature_dims, visual_features
+    from visavis.training.recipes.open_data import open_data
     from visavis.training.runs.evaluate_runs import check_same_captions, read_run_recipes
     from visavis.training.runs.open_run import expand_ensembles
 

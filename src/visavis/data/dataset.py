@@ -331,6 +331,7 @@ class Dataset:
         unpaired: Images without captions, and texts without images (``image_of`` is -1): candidates of
             evaluations, which are neither queries nor trained on. Parts of different origin are
             separate.
+        source: List or folder that it was read from. None: it was not read.
     """
 
     name: str
@@ -344,6 +345,7 @@ class Dataset:
     unreadable_files: tuple[str, ...] = ()
     other_files: str | None = None
     unpaired: tuple[Dataset, ...] = ()
+    source: Path | None = None
 
     @property
     def splits(self) -> tuple[str, ...]:

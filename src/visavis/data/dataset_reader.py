@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from visavis.core.environment import quote_argument
@@ -99,13 +100,13 @@ def open_dataset(
         data = dataset_format.open(source)
         if data.skipped and not skip_bad:
             raise _unusable_items(source, path, data.skipped[0], data.skipped[1:])
-        return data
+        return replace(data, source=source)
     decoders = decoder_versions() if decode_images else ""
     options = (skip_bad, needs_files, decode_images, frames_per_second, decode_all_frames, decoders)
     # The code of a user's own format may change.
     cache = DatasetCache.of(source, *options) if dataset_format in FORMATS else None
     if cache is not None and (stored := cache.read()) is not None:
-        return stored
+        return replace(stored, source=source)
     listing = list_source(dataset_format, source, needs_files=needs_files)
     if decode_images:
         validate_images(
@@ -122,7 +123,7 @@ def open_dataset(
     if cache is not None and UNSETTLED_KINDS.isdisjoint(finding.kind for finding in losses):
         folder = source if os.path.isdir(source) else source.parent
         cache.write(data, [folder, listing.folder or folder])
-    return data
+    return replace(data, source=source)
 
 
 def _unusable_items(

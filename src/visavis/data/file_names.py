@@ -1,5 +1,5 @@
 """What the names of files and splits mean: splits by name and by a hash, suffixes of images, videos,
-photos and shards, and names that are no valid Unicode.
+photos and shards, and names without valid Unicode.
 
 Example:
     >>> describe_other_files(["a.xmp", "b.XMP", "logo.svg", "README"])

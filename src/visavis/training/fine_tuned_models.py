@@ -17,8 +17,9 @@ from visavis.core.progress import Progress
 from visavis.evaluation import Evaluation
 from visavis.models.base import Matcher
 from visavis.models.clip.model import LORA_A_MARK
-from visavis.training.recipes.data_module import DataModule, open_data_module
-from visavis.training.recipes.features import open_data
+from visavis.training.recipes.data_module import DataModule
+from visavis.training.recipes.open_data import open_data
+from visavis.training.recipes.prepare_training import open_data_module
 from visavis.training.recipes.recipe import Recipe, build_recipe
 from visavis.training.runs.open_run import open_run, pretrained_dual_encoder, read_run_recipe
 

@@ -19,10 +19,11 @@ from torch.optim import Optimizer
 
 from visavis.core.blocking import fork_random_numbers
 from visavis.core.encoded import Encoded
-from visavis.core.errors import RecipeError, log_debug, suggest_name
+from visavis.core.errors import RecipeError, RunError, log_debug, suggest_name
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.process_group import ONE_PROCESS, ProcessGroup
 from visavis.core.progress import NoProgress, Progress
+from visavis.data.dataset import Dataset
 from visavis.data.loader import Batch, Loader
 from visavis.losses.logits import LearnedScale
 from visavis.losses.objectives import Objective
@@ -44,11 +45,11 @@ from visavis.training.optimizer import (
     set_lr,
     train_mode,
 )
+from visavis.training.recipes.learned_scale import learned_start_values, start_scale_and_bias
 from visavis.training.recipes.recipe import Recipe
 from visavis.training.recipes.settings import Phase
-from visavis.training.recipes.start_model import learned_start_values, start_scale_and_bias
-from visavis.training.runs.teacher import open_teacher
 from visavis.training.supervision import TrainingContext
+from visavis.training.supervision.base import PairScores
 
 INITIAL_LOSS_SCALE = 512.0
 """First factor of the loss in float16. With torch's 65,536, sums over a batch overflow in the first
@@ -431,6 +432,20 @@ class StepControl:
     lr_factor: float = 1.0
 
 
+TeacherOpener = Callable[
+    [str, Recipe, tuple[Dataset, Dataset], Progress, ProcessGroup], tuple[PairScores, PairScores]
+]
+"""Opens a teacher for a recipe. Returns its scores on the training and on the validation split."""
+
+
+def _refuse_teacher(teacher: str, *_: object) -> tuple[PairScores, PairScores]:
+    """Refuse a teacher of a training that has nothing to open it with."""
+    raise RunError(
+        f"teacher: expected a training that opens teachers, got {teacher} without an opener. Pass "
+        "open_teacher, or train with visavis train."
+    )
+
+
 def training_context(
     recipe: Recipe,
     phase: Phase,
@@ -441,6 +456,7 @@ def training_context(
     step_control: StepControl | None = None,
     group: ProcessGroup = ONE_PROCESS,
     progress: Progress | None = None,
+    open_teacher: TeacherOpener | None = None,
 ) -> TrainingContext:
     """Build the context that a supervision receives at the start of a phase.
 
@@ -455,10 +471,12 @@ def training_context(
             batch.
         group: Processes that train together.
         progress: Receives the progress of a teacher.
+        open_teacher: Opens a teacher: ``runs.teacher.open_teacher``. None: teachers are refused.
 
     Returns:
         The context.
     """
+    opener = open_teacher or _refuse_teacher
     return TrainingContext(
         matcher=matcher,
         objective=phase.objective,
@@ -470,12 +488,8 @@ def training_context(
         validation=validation,
         seed=recipe.seed,
         device=next(matcher.parameters()).device,
-        open_teacher=partial(
-            open_teacher,
-            recipe=recipe,
-            splits=(train.data, validation.data),
-            progress=progress or NoProgress(),
-            group=group,
+        open_teacher=lambda teacher: opener(
+            teacher, recipe, (train.data, validation.data), progress or NoProgress(), group
         ),
         memory=recipe.memory or None,
         group=group,

@@ -43,10 +43,16 @@ from visavis.training.optimizer import (
     restore_optimizer,
 )
 from visavis.training.recipes.data_module import DataModule
-from visavis.training.recipes.start_model import describe_scale_and_bias, start_scale_and_bias
+from visavis.training.recipes.learned_scale import describe_scale_and_bias, start_scale_and_bias
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.stop_signals import Stopped, StopRequest
-from visavis.training.train_step import StepControl, TrainStep, restore_scaler, training_context
+from visavis.training.train_step import (
+    StepControl,
+    TeacherOpener,
+    TrainStep,
+    restore_scaler,
+    training_context,
+)
 
 
 class Trainer:
@@ -59,6 +65,8 @@ class Trainer:
         data_module: Data of the run, with its progress and the processes that train together.
         matcher: Model to train.
         folder: Folder of the run, into which the first process writes.
+        open_teacher: Opens the teacher of a supervision: ``runs.teacher.open_teacher``. None: no
+            supervision has one.
 
     Attributes:
         recipe: Recipe of the run.
@@ -73,8 +81,15 @@ class Trainer:
             ``training.ema_decay``.
     """
 
-    def __init__(self, data_module: DataModule, matcher: Matcher, folder: RunFolder):
+    def __init__(
+        self,
+        data_module: DataModule,
+        matcher: Matcher,
+        folder: RunFolder,
+        open_teacher: TeacherOpener | None = None,
+    ):
         self.recipe = recipe = data_module.recipe
+        self.open_teacher = open_teacher
         self.data_module = data_module
         self.folder = folder
         self.progress = data_module.progress
@@ -422,6 +437,7 @@ class Trainer:
             self.step_control,
             self.group,
             self.progress,
+            self.open_teacher,
         )
         self.supervision.begin_phase(context, state)
 

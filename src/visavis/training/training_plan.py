@@ -16,9 +16,11 @@ from visavis.core.run_context import RunContext
 from visavis.data.dataset import Dataset
 from visavis.training.monitoring.tracking import check_trackers
 from visavis.training.processes import check_processes
-from visavis.training.recipes.data_module import batch_schedule, check_model_fields
-from visavis.training.recipes.features import check_data_exists, open_data, training_subset
+from visavis.training.recipes.data_module import batch_schedule
+from visavis.training.recipes.features import training_subset
 from visavis.training.recipes.files import merge_values
+from visavis.training.recipes.open_data import check_data_exists, open_data
+from visavis.training.recipes.prepare_training import check_model_fields
 from visavis.training.recipes.published_tables import check_published_id
 from visavis.training.recipes.recipe import Recipe, build_recipe, normalize_values, with_feedback
 from visavis.training.runs.open_run import with_absolute_paths

@@ -46,10 +46,11 @@ from visavis.training.fine_tuned_models import (
 )
 from visavis.training.monitoring.tracking import check_trackers
 from visavis.training.processes import check_processes
-from visavis.training.recipes.data_module import DataModule, prepare_training
+from visavis.training.recipes.data_module import DataModule
+from visavis.training.recipes.learned_scale import describe_scale_and_bias
+from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.recipes.published_tables import with_published
 from visavis.training.recipes.recipe import Recipe
-from visavis.training.recipes.start_model import describe_scale_and_bias
 from visavis.training.runs.evaluate_runs import evaluate_runs
 from visavis.training.runs.open_run import (
     open_peer_network,
@@ -59,6 +60,7 @@ from visavis.training.runs.open_run import (
 )
 from visavis.training.runs.record import RunRecord
 from visavis.training.runs.run_folder import RunFolder
+from visavis.training.runs.teacher import open_teacher
 from visavis.training.stop_signals import Stopped
 from visavis.training.train_step import check_phase
 from visavis.training.trainer import Trainer
@@ -362,7 +364,7 @@ def _train_and_evaluate(
         storage.resumable(folder.path),
         kept_if_stopped(lambda: "The run is kept up to its last checkpoint.", lambda: folder.path),
     ):
-        trainer = Trainer(data_module, matcher, folder)
+        trainer = Trainer(data_module, matcher, folder, open_teacher)
         initial_weights = trainer.best  # a resumed trainer replaces it: read it first
         first = recipe.phases[0]
         progress.message(

@@ -60,7 +60,8 @@ from visavis.research.reports.html_report import (
 )
 from visavis.training.checkpoint import Checkpoint, complete_checkpoints
 from visavis.training.optimizer import make_optimizer
-from visavis.training.recipes.data_module import DataModule, initial_matcher
+from visavis.training.recipes.data_module import DataModule
+from visavis.training.recipes.prepare_training import initial_matcher
 from visavis.training.recipes.published_tables import contributing_sample_rows, row_objective
 from visavis.training.recipes.recipe import Recipe
 from visavis.training.recipes.settings import Phase
@@ -68,6 +69,7 @@ from visavis.training.recipes.start_model import load_start_model
 from visavis.training.runs.open_run import at_learned_scale, open_run, read_run_recipe
 from visavis.training.runs.record import RunRecord
 from visavis.training.runs.run_folder import RunFolder
+from visavis.training.runs.teacher import open_teacher
 from visavis.training.supervision import Supervision
 from visavis.training.train_step import training_context
 
@@ -385,7 +387,15 @@ def diagnose_run(
     optimizer = make_optimizer(matcher, loaded.phase)
     validation = data_module.loader(data_module.validation)
     teacher.begin_phase(
-        training_context(data_module.recipe, loaded.phase, matcher, optimizer, loader, validation),
+        training_context(
+            data_module.recipe,
+            loaded.phase,
+            matcher,
+            optimizer,
+            loader,
+            validation,
+            open_teacher=open_teacher,
+        ),
         loaded.supervision if data is None else {},
     )
     # a smaller last batch is not counted

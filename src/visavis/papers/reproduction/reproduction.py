@@ -47,13 +47,13 @@ from visavis.research.experiments.run_comparison import (
     read_plan,
     train_runs,
 )
-from visavis.training.recipes.features import check_data_exists
 from visavis.training.recipes.files import (
     paper_figures,
     paper_tables,
     read_recipe,
     read_recipe_file,
 )
+from visavis.training.recipes.open_data import check_data_exists
 from visavis.training.recipes.published_tables import figure_curves, published_results
 from visavis.training.recipes.recipe import Recipe, build_recipe
 from visavis.training.runs.evaluate_runs import evaluate_runs

@@ -36,9 +36,11 @@ from visavis.models.encoders.preprocessing import blank_image
 from visavis.models.inference import consecutive_batches
 from visavis.training.encoder_blocks import prepare_encoders
 from visavis.training.optimizer import loss_warmup_factor, lr_factor
-from visavis.training.recipes.data_module import DataModule, build_matcher
+from visavis.training.recipes.data_module import DataModule
+from visavis.training.recipes.learned_scale import start_scale_and_bias
+from visavis.training.recipes.prepare_training import build_matcher
 from visavis.training.recipes.recipe import Recipe
-from visavis.training.recipes.start_model import start_scale_and_bias
+from visavis.training.runs.teacher import open_teacher
 from visavis.training.train_step import TrainStep, training_context
 
 Result = TypeVar("Result")
@@ -318,7 +320,16 @@ def fit_model(
         train_step = TrainStep(matcher, phase, recipe)
         supervisor = copy(phase.supervision)  # the recipe's own object must not keep state
         supervisor.begin_phase(
-            training_context(recipe, phase, matcher, train_step.optimizer, loader, validation), {}
+            training_context(
+                recipe,
+                phase,
+                matcher,
+                train_step.optimizer,
+                loader,
+                validation,
+                open_teacher=open_teacher,
+            ),
+            {},
         )
         step = 0
         first_epoch = 1 + sum(epochs[:number])

@@ -46,10 +46,11 @@ from visavis.research.audit.mislabeled_pairs import (
     fold_models,
 )
 from visavis.research.experiments.jobs import process_pool
-from visavis.training.recipes.data_module import DataModule, open_data_module
+from visavis.training.recipes.data_module import DataModule
 from visavis.training.recipes.default_recipe import choose_recipe
 from visavis.training.recipes.features import PRECOMP
 from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.prepare_training import open_data_module
 from visavis.training.recipes.recipe import build_recipe
 
 # Parts of an audit, and the attribute of `Audit` that holds the result.

@@ -45,8 +45,8 @@ from visavis.research.experiments.jobs import (
     with_feedback_answers,
 )
 from visavis.research.experiments.tuning import TunedRate, tune_learning_rates, with_rate
-from visavis.training.recipes.data_module import prepare_training
-from visavis.training.recipes.features import open_data
+from visavis.training.recipes.open_data import open_data
+from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.recipes.recipe import Recipe, build_recipe, parse_override
 from visavis.training.runs.open_run import with_absolute_paths
 from visavis.training.runs.record import RunRecord

@@ -33,8 +33,9 @@ from visavis.models.encoders.pretrained_files import (
 from visavis.models.inference import device_of
 from visavis.models.processor import SavedModelConfig, unsupported_content
 from visavis.models.retriever import Retriever
-from visavis.training.recipes.data_module import DataModule, open_data_module
+from visavis.training.recipes.data_module import DataModule
 from visavis.training.recipes.features import PRECOMP, check_feature_dims
+from visavis.training.recipes.prepare_training import open_data_module
 from visavis.training.recipes.recipe import Recipe, build_recipe
 from visavis.training.recipes.settings import TextSettings, VisualSettings
 from visavis.training.runs.record import RunRecord, flatten_recipe

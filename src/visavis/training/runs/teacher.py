@@ -26,7 +26,8 @@ from visavis.models.base import Matcher, evaluation_mode, get_vectors
 from visavis.models.inference import device_of
 from visavis.models.retriever import Retriever
 from visavis.training.recipes.data_module import DataModule
-from visavis.training.recipes.features import image_rows, open_data, visual_features
+from visavis.training.recipes.features import image_rows, visual_features
+from visavis.training.recipes.open_data import open_data
 from visavis.training.recipes.recipe import Recipe
 from visavis.training.runs.evaluate_runs import encode_by_networks, read_run_recipes
 from visavis.training.runs.open_run import open_run
