@@ -469,11 +469,11 @@ def some_queries(
     from visavis.core.encoded import Vectors
     from visavis.core.process_group import ProcessGroup
     from visavis.losses.pair_loss.blocks import run_row_blocks
-    from visavis.losses.pair_loss.scores import RecomputedCosines
+    from visavis.losses.pair_loss.scores import CosineScores
 
     rows = slice(0, num_queries)
     with torch.no_grad():
-        scores = RecomputedCosines(Vectors(images), Vectors(texts), None, ([True], [True]))
+        scores = CosineScores(Vectors(images), Vectors(texts), None, ([True], [True]))
         block_rows = PairLoss(objective).plan(len(images), len(texts), targets=targets).block_rows
         one_process = ProcessGroup(images.device, distributed_group=False)
         run_row_blocks(

@@ -81,16 +81,16 @@ def assert_matches(loss: nn.Module, expected, inputs, *random_items, **arguments
 
 
 def force_plan(monkeypatch, path: str, rows: int = 2**20, tile: int = 1024) -> None:
-    """Every PairLoss uses this path, in blocks of ``rows`` rows."""
+    """Every PairLoss uses this path: "dense", "rows" for blocks of ``rows`` queries, or "tiles"."""
 
     def plan(inputs):
         return ExecutionPlan(
-            path,
+            "dense" if path == "dense" else "blocks",
             inputs.queries,
             (rows, rows),
             inputs.candidates,
-            (min(rows, tile), tile),
-            cached_tile_bytes=MAX_CACHED_TILE_BYTES,
+            tile_shape=(min(rows, tile), tile) if path == "tiles" else None,
+            cached_bytes=MAX_CACHED_TILE_BYTES,
         )
 
     monkeypatch.setattr(planner, "choose_plan", plan)

@@ -26,7 +26,7 @@ from .cases import (
     random_items,
 )
 
-PATHS = ("dense", "cached", "row_blocks")
+PATHS = ("dense", "rows")
 
 
 def learnable_scale_and_bias(scale: float = 6.0, bias: float = -3.0) -> list[nn.Parameter]:

@@ -67,12 +67,12 @@ def test_matryoshka_loss_is_sum_over_dims(objective, path):
         torch.testing.assert_close(ours, right, rtol=1e-12, atol=1e-12)
 
 
-def test_matryoshka_matches_on_tiles_and_cached_path():
+def test_matryoshka_matches_on_tiles_and_one_matrix():
     generator = torch.Generator().manual_seed(4)
     images, texts = (
         torch.randn(number, 16, generator=generator).requires_grad_() for number in (700, 900)
     )
-    for objective, path in ((Unified(), "tiles"), (SmoothAP(), "cached")):
+    for objective, path in ((Unified(), "blocks"), (SmoothAP(), "dense")):
         loss = PairLoss(objective, matryoshka_dims=[4])
         assert PairLoss(objective).plan(700, 900, embedding_dim=16).path == path
         ids = torch.arange(700), torch.arange(900) % 700

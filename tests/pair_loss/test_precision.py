@@ -21,7 +21,7 @@ from visavis.objectives import (
 )
 
 from ..matching import mentions
-from ..sampling import pairwise
+from ..sampling import for_each, pairwise
 from .cases import (
     IDS,
     assert_close,
@@ -36,9 +36,9 @@ COMPILED = TripletHN, Unified, SmoothAP
 """One objective of each path of PairLoss. Compiling the others is slow."""
 
 
-@pairwise(path=["cached", "row_blocks"], kind=CATALOG)
-def test_row_blocks_under_autocast_match_full_matrix(kind, path, monkeypatch):
-    force_plan(monkeypatch, path, rows=64)
+@for_each(kind=CATALOG)
+def test_row_blocks_under_autocast_match_full_matrix(kind, monkeypatch):
+    force_plan(monkeypatch, "rows", rows=64)
     images, texts = (torch.randn(256, 32, requires_grad=True) for _ in range(2))
     annotations = {
         name: annotation.detach().float()

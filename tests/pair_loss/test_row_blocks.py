@@ -60,9 +60,9 @@ def variants() -> list[Objective]:
     return actual
 
 
-@pairwise(objective=variants(), ids=["captions", "duplicates"], path=["cached", "row_blocks"])
-def test_row_blocks_match_for_every_literal_field(objective, ids, path, monkeypatch):
-    force_plan(monkeypatch, path, rows=2)
+@pairwise(objective=variants(), ids=["captions", "duplicates"])
+def test_row_blocks_match_for_every_literal_field(objective, ids, monkeypatch):
+    force_plan(monkeypatch, "rows", rows=2)
     query_ids, candidate_ids = IDS[ids]
     images, texts = random_embeddings(len(query_ids), len(candidate_ids))
     targets = Targets(
@@ -192,8 +192,8 @@ def test_row_blocks_match_for_extra_candidates(kind, reduction, sides):
 
 
 @pairwise(kind=CATALOG, reduction=REDUCTIONS, ids=IDS, rows=[1, 3, 100])
-def test_cached_cosines_match_full_matrix(kind, reduction, ids, rows, monkeypatch):
-    force_plan(monkeypatch, "cached", rows)
+def test_rows_match_full_matrix_with_a_learned_scale(kind, reduction, ids, rows, monkeypatch):
+    force_plan(monkeypatch, "rows", rows)
     query_ids, candidate_ids = IDS[ids]
     images, texts = random_embeddings(len(query_ids), len(candidate_ids))
     known = {

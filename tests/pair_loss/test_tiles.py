@@ -9,6 +9,8 @@ import torch
 from visavis import PairLoss, Targets
 from visavis.losses.objective import SummaryObjective
 from visavis.losses.pair_loss import cosine
+from visavis.losses.pair_loss import plan as planner
+from visavis.losses.pair_loss.plan import ExecutionPlan
 from visavis.objectives import CATALOG, NCR, RSP, VLC, Goal, NTXent, Unified
 
 from ..sampling import pairwise
@@ -47,7 +49,7 @@ def test_tiles_match_row_blocks(objective, reduction, ids, monkeypatch):
     images, texts = random_embeddings(*targets.shape)
     inputs = [images, texts, targets.query_offline_scores, targets.candidate_offline_scores]
     with monkeypatch.context() as patched:
-        force_plan(patched, "row_blocks", rows=2)
+        force_plan(patched, "rows", rows=2)
         sequential = PairLoss(objective)(images, texts, targets=targets)
     assert_matches(
         PairLoss(objective, block_rows=2), sequential, inputs, images, texts, targets=targets
@@ -59,6 +61,34 @@ def test_tiles_match_row_blocks(objective, reduction, ids, monkeypatch):
         images,
         texts,
         targets=targets,
+    )
+
+
+@pairwise(cached_tiles=[0, 1, 4, 100], reduction=REDUCTIONS, ids=IDS)
+def test_cached_exponentials_change_no_gradient(cached_tiles, reduction, ids, monkeypatch):
+    """Whether no tile, some or all of them are cached until their gradient is known."""
+    objective = Unified(gamma=4.0, reduction=reduction)
+    images, texts = random_embeddings(*(len(part) for part in IDS[ids]))
+    tile_bytes = 2 * 2 * images.element_size()
+    plan = ExecutionPlan(
+        "blocks",
+        (len(images), len(texts)),
+        (2, 2),
+        (len(texts), len(images)),
+        tile_shape=(2, 2),
+        cached_bytes=cached_tiles * tile_bytes,
+    )
+    monkeypatch.setattr(planner, "choose_plan", lambda _: plan)
+    expected = objective(
+        cosine(images, texts), Targets(query_ids=IDS[ids][0], candidate_ids=IDS[ids][1])
+    )
+    assert_matches(
+        PairLoss(objective),
+        expected,
+        [images, texts],
+        images,
+        texts,
+        *map(torch.tensor, map(list, IDS[ids])),
     )
 
 
@@ -134,7 +164,7 @@ def test_tiles_support_ncr_with_anchor_margins():
         query_margin=margins[0],
         candidate_margin=margins[1],
     )
-    assert PairLoss(NCR(), block_rows=2).plan(6, 6, targets=targets).path == "tiles"
+    assert PairLoss(NCR(), block_rows=2).plan(6, 6, targets=targets).tile_shape == (2, 6)
     matrix = NCR()(cosine(images, texts), targets)
     assert_matches(
         PairLoss(NCR(), block_rows=2),

@@ -68,9 +68,8 @@ from visavis.losses.pair_loss.candidates import (
 from visavis.losses.pair_loss.plan import ExecutionPlan, Planner
 from visavis.losses.pair_loss.score_gradients import ScoreGradients, observed_scores
 from visavis.losses.pair_loss.scores import (
-    CachedCosines,
+    CosineScores,
     FunctionScores,
-    RecomputedCosines,
     Scores,
     cosine,
     trainable,
@@ -573,16 +572,15 @@ class PairLoss(nn.Module):
             any((*images.needs_grad, *texts.needs_grad)) or any(map(bool, inputs))
         )
         with torch.no_grad():
-            if plan.path == "tiles":
+            if plan.tile_shape is not None:
                 assert isinstance(self.objective, SummaryObjective)
-                queries = scores.window(images.query_rows)
                 result = run_tiles(
                     self.objective,
-                    queries,
+                    scores.window(images.query_rows),
                     targets[0],
                     plan.tile_shape,
                     group,
-                    cache_bytes=plan.cached_tile_bytes,
+                    cache_bytes=plan.cached_bytes,
                     needs_grad=needs_grad,
                 )
             elif plan.shares_blocks:
@@ -623,7 +621,7 @@ class PairLoss(nn.Module):
         inputs = images.items, texts.items, scale, (images.needs_grad, texts.needs_grad)
         if self.score is not cosine:
             return FunctionScores(self.score, *inputs, plan.block_columns)
-        return CachedCosines(*inputs) if plan.path == "cached" else RecomputedCosines(*inputs)
+        return CosineScores(*inputs)
 
     def _warn_if_no_negatives(self, value: Tensor, comparison: _Comparison) -> None:
         """Count batches without negatives until a batch has some. Later batches are not counted."""

@@ -4,7 +4,7 @@
 >>> directions = Targets.paired(8192), Targets.paired(8192).T
 >>> item_bytes = 4 * 512 * (8192 + 8192)
 >>> print(choose_plan(PlanInputs(Unified(), directions, item_bytes, torch.device("cpu"), memory_bytes=2**30)))
-tiles of 2048 x 2048 scores for both directions, up to 240.0 MiB of tiles cached. About 240.0 MiB next to items and gradients.
+tiles of 2048 x 2048 scores for both directions, up to 240.0 MiB of exponentials cached. About 304.0 MiB next to items and gradients.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from visavis.core.encoded import Encoded
 from visavis.core.errors import SpecError, VisavisError
 from visavis.core.memory_budget import MemoryLimit, budget_bytes, format_bytes, parse_memory
 from visavis.losses.objective import Objective, PairwiseObjective, validate_targets
-from visavis.losses.pair_loss.tiles import max_cached_band
 from visavis.losses.pair_summaries import NegativeLogSumExp, NegativeSummary
 from visavis.losses.targets import (
     ANNOTATION_NAMES,
@@ -39,20 +38,13 @@ from visavis.losses.targets import (
 )
 
 MAX_DENSE_SCORES = 2**22
-"""Up to this number of scores, the graph of one matrix is as fast as blocks of any score. Measured
-on CPU and GPU.
-"""
-MAX_SMALL_DENSE_SCORES = 2**18
-"""Up to this number of scores, the graph of one matrix is also as fast as blocks of cached cosines.
-"""
+"""Up to this number of scores, the graph of one matrix is as fast as blocks of queries."""
 MAX_SUMMARY_DENSE_SCORES = 2**16
-"""The same for an objective that needs one number per query, whose blocks serve both directions."""
-MAX_CACHED_SCORES = 2**24
-"""Up to this number of scores, all cosines are cached."""
+"""The same for cosines of an objective that needs one number per query, whose tiles serve both
+directions.
+"""
 MAX_ROW_BLOCK_SCORES = 2**21
-"""Number of scores of a row block."""
-MAX_CACHED_ROW_BLOCK_SCORES = 2**18
-"""Number of scores of a row block of cached cosines. It stays in the processor's cache."""
+"""Number of scores of a block of queries."""
 NUMBERS_PER_QUERY = 64
 """Numbers that the terms of a query or of a positive pair take next to its scores, at most."""
 MIN_FAST_BLOCK_ROWS = 64
@@ -65,7 +57,9 @@ pairs on two threads, because each tile adds to the gradients of its vectors. GP
 few large tiles.
 """
 MAX_CACHED_TILE_BYTES = 15 * 2**24
-"""Memory of tiles that are cached until their gradient is known."""
+"""Memory of exponentials that wait for their gradient. They save a quarter of the time from 512 to
+8,192 pairs.
+"""
 
 MAX_CACHED_PLANS = 256
 
@@ -159,31 +153,27 @@ class PlanInputs:
         return self.item_bytes if self.score_cost is None else 0
 
     @property
+    def uses_tiles(self) -> bool:
+        """Whether a tile serves both directions: the objective needs one number per query."""
+        on_one_rank = self.world_size == 1
+        return (
+            self.summary is not None
+            and not self.has_extra_candidates
+            and (on_one_rank or not has_annotations(self.targets[0]))
+        )
+
+    @property
     def is_dense_fast(self) -> bool:
         """Whether one matrix is allowed and not slower than blocks."""
         if self.world_size > 1 or self.block_rows is not None:
             return False
-        num_scores = max(self._objective_scores(targets) for targets in self.targets)
-        if num_scores > MAX_DENSE_SCORES:
-            return False
-        max_scores = MAX_SUMMARY_DENSE_SCORES if self.summary else MAX_SMALL_DENSE_SCORES
-        # A GPU has few large blocks, which are as fast as one matrix.
-        is_large = num_scores > max_scores and (self.device.type == "cpu" or self.summary)
-        are_blocks_faster = self.score_cost is None and not self.has_extra_candidates and is_large
-        return not are_blocks_faster or bool(annotations_needing_grad(self.targets[0]))
-
-    @property
-    def is_cache_small(self) -> bool:
-        """Whether all cosines can be cached."""
-        return self.num_scores <= MAX_CACHED_SCORES and 2 * self.matrix_bytes <= self.block_budget
-
-    @property
-    def matrix_bytes(self) -> int:
-        """Memory of cached cosines and their gradients: one matrix per direction if the weights of
-        the directions differ.
-        """
-        num_gradients = (1 if self.objective.reduction == "sum" else 2) if self.needs_grad else 0
-        return (1 + num_gradients) * self.num_scores * self.element_bytes
+        are_tiles_fast = (
+            self.uses_tiles
+            and self.score_cost is None
+            and not annotations_needing_grad(self.targets[0])
+        )
+        max_scores = MAX_SUMMARY_DENSE_SCORES if are_tiles_fast else MAX_DENSE_SCORES
+        return max(self._objective_scores(targets) for targets in self.targets) <= max_scores
 
     def _objective_scores(self, targets: Targets) -> int:
         """Number of scores that the objective holds at once in one direction."""
@@ -198,65 +188,58 @@ class ExecutionPlan:
     """How a loss is computed. ``print`` describes it in one line.
 
     Attributes:
-        path: "dense" for the graph of one matrix, "tiles" for tiles that serve both directions,
-            "cached" for blocks of queries over cached cosines, "row_blocks" for blocks of queries
-            that are scored when needed. Blocks of queries take one direction after the other, unless
-            ``shares_blocks``.
+        path: "dense" for the graph of one matrix, "blocks" for blocks that are scored one after the
+            other, each with its gradient.
         num_queries: Number of images and of texts that are queries.
         block_rows: Maximum number of queries of a block, for each direction.
         block_columns: Maximum number of candidates that are scored with a graph at once, for each
             direction.
-        tile_shape: Maximum rows and columns of a tile.
-        cached_tile_bytes: Memory for tiles that wait for their gradient.
-        expected_bytes: Expected peak memory next to the items and their gradients.
+        tile_shape: Maximum rows and columns of a block that serves both directions by one number per
+            query. None: blocks have all candidates.
         shares_blocks: Whether the blocks of images serve both directions.
+        cached_bytes: Memory for exponentials of tiles that wait for their gradient.
+        expected_bytes: Expected peak memory next to the items and their gradients.
     """
 
-    path: Literal["dense", "cached", "row_blocks", "tiles"]
+    path: Literal["dense", "blocks"]
     num_queries: IntPair
     block_rows: IntPair
     block_columns: IntPair
-    tile_shape: IntPair = (0, 0)
-    cached_tile_bytes: int = 0
-    expected_bytes: int = 0
+    tile_shape: IntPair | None = None
     shares_blocks: bool = False
+    cached_bytes: int = 0
+    expected_bytes: int = 0
 
     def __str__(self) -> str:
         images, texts = self.num_queries
-        blocks = (
-            f"both directions in blocks of {self.block_rows[0]} images"
-            if self.shares_blocks
-            else f"one direction after the other in blocks of {self.block_rows[0]} images, then of "
-            f"{self.block_rows[1]} texts"
-        )
-        description = {
-            "dense": f"the graph of one matrix of {images} x {texts} scores",
-            "cached": f"{images} x {texts} cached cosines, {blocks}",
-            "row_blocks": f"{blocks}, at most {self.block_columns[0]} texts and {self.block_columns[1]} images scored at once",
-            "tiles": f"tiles of {self.tile_shape[0]} x {self.tile_shape[1]} scores for both directions",
-        }[self.path]
-        cached = (
-            f", up to {format_bytes(self.cached_tile_bytes)} of tiles cached"
-            if self.cached_tile_bytes
-            else ""
-        )
-        return f"{description}{cached}. About {format_bytes(self.expected_bytes)} next to items and gradients."
+        if self.path == "dense":
+            description = f"the graph of one matrix of {images} x {texts} scores"
+        elif self.tile_shape is not None:
+            height, width = self.tile_shape
+            description = f"tiles of {height} x {width} scores for both directions"
+        elif self.shares_blocks:
+            description = f"both directions in blocks of {self.block_rows[0]} images"
+        else:
+            description = (
+                f"one direction after the other in blocks of {self.block_rows[0]} images, then of "
+                f"{self.block_rows[1]} texts, at most {self.block_columns[0]} texts and "
+                f"{self.block_columns[1]} images scored at once"
+            )
+        if self.cached_bytes:
+            description += f", up to {format_bytes(self.cached_bytes)} of exponentials cached"
+        memory = format_bytes(self.expected_bytes)
+        return f"{description}. About {memory} next to items and gradients."
 
 
 def choose_plan(inputs: PlanInputs) -> ExecutionPlan:
     """Choose the plan of a loss. The result depends only on the arguments.
 
-    The first path whose condition holds and that fits into the memory is chosen:
-
-    - dense: one rank, no ``block_rows``, at most 2^22 scores (pairs x candidates for an objective
-      that needs the pair matrix), and blocks are not faster. Blocks are faster for cosines without
-      extra candidates and without annotations that need a gradient: above 2^16 scores for summary
-      objectives, above 2^18 on a CPU for others.
-    - tiles: the objective needs one number per query with these targets, no extra candidates, and
-      one rank or targets that hold only ids.
-    - cached: cosines without extra candidates, one rank, no ``block_rows``, at most 2^24 scores, in
-      at most half of the memory.
-    - row_blocks: otherwise.
+    - dense: one rank, no ``block_rows``, and at most 2^22 scores (pairs x candidates for an
+      objective that needs the pair matrix) that fit into the memory. For cosines of an objective
+      with a summary at most 2^16 scores, because tiles are faster.
+    - blocks: otherwise. Tiles if the objective needs one number per query with these targets,
+      without extra candidates, on one rank or with targets that hold only ids. Else blocks of
+      queries, which serve both directions if the loss of a pair is the same in both.
 
     Blocks have the fastest size (see the constants of this module), or as much less as the memory
     requires. Under a compiler, PairLoss uses the dense path on one rank without a plan.
@@ -277,26 +260,25 @@ def choose_plan(inputs: PlanInputs) -> ExecutionPlan:
             f"{format_bytes(inputs.memory_bytes)} after the reserve for libraries. Set a larger "
             "memory."
         )
-    on_one_rank = inputs.world_size == 1
-    without_extra = not inputs.has_extra_candidates
-    if inputs.is_dense_fast and (plan := _plan_dense(inputs)).expected_bytes <= inputs.block_budget:
+    if inputs.is_dense_fast and (plan := dense_plan(inputs)).expected_bytes <= inputs.block_budget:
         return plan
-    if (
-        inputs.summary is not None
-        and without_extra
-        and (on_one_rank or not has_annotations(inputs.targets[0]))
-    ):
-        return _plan_tiles(inputs)
-    can_cache = (
-        inputs.score_cost is None and without_extra and on_one_rank and inputs.block_rows is None
-    )
-    if (
-        can_cache
-        and inputs.is_cache_small
-        and (plan := _plan_rows(inputs, "cached")).expected_bytes <= inputs.block_budget
-    ):
-        return plan
-    return _plan_rows(inputs, "row_blocks")
+    return blocks_plan(inputs)
+
+
+def blocks_plan(inputs: PlanInputs) -> ExecutionPlan:
+    """Plan blocks: tiles where the objective has a summary with these targets, else blocks of
+    queries.
+
+    Args:
+        inputs: The comparison and the memory.
+
+    Returns:
+        The plan.
+
+    Raises:
+        VisavisError: If even the smallest block does not fit into the memory.
+    """
+    return _plan_tiles(inputs) if inputs.uses_tiles else _plan_rows(inputs)
 
 
 def _cap_block_budget(inputs: PlanInputs, budget: int, minimum: int) -> int:
@@ -306,7 +288,15 @@ def _cap_block_budget(inputs: PlanInputs, budget: int, minimum: int) -> int:
     return budget if inputs.score_cost is None else min(budget, max(MAX_BLOCK_BYTES, minimum))
 
 
-def _plan_dense(inputs: PlanInputs) -> ExecutionPlan:
+def dense_plan(inputs: PlanInputs) -> ExecutionPlan:
+    """Plan one matrix.
+
+    Args:
+        inputs: The comparison.
+
+    Returns:
+        The plan, whatever the memory is.
+    """
     images, texts = inputs.queries
     all_texts, all_images = inputs.candidates
     loss_cost = inputs.term_cost + inputs.term_cost
@@ -347,60 +337,42 @@ def _plan_tiles(inputs: PlanInputs) -> ExecutionPlan:
     tile_budget = _cap_block_budget(inputs, budget, cost.total_bytes(1, 1))
     tile = block_shape(height, width, cost, tile_budget, max_shape=max_shape)
     tile_bytes = cost.total_bytes(min(tile[0], height), min(tile[1], width))
-    cached_bytes = (
-        int(min(MAX_CACHED_TILE_BYTES, max(budget - tile_bytes, 0))) if has_second_pass else 0
-    )
+    cached_bytes = 0
+    if has_second_pass:
+        score_bytes = height * width * inputs.element_bytes
+        cached_bytes = int(min(MAX_CACHED_TILE_BYTES, max(budget - tile_bytes, 0), score_bytes))
     scores_whole_rows = (
         inputs.score_cost is None or inputs.score_cost.total_bytes(tile[0], width) <= tile_budget
     )
-    peak_bytes = (
-        inputs.unit_vector_bytes + tile_bytes + _peak_cache_bytes(inputs, tile, cached_bytes)
-    )
-    columns = (width, height) if scores_whole_rows else (tile[1], tile[1])
-    expected_bytes = max(peak_bytes, inputs.gradient_bytes)
+    peak_bytes = inputs.unit_vector_bytes + tile_bytes + cached_bytes
     return ExecutionPlan(
-        "tiles", inputs.queries, (tile[0], tile[0]), columns, tile, cached_bytes, expected_bytes
+        "blocks",
+        inputs.queries,
+        (tile[0], tile[0]),
+        (width, height) if scores_whole_rows else (tile[1], tile[1]),
+        tile_shape=tile,
+        cached_bytes=cached_bytes,
+        expected_bytes=max(peak_bytes, inputs.gradient_bytes),
     )
 
 
-def _peak_cache_bytes(inputs: PlanInputs, tile: IntPair, cache_bytes: int) -> int:
-    """Peak memory of cached tiles. Simulates the caching of `TileGrid`."""
-    height, width = inputs.targets[0].shape
-    if inputs.world_size > 1:
-        return min(cache_bytes, height * width * inputs.element_bytes)
-    num_steps = max(min(-(-height // tile[0]), -(-width // tile[1])), 1)
-    cell_bytes = height * width / num_steps**2 * inputs.element_bytes
-    band = int(max_cached_band(cache_bytes, cell_bytes))
-    num_cached = 0
-    peak = 0
-    completed_in = [0] * num_steps
-    for step in range(num_steps):
-        for last_step in range(step, min(step + band + 1, num_steps)):
-            num_tiles = 1 if last_step == step else 2
-            completed_in[last_step] += num_tiles
-            num_cached += num_tiles
-        peak = max(peak, num_cached)
-        num_cached -= completed_in[step]
-    return int(min(cache_bytes, peak * cell_bytes))
-
-
-def _plan_rows(inputs: PlanInputs, path: Literal["cached", "row_blocks"]) -> ExecutionPlan:
-    is_cached = path == "cached"
+def _plan_rows(inputs: PlanInputs) -> ExecutionPlan:
     score_bytes = inputs.element_bytes * (1 if inputs.score_cost is None else 2)
     terms = inputs.term_cost + BlockCost(score_bytes)
     # With a sum reduction both directions share one gradient buffer, otherwise each has its own.
-    fork_bytes = 0 if is_cached or inputs.objective.reduction == "sum" else inputs.gradient_bytes
-    fixed_bytes = (inputs.matrix_bytes if is_cached else inputs.unit_vector_bytes) + fork_bytes
-    max_scores = MAX_CACHED_ROW_BLOCK_SCORES if is_cached else MAX_ROW_BLOCK_SCORES
+    fork_bytes = 0 if inputs.objective.reduction == "sum" else inputs.gradient_bytes
+    fixed_bytes = inputs.unit_vector_bytes + fork_bytes
     image_cost = inputs.score_cost or BlockCost(0.0)
     costs = image_cost, image_cost.transposed
-    rows = []
-    columns = []
+    rows = list[int]()
+    columns = list[int]()
     block_bytes = 0
     for queries, candidates, score_cost in zip(
         inputs.queries, inputs.candidates, costs, strict=True
     ):
-        max_rows = inputs.block_rows or max(MIN_FAST_BLOCK_ROWS, max_scores // max(candidates, 1))
+        max_rows = inputs.block_rows or max(
+            MIN_FAST_BLOCK_ROWS, MAX_ROW_BLOCK_SCORES // max(candidates, 1)
+        )
         minimum = terms.total_bytes(1, candidates) + score_cost.total_bytes(1, 1)
         budget = _cap_block_budget(inputs, inputs.block_budget - fixed_bytes, minimum)
         height, width = _fit_rows(queries, candidates, max_rows, terms, score_cost, budget)
@@ -411,17 +383,13 @@ def _plan_rows(inputs: PlanInputs, path: Literal["cached", "row_blocks"]) -> Exe
             block_bytes,
             terms.total_bytes(height, candidates) + score_cost.total_bytes(height, width),
         )
-    peak_bytes = fixed_bytes + (
-        max(block_bytes, inputs.unit_vector_bytes) if is_cached else block_bytes
-    )
-    expected_bytes = max(peak_bytes, inputs.gradient_bytes)
     return ExecutionPlan(
-        path,
+        "blocks",
         inputs.queries,
         (rows[0], rows[1]),
         (columns[0], columns[1]),
         shares_blocks=inputs.shares_blocks,
-        expected_bytes=expected_bytes,
+        expected_bytes=max(fixed_bytes + block_bytes, inputs.gradient_bytes),
     )
 
 
@@ -561,7 +529,7 @@ class Planner:
         # Batches of ever new lengths must not fill the memory.
         if len(self.plans) >= MAX_CACHED_PLANS:
             self.plans.clear()
-        self.plans[key] = _plan_rows(inputs, "row_blocks") if in_rows else choose_plan(inputs)
+        self.plans[key] = _plan_rows(inputs) if in_rows else choose_plan(inputs)
         return self.plans[key]
 
     def plan_sizes(

@@ -18,9 +18,9 @@ from visavis.losses.logits import OptionalScalar
 from visavis.losses.pair_loss.candidates import CandidatePool
 from visavis.losses.pair_loss.plan import ExecutionPlan
 from visavis.losses.pair_loss.scores import (
+    CosineScores,
     FunctionScores,
     InputGradients,
-    RecomputedCosines,
     ScoreBlock,
     Scores,
     cosine,
@@ -161,7 +161,7 @@ class ObservedFunction(ObservedScores, FunctionScores):
         return self._observed(super().block(rows, columns, with_grad=False), rows, passes_on=False)
 
 
-class ObservedCosines(ObservedScores, RecomputedCosines):
+class ObservedCosines(ObservedScores, CosineScores):
     """Cosines, with the gradient of normalized vectors instead of embeddings."""
 
     def block(

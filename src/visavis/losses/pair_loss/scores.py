@@ -415,8 +415,9 @@ class _CosineMatrix(torch.autograd.Function):
 
 
 class CosineScores(Scores):
-    """Base class of cosine scores. Products run in the dtype of autocast where it is enabled, sums
-    in float32 or better.
+    """Cosines with one product per block. Each gradient is propagated to the vectors while its
+    block is in memory. Products run in the dtype of autocast where it is enabled, sums in float32 or
+    better.
 
     Args:
         images: All images.
@@ -445,6 +446,7 @@ class CosineScores(Scores):
         self.scale_gradient = (
             torch.zeros((), dtype=self.dtype, device=visual.device) if self.parameters else None
         )
+        self.buffer_by_dtype: dict[torch.dtype, Tensor] = {}
 
     def scaled_by(self, factor: float) -> Self:
         """Multiply all scores by a factor. Products that may not fit into float16 run in the dtype
@@ -487,24 +489,6 @@ class CosineScores(Scores):
     def total_factor(self) -> float:
         """The scale times the factor of the scores."""
         return self.factor if self.scale is None else self.factor * self.scale
-
-
-class RecomputedCosines(CosineScores):
-    """Cosines with one product per block. Each gradient is propagated to the vectors while its
-    block is in memory.
-
-    Args:
-        images: All images.
-        texts: All texts.
-        scale: Factor of the scores.
-        needs_grad: Which tensors need a gradient.
-    """
-
-    def __init__(
-        self, images: Encoded, texts: Encoded, scale: Tensor | float | None, needs_grad: NeedsGrad
-    ):
-        super().__init__(images, texts, scale, needs_grad)
-        self.buffer_by_dtype: dict[torch.dtype, Tensor] = {}
 
     def fork(self) -> Self:
         scale_gradient = (
@@ -601,64 +585,6 @@ class RecomputedCosines(CosineScores):
                 height * width, dtype=dtype
             )
         return self.buffer_by_dtype[dtype].detach()[: height * width].view(height, width)
-
-
-class CachedCosines(CosineScores):
-    """Cosines as one cached matrix, with a matrix of gradients that is propagated to the vectors at
-    the end.
-
-    Args:
-        images: All images.
-        texts: All texts.
-        scale: Factor of the scores.
-        needs_grad: Which tensors need a gradient.
-    """
-
-    def __init__(
-        self, images: Encoded, texts: Encoded, scale: Tensor | float | None, needs_grad: NeedsGrad
-    ):
-        super().__init__(images, texts, scale, needs_grad)
-        visual, textual = (side.matmul_rows for side in self.unit_vectors)
-        self.matrix = torch.mm(self.apply_scale(visual), textual.T).to(self.dtype)
-        has_gradient = self.parameters or any(map(any, needs_grad))
-        self.score_grads = torch.zeros_like(self.matrix if has_gradient else self.matrix[:0])
-
-    def gradients(self) -> InputGradients:
-        visual, textual = self.unit_vectors
-        total = self.score_grads.to(visual.matmul_rows.dtype)
-        if visual.needs_grad or self.scale_gradient is not None:
-            visual.gradient = torch.mm(total, textual.matmul_rows).to(self.dtype)
-            if self.scale_gradient is not None:
-                self.scale_gradient += torch.linalg.vecdot(visual.gradient, visual.unit_rows).sum()
-            visual.gradient = self.apply_scale(visual.gradient)
-        if textual.needs_grad:
-            textual.gradient = torch.mm(total.T, self.apply_scale(visual.matmul_rows)).to(
-                self.dtype
-            )
-        return super().gradients()
-
-    def fork(self) -> Self:
-        return self._changed(score_grads=torch.zeros_like(self.score_grads))
-
-    def merge(self, other: Self, weights: Sequence[float]) -> InputGradients:
-        self.score_grads.mul_(weights[0]).add_(other.score_grads, alpha=weights[1])
-        return self.gradients()
-
-    def score_block(self, rows: slice, columns: slice, *, with_grad: bool) -> ScoreBlock:
-        total = (self.score_grads.T if self.is_transposed else self.score_grads)[rows, columns]
-
-        def accumulate(gradient: Tensor) -> None:
-            total.add_(gradient)
-
-        return ScoreBlock(
-            (self.matrix.T if self.is_transposed else self.matrix)[rows, columns].contiguous(),
-            accumulate,
-        )
-
-    def score_pairs(self, query: Tensor, candidate: Tensor, blocks: Sequence[slice]) -> Tensor:
-        return (self.matrix.T if self.is_transposed else self.matrix)[
-            query + self.query_offset, candidate
-        ]
 
 
 class FunctionScores(Scores):

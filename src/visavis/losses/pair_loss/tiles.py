@@ -10,7 +10,7 @@ takes a second pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -40,8 +40,6 @@ class Tile(NamedTuple):
         pair_positions: Row and column of each of them in the tile.
         positive_scores: Their scores.
         block: The scores and the accumulation of their gradient.
-        last_step: Step after which the tile returns from the cache. None: it is not cached.
-        exponentials: Exponentials of a tile from the cache.
     """
 
     rows: slice
@@ -50,8 +48,6 @@ class Tile(NamedTuple):
     pair_positions: tuple[Tensor, Tensor]
     positive_scores: Tensor
     block: ScoreBlock
-    last_step: int | None = None
-    exponentials: TileExponentials | None = None
 
     @property
     def scores(self) -> Tensor:
@@ -70,36 +66,28 @@ class Tile(NamedTuple):
         return memory[: self.scores.numel()].view(self.scores.shape)
 
 
-class TileGrid:
-    """All tiles of a score matrix, in steps for the two passes of a log-sum-exp.
-
-    Step k scores the tiles of row block k and of column block k that no earlier step scored. These
-    rows and columns are complete after the step. Tiles near the diagonal therefore wait only a few
-    steps for the second pass, and the exponentials of a band of them are cached in the meantime.
-    Tiles far from the diagonal are scored a second time.
+class Tiles:
+    """All tiles of a score matrix.
 
     Args:
         scores: Scores of the queries of this rank against all candidates.
         targets: Targets of the image-to-text direction.
         tile_shape: Rows and columns of a tile.
-        in_steps: False for a single step over all tiles.
-        cache_bytes: Memory for cached tiles.
+
+    Attributes:
+        row_blocks: Queries of each row of tiles.
+        positions: Row and column of each tile among the tiles.
+        query: Query of each positive pair, in the order of the tiles.
+        candidate: Candidate of each positive pair.
     """
 
-    def __init__(
-        self,
-        scores: Scores,
-        targets: Targets,
-        tile_shape: tuple[int, int],
-        *,
-        in_steps: bool,
-        cache_bytes: int,
-    ):
+    def __init__(self, scores: Scores, targets: Targets, tile_shape: tuple[int, int]):
         self.scores = scores
         self.targets = targets
         height, width = tile_shape
         self.row_blocks = chunk_slices(scores.shape[0], height)
         self.column_blocks = chunk_slices(scores.shape[1], width)
+        self.positions = list(product(range(len(self.row_blocks)), range(len(self.column_blocks))))
         query, candidate = targets.positive_pairs(self.row_blocks)
         tile_numbers, order = (
             query // height * max(len(self.column_blocks), 1) + candidate // width
@@ -107,108 +95,33 @@ class TileGrid:
         self.query = query[order]
         self.candidate = candidate[order]
         self.pair_bounds = torch.searchsorted(
-            tile_numbers,
-            torch.arange(
-                len(self.row_blocks) * len(self.column_blocks) + 1, device=tile_numbers.device
-            ),
+            tile_numbers, torch.arange(len(self.positions) + 1, device=tile_numbers.device)
         ).tolist()
-        self.num_steps = (
-            max(min(len(self.row_blocks), len(self.column_blocks)), 1) if in_steps else 1
-        )
-        self.cached_tiles: list[list[Tile]] = [[] for _ in range(self.num_steps)]
-        self.uncached_tiles: list[tuple[int, int]] = []
-        self.cache_bytes_left = cache_bytes if scores.is_cheap else 0
-        self.band = max_cached_band(
-            self.cache_bytes_left,
-            math.prod(scores.shape) / self.num_steps**2 * torch.finfo(scores.dtype).bits / 8,
-        )
-        # Memory of cached tiles is used again. Fresh memory pages would cost as much time as all
-        # other work on a tile.
-        self.free_memory: list[Tensor] = []
         self.negative: tuple[slice, Tensor] | None = None
 
-    def first_pass(self, step: int) -> Iterator[Tile]:
-        """Score the tiles of a step.
+    def score(self, row: int, column: int, *, with_grad: bool) -> Tile:
+        """Score a tile.
 
         Args:
-            step: The step.
-
-        Yields:
-            The tiles.
-        """
-        for row in range(len(self.row_blocks)):
-            for column in range(len(self.column_blocks)):
-                steps = self._step(row, self.row_blocks), self._step(column, self.column_blocks)
-                if min(steps) != step:
-                    continue
-                tile = self._tile(row, column, with_grad=self.scores.is_cheap)
-                if max(steps) - step <= self.band and self.cache_bytes_left >= tile.scores.nbytes:
-                    self.cache_bytes_left -= tile.scores.nbytes
-                    yield tile._replace(last_step=max(steps))
-                else:
-                    self.uncached_tiles.append((row, column))
-                    yield tile
-
-    def memory_of(self, tile: Tile) -> Tensor:
-        """Take memory for the exponentials of a tile that is cached until the second pass.
-
-        Args:
-            tile: The tile.
+            row: Row of the tile among the tiles.
+            column: Its column.
+            with_grad: Whether its gradient will be accumulated.
 
         Returns:
-            Memory of the shape of its scores.
+            The tile, whose scores the next one overwrites.
         """
-        return (
-            tile.view_of(self.free_memory.pop())
-            if self.free_memory
-            else torch.empty_like(tile.scores)
-        )
-
-    def cache(self, tile: Tile, exponentials: TileExponentials) -> None:
-        """Cache the exponentials of a tile until its rows and columns are complete, if the tile is
-        one to cache.
-
-        Args:
-            tile: The tile, whose scores are overwritten by the next one.
-            exponentials: Its exponentials, in memory that no other tile uses.
-        """
-        if tile.last_step is not None:
-            block = ScoreBlock(exponentials.values, tile.block.accumulate_grad)
-            self.cached_tiles[tile.last_step].append(
-                tile._replace(block=block, exponentials=exponentials)
-            )
-
-    def second_pass(self, step: int) -> Iterator[Tile]:
-        """Return to the tiles whose rows and columns are complete after a step. The last step
-        scores all uncached tiles again.
-
-        Args:
-            step: The step.
-
-        Yields:
-            The tiles.
-        """
-        while self.cached_tiles[step]:
-            tile = self.cached_tiles[step].pop()
-            self.cache_bytes_left += tile.scores.nbytes
-            yield tile
-            if tile.scores.numel() == self.max_tile_scores:
-                self.free_memory.append(tile.scores.flatten())
-        if step == self.num_steps - 1:
-            yield from (
-                self._tile(row, column, with_grad=True) for row, column in self.uncached_tiles
-            )
-
-    def completed_by(self, step: int) -> tuple[slice, slice]:
-        """Return the rows and the columns that a step completes.
-
-        Args:
-            step: The step.
-
-        Returns:
-            Rows and columns.
-        """
-        return self._covered(step, self.row_blocks), self._covered(step, self.column_blocks)
+        rows = self.row_blocks[row]
+        columns = self.column_blocks[column]
+        number = row * len(self.column_blocks) + column
+        pairs = slice(*self.pair_bounds[number : number + 2])
+        block = self.scores.block(rows, columns, with_grad=with_grad)
+        positions = (self.query[pairs] - rows.start, self.candidate[pairs] - columns.start)
+        positive = block.scores[positions]
+        if self.targets.is_defined_by_ids:
+            block.scores[positions] = NEG_INF
+        else:
+            block.scores.masked_fill_(~self._negative(rows)[:, columns], NEG_INF)
+        return Tile(rows, columns, pairs, positions, positive, block)
 
     @property
     def max_tile_scores(self) -> int:
@@ -230,48 +143,11 @@ class TileGrid:
         """
         return torch.full(length, value, dtype=self.scores.dtype, device=self.query.device)
 
-    def _step(self, number: int, blocks: list[slice]) -> int:
-        return number * self.num_steps // len(blocks)
-
-    def _covered(self, step: int, blocks: list[slice]) -> slice:
-        covered = [
-            block for number, block in enumerate(blocks) if self._step(number, blocks) == step
-        ]
-        return slice(covered[0].start, covered[-1].stop) if covered else slice(0, 0)
-
-    def _tile(self, row: int, column: int, *, with_grad: bool) -> Tile:
-        rows = self.row_blocks[row]
-        columns = self.column_blocks[column]
-        number = row * len(self.column_blocks) + column
-        pairs = slice(*self.pair_bounds[number : number + 2])
-        block = self.scores.block(rows, columns, with_grad=with_grad)
-        positions = (self.query[pairs] - rows.start, self.candidate[pairs] - columns.start)
-        positive = block.scores[positions]
-        if self.targets.is_defined_by_ids:
-            block.scores[positions] = NEG_INF
-        else:
-            block.scores.masked_fill_(~self._negative(rows)[:, columns], NEG_INF)
-        return Tile(rows, columns, pairs, positions, positive, block)
-
     def _negative(self, rows: slice) -> Tensor:
         """Negative pairs of some rows, computed once for all tiles of these rows."""
         if self.negative is None or self.negative[0] != rows:
             self.negative = rows, self.targets[rows].negative
         return self.negative[1]
-
-
-def max_cached_band(cache_bytes: float, cell_bytes: float) -> float:
-    """Compute the widest band next to the diagonal whose tiles that wait for a later step fit into
-    the cache.
-
-    Args:
-        cache_bytes: Memory of the cache.
-        cell_bytes: Memory of one tile.
-
-    Returns:
-        The band for which ``band * (band + 1)`` tiles fit.
-    """
-    return (math.sqrt(1 + 4 * cache_bytes / max(cell_bytes, 1)) - 1) / 2
 
 
 class TileExponentials:
@@ -374,7 +250,7 @@ def run_tiles(
         targets: Targets of the image-to-text direction.
         tile_shape: Rows and columns of a tile.
         group: Process group.
-        cache_bytes: Memory for tiles that are cached for the second pass.
+        cache_bytes: Memory for exponentials of tiles that are not scored a second time.
         needs_grad: Whether to compute gradients.
 
     Returns:
@@ -382,21 +258,16 @@ def run_tiles(
     """
     summary = objective.summary(targets)
     if isinstance(summary, NegativeLogSumExp):
-        scaled = scores.scaled_by(summary.scale)
-        in_steps = group.world_size == 1
-        tiles = TileGrid(
-            scaled,
-            targets,
-            tile_shape,
-            in_steps=in_steps,
-            cache_bytes=cache_bytes if needs_grad else 0,
+        tiles = Tiles(scores.scaled_by(summary.scale), targets, tile_shape)
+        loss = _SummaryLoss(objective, tiles, group, needs_grad=needs_grad)
+        _log_sum_exp_loss(loss, summary.scale, cache_bytes if scores.is_cheap else 0)
+    else:
+        loss = _SummaryLoss(
+            objective, Tiles(scores, targets, tile_shape), group, needs_grad=needs_grad
         )
-        return _log_sum_exp_loss(objective, summary.scale, tiles, group, needs_grad=needs_grad)
-    return _hardest_loss(
-        objective,
-        TileGrid(scores, targets, tile_shape, in_steps=False, cache_bytes=0),
-        group,
-        needs_grad=needs_grad,
+        _hardest_loss(loss)
+    return ValueAndGradients(
+        group.all_reduce_sum(loss.value), loss.tiles.scores.gradients(), loss.annotation_grads
     )
 
 
@@ -406,7 +277,7 @@ class _SummaryLoss:
     """
 
     def __init__(
-        self, objective: SummaryObjective, tiles: TileGrid, group: ProcessGroup, *, needs_grad: bool
+        self, objective: SummaryObjective, tiles: Tiles, group: ProcessGroup, *, needs_grad: bool
     ):
         self.objective = objective
         self.tiles = tiles
@@ -426,101 +297,89 @@ class _SummaryLoss:
             tiles.new_tensor(length, value=0.0) for length in tiles.scores.shape
         )
 
-    def add_terms(self, rows: slice, columns: slice) -> None:
-        """Add the terms of the pairs in some rows, and of those in some columns, whose summaries
-        are complete.
-        """
-        for summaries, summary_grads, queries, complete, is_transposed in (
-            (self.rows, self.row_grads, self.tiles.query, rows, False),
-            (self.columns, self.column_grads, self.tiles.candidate, columns, True),
+    def add_terms(self) -> None:
+        """Add the terms of all pairs in both directions, whose summaries are complete."""
+        for summaries, summary_grads, query, is_transposed in (
+            (self.rows, self.row_grads, self.tiles.query, False),
+            (self.columns, self.column_grads, self.tiles.candidate, True),
         ):
-            pairs = ((queries >= complete.start) & (queries < complete.stop)).nonzero()[:, 0]
             with torch.set_grad_enabled(self.needs_grad):
-                summary = summaries[complete].requires_grad_(self.needs_grad)
-                positive = self.positive[pairs].requires_grad_(self.needs_grad)
+                summary = summaries.detach().requires_grad_(self.needs_grad)
+                positive = self.positive.detach().requires_grad_(self.needs_grad)
                 targets, annotations = with_annotation_leaves(self.tiles.targets, self.names)
-                query = queries[pairs]
-                negatives = summary[query - complete.start]
                 terms = self.objective.pair_terms(
-                    negatives, positive, query, targets.T if is_transposed else targets
+                    summary[query], positive, query, targets.T if is_transposed else targets
                 )
                 value = terms.sum() * self.term_weight
             # Not in place: the dtype of the annotations may be wider than that of the scores.
             self.value = self.value + value.detach()
             if value.requires_grad:
-                inputs = [summary, positive, *annotations]
                 summary_grad, positive_grad, *grads = torch.autograd.grad(
-                    value, inputs, allow_unused=True, materialize_grads=True
+                    value,
+                    [summary, positive, *annotations],
+                    allow_unused=True,
+                    materialize_grads=True,
                 )
-                summary_grads[complete] = summary_grad
-                self.positive_grads[pairs] += positive_grad
+                summary_grads += summary_grad
+                self.positive_grads += positive_grad
                 for (_, total), gradient in zip(self.annotation_grads, grads, strict=True):
                     total += gradient
 
-    def result(self) -> ValueAndGradients:
-        return ValueAndGradients(
-            self.group.all_reduce_sum(self.value),
-            self.tiles.scores.gradients(),
-            self.annotation_grads,
-        )
 
-
-def _log_sum_exp_loss(
-    objective: SummaryObjective,
-    scale: float,
-    tiles: TileGrid,
-    group: ProcessGroup,
-    *,
-    needs_grad: bool,
-) -> ValueAndGradients:
+def _log_sum_exp_loss(loss: _SummaryLoss, scale: float, cache_bytes: int) -> None:
     """Compute a loss that summarizes the negatives of each row and of each column by a log-sum-exp.
 
-    Each step of the grid has three stages:
-
-    1. First pass: each new tile ``[R, C]`` is scored, and its exponentials are added to the
-       log-sum-exp of its rows and of its columns.
-    2. The rows and columns that the step completes: their terms are added to the loss. This also
-       gives the gradient of each log-sum-exp.
+    1. First pass: each tile ``[R, C]`` is scored, and its exponentials are added to the log-sum-exp
+       of its rows and of its columns.
+    2. The terms give the gradient of each log-sum-exp.
     3. Second pass: the gradient of a score is its softmax weight in its row times the gradient of
        the row, plus the same for its column. Positive scores have the gradient of their terms
        instead. The exponentials come from the cache, or the tile is scored again.
 
-    ``tiles`` holds scaled scores, so positive scores are divided by ``scale``.
+    The tiles hold scaled scores, so positive scores are divided by ``scale``.
     """
-    loss = _SummaryLoss(objective, tiles, group, needs_grad=needs_grad)
+    tiles = loss.tiles
+    group = loss.group
     memory = tiles.new_tensor(tiles.max_tile_scores)
-    for step in range(tiles.num_steps):
-        for tile in tiles.first_pass(step):
-            loss.positive[tile.pairs] = tile.positive_scores / scale
-            exponentials = TileExponentials(
-                tile.scores,
-                tile.view_of(memory) if tile.last_step is None else tiles.memory_of(tile),
-            )
-            for running, items, sums in zip(
-                (loss.rows, loss.columns),
-                (tile.rows, tile.columns),
-                exponentials.log_sums,
-                strict=True,
-            ):
-                running[items] = torch.logaddexp(running[items], sums)
-            tiles.cache(tile, exponentials)
-        rows, columns = tiles.completed_by(step)
-        loss.columns[columns] = group.all_gather_stack(loss.columns[columns]).logsumexp(0)
-        loss.add_terms(rows, columns)
-        loss.column_grads[columns] = group.all_reduce_sum(loss.column_grads[columns])
-        for tile in tiles.second_pass(step) if needs_grad else ():
-            totals = _inf_if_empty(loss.rows[tile.rows]), _inf_if_empty(loss.columns[tile.columns])
-            exponentials = tile.exponentials or TileExponentials(tile.scores, tile.scores, totals)
-            gradient = exponentials.gradient(
-                totals,
-                (loss.row_grads[tile.rows], loss.column_grads[tile.columns]),
-                tile.view_of(memory),
-            )
-            gradient[tile.pair_positions] = loss.positive_grads[tile.pairs] / scale
-            tile.block.accumulate_grad(gradient)
-            # Free the tile before the next one is scored.
-            del tile, exponentials, gradient
-    return loss.result()
+    num_cached = min(cache_bytes // memory.element_size(), math.prod(tiles.scores.shape))
+    free = memory.new_empty(num_cached if loss.needs_grad else 0)
+    cached = dict[tuple[int, int], tuple[Tile, TileExponentials]]()
+    for position in tiles.positions:
+        tile = tiles.score(*position, with_grad=tiles.scores.is_cheap)
+        loss.positive[tile.pairs] = tile.positive_scores / scale
+        is_cached = len(free) >= tile.scores.numel()
+        exponentials = TileExponentials(tile.scores, tile.view_of(free if is_cached else memory))
+        if is_cached:
+            free = free[tile.scores.numel() :]
+            cached[position] = tile, exponentials
+        for running, items, sums in zip(
+            (loss.rows, loss.columns),
+            (tile.rows, tile.columns),
+            exponentials.log_sums,
+            strict=True,
+        ):
+            running[items] = torch.logaddexp(running[items], sums)
+        # Free the tile before the next one is scored.
+        del tile, exponentials
+    loss.columns = group.all_gather_stack(loss.columns).logsumexp(0)
+    loss.add_terms()
+    loss.column_grads = group.all_reduce_sum(loss.column_grads)
+    for position in tiles.positions if loss.needs_grad else ():
+        stored = cached.pop(position, None)
+        tile = tiles.score(*position, with_grad=True) if stored is None else stored[0]
+        totals = _inf_if_empty(loss.rows[tile.rows]), _inf_if_empty(loss.columns[tile.columns])
+        exponentials = (
+            TileExponentials(tile.scores, tile.scores, totals) if stored is None else stored[1]
+        )
+        gradient = exponentials.gradient(
+            totals,
+            (loss.row_grads[tile.rows], loss.column_grads[tile.columns]),
+            tile.view_of(memory),
+        )
+        gradient[tile.pair_positions] = loss.positive_grads[tile.pairs] / scale
+        tile.block.accumulate_grad(gradient)
+        # Free the tile before the next one is scored.
+        del tile, stored, exponentials, gradient
 
 
 def _inf_if_empty(sums: Tensor) -> Tensor:
@@ -528,24 +387,25 @@ def _inf_if_empty(sums: Tensor) -> Tensor:
     return sums.masked_fill(sums == NEG_INF, -NEG_INF)
 
 
-def _hardest_loss(
-    objective: SummaryObjective, tiles: TileGrid, group: ProcessGroup, *, needs_grad: bool
-) -> ValueAndGradients:
+def _hardest_loss(loss: _SummaryLoss) -> None:
     """Compute a loss that reads only the hardest negative of each row and of each column.
 
     One pass finds these maxima with their positions. Then only the positive pairs and the hardest
     pairs have a gradient, so no tile is scored again. The maximum of a column is that over all
     processes. Only the process that scored it adds its gradient.
     """
-    loss = _SummaryLoss(objective, tiles, group, needs_grad=needs_grad)
+    tiles = loss.tiles
+    group = loss.group
     row_argmax, column_argmax = (tiles.query.new_zeros(length) for length in tiles.scores.shape)
-    for tile in tiles.first_pass(0):
+    for position in tiles.positions:
+        tile = tiles.score(*position, with_grad=False)
         loss.positive[tile.pairs] = tile.positive_scores
         _update_max(loss.rows, row_argmax, tile.rows, tile.columns.start, tile.scores)
         _update_max(loss.columns, column_argmax, tile.columns, tile.rows.start, tile.scores.T)
+        del tile  # before the next one is scored
     loss.columns, owner = group.all_gather_stack(loss.columns).max(0)
-    loss.add_terms(*tiles.completed_by(0))
-    if needs_grad:
+    loss.add_terms()
+    if loss.needs_grad:
         all_rows, all_columns = (
             torch.arange(length, device=owner.device) for length in tiles.scores.shape
         )
@@ -557,7 +417,6 @@ def _hardest_loss(
         tiles.scores.accumulate_pair_grads(
             query[nonzero], candidate[nonzero], gradient[nonzero], tiles.row_blocks
         )
-    return loss.result()
 
 
 def _update_max(best: Tensor, argmax: Tensor, rows: slice, first: int, scores: Tensor) -> None:
