@@ -153,6 +153,18 @@ def current_scale(scale: Scale) -> Tensor | float | None:
     return scale
 
 
+def promote_half(scores: Tensor) -> Tensor:
+    """Convert half precision to float32.
+
+    Args:
+        scores: A tensor.
+
+    Returns:
+        The tensor in float32 or wider.
+    """
+    return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+
+
 class ScaleAndBias(NamedTuple):
     """Scale and bias of one call. None means not scaled or not shifted.
 
@@ -161,8 +173,20 @@ class ScaleAndBias(NamedTuple):
         bias: Added after the scale.
     """
 
-    scale: OptionalScalar
-    bias: OptionalScalar
+    scale: OptionalScalar = None
+    bias: OptionalScalar = None
+
+    def apply(self, scores: Tensor) -> Tensor:
+        """Scale and shift scores. A bias is added in float32 or wider.
+
+        Args:
+            scores: Scores.
+
+        Returns:
+            A tensor of the same shape.
+        """
+        scores = scores if self.scale is None else scores * self.scale
+        return scores if self.bias is None else promote_half(scores) + self.bias
 
 
 def resolve_scale_and_bias(

@@ -20,6 +20,7 @@ from visavis.core.fields import (
     require_field,
     validate_fields,
 )
+from visavis.losses.logits import promote_half
 from visavis.losses.pair_summaries import (
     HardestNegative,
     NegativeSummary,
@@ -384,18 +385,6 @@ def validate_targets(targets: Targets, shape: torch.Size) -> None:
         raise ShapeError(
             f"targets: expected the shape of the scores, {list(shape)}, got {list(targets.shape)}."
         )
-
-
-def promote_half(scores: Tensor) -> Tensor:
-    """Convert half precision to float32.
-
-    Args:
-        scores: A tensor.
-
-    Returns:
-        The tensor in float32 or wider.
-    """
-    return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
 
 
 def add_positive_scores(objective: Objective, scores: Tensor, targets: Targets) -> Targets:

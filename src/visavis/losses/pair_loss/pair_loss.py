@@ -11,23 +11,22 @@ tensor(True)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from visavis.core.blocking import Score, ScoreCost, checked_scores
-from visavis.core.encoded import Encoded, Items, as_encoded
+from visavis.core.blocking import Score, ScoreCost
+from visavis.core.encoded import Encoded, Items
 from visavis.core.errors import (
     ShapeError,
     SpecError,
-    VisavisError,
     format_value,
     log_debug,
     warn,
 )
 from visavis.core.memory_budget import MemoryLimit
-from visavis.core.process_group import ProcessGroup, select_process_group
+from visavis.core.process_group import select_process_group
 from visavis.losses.logits import (
     OptionalScalar,
     Scale,
@@ -38,43 +37,33 @@ from visavis.losses.logits import (
 )
 from visavis.losses.objective import (
     Objective,
-    PairwiseObjective,
-    SummaryObjective,
-    promote_half,
     validate_half_scale,
-    validate_targets,
 )
 from visavis.losses.pair_loss.blocks import (
-    ValueAndGradients,
     run_row_blocks,
-    run_shared_blocks,
 )
-from visavis.losses.pair_loss.candidates import (
-    CandidatePool,
-    ExtraCandidates,
-    add_extra_candidates,
-    are_local_positions,
-    concatenate_items,
+from visavis.losses.pair_loss.comparison import (
+    NO_EXTRA_ITEMS,
+    BatchIds,
+    Comparison,
+    ExtraItems,
     describe_batch,
-    encode_in_chunks,
-    gather_extra_candidates,
-    gather_targets,
+    gather_comparison,
     has_no_negatives,
+    make_targets,
+)
+from visavis.losses.pair_loss.items import (
+    as_items,
+    encode_in_chunks,
     smaller_dims,
-    targets_from_ids,
-    truncate_embeddings,
     validate_matryoshka_dims,
 )
+from visavis.losses.pair_loss.paths import CandidatePool, blockwise_loss, dense_loss
 from visavis.losses.pair_loss.plan import ExecutionPlan, Planner
 from visavis.losses.pair_loss.score_gradients import ScoreGradients, observed_scores
 from visavis.losses.pair_loss.scores import (
-    CosineScores,
-    FunctionScores,
-    Scores,
     cosine,
-    trainable,
 )
-from visavis.losses.pair_loss.tiles import run_tiles
 from visavis.losses.targets import (
     Ids,
     Targets,
@@ -83,41 +72,11 @@ from visavis.losses.targets import (
 )
 
 EncodeFunction = Callable[[Any], Items]
+UNSCALED = ScaleAndBias()
 BATCHES_BEFORE_WARNING = 2
 """Number of first batches without a negative after which the loss warns. A single one may be the
 last, smaller batch of a data set.
 """
-
-
-class _Comparison(NamedTuple):
-    """Inputs of one call: items of this rank, extra candidates and targets of both directions,
-    scale and bias, and ranks.
-    """
-
-    images: Encoded
-    texts: Encoded
-    extra_images: ExtraCandidates | None
-    extra_texts: ExtraCandidates | None
-    targets: tuple[Targets, Targets]
-    scale_and_bias: ScaleAndBias
-    group: ProcessGroup
-
-    @property
-    def has_extra_candidates(self) -> bool:
-        return self.extra_images is not None or self.extra_texts is not None
-
-    def truncate(self, embedding_dim: int) -> _Comparison:
-        """The same comparison at the leading dimensions of all embeddings."""
-        return self._replace(
-            images=truncate_embeddings(self.images, embedding_dim),
-            texts=truncate_embeddings(self.texts, embedding_dim),
-            extra_images=None
-            if self.extra_images is None
-            else self.extra_images.truncate(embedding_dim),
-            extra_texts=None
-            if self.extra_texts is None
-            else self.extra_texts.truncate(embedding_dim),
-        )
 
 
 class PairLoss(nn.Module):
@@ -246,12 +205,12 @@ class PairLoss(nn.Module):
             SpecError: If scale or bias is invalid.
         """
         comparison = self._compare(
-            _as_items("images", images),
-            _as_items("texts", texts),
-            (image_ids, text_ids),
+            as_items("images", images),
+            as_items("texts", texts),
+            BatchIds(image_ids, text_ids),
             targets,
-            (extra_images, extra_image_ids, extra_texts, extra_text_ids),
-            (scale, bias),
+            ExtraItems(extra_images, extra_image_ids, extra_texts, extra_text_ids),
+            ScaleAndBias(scale, bias),
         )
         value = self._loss(comparison)
         for embedding_dim in smaller_dims(self.matryoshka_dims, comparison.images):
@@ -268,53 +227,32 @@ class PairLoss(nn.Module):
         self,
         images: Encoded,
         texts: Encoded,
-        ids: tuple[Ids | None, Ids | None],
+        ids: BatchIds,
         targets: Targets | None,
-        extra: tuple[Items | None, Ids | None, Items | None, Ids | None] = (None,) * 4,
-        scale_and_bias: tuple[OptionalScalar, OptionalScalar] = (None, None),
-    ) -> _Comparison:
+        extra: ExtraItems = NO_EXTRA_ITEMS,
+        scale_and_bias: ScaleAndBias = UNSCALED,
+    ) -> Comparison:
         """Check the arguments of a call, and gather candidates and targets over ranks."""
-        extra_images, extra_image_ids, extra_texts, extra_text_ids = extra
-        extra_image_items, extra_text_items = (
-            None if items is None else _as_items(name, items)
-            for name, items in (("extra_images", extra_images), ("extra_texts", extra_texts))
-        )
         resolved = resolve_scale_and_bias((self.scale, self.bias), scale_and_bias)
         self._validate_half_precision(images, resolved.scale)
-        targets, targets_source = self._resolve_targets(images, texts, *ids, targets)
+        targets, source = make_targets(images, texts, ids, targets)
+        if self.matryoshka_dims:
+            if targets.query_offline_scores is not None:
+                raise ShapeError(
+                    "matryoshka_dims: expected no offline scores, which are those of whole "
+                    "embeddings. Leave out one of them."
+                )
+            source += f" at dimensions {self.matryoshka_dims}"
         group = select_process_group(
             self.gather,
             targets.query_ids.device,
             training=self.training,
             describe_batch=lambda: describe_batch(
-                self.objective, self.dataset, images, texts, targets, targets_source
+                self.objective, self.dataset, images, texts, targets, source
             ),
         )
-        ids_are_positions = ids[0] is None and are_local_positions(
-            [targets.query_ids, targets.candidate_ids], group
-        )
-        extra_image_pool = gather_extra_candidates(
-            "extra_images", extra_image_items, extra_image_ids, images, group
-        )
-        extra_text_pool = gather_extra_candidates(
-            "extra_texts", extra_text_items, extra_text_ids, texts, group
-        )
-        image_to_text, text_to_image = (
-            add_extra_candidates(
-                gather_targets(direction, group, ids_are_positions=ids_are_positions),
-                pool,
-                ids_are_positions=ids_are_positions,
-            )
-            for direction, pool in ((targets, extra_text_pool), (targets.T, extra_image_pool))
-        )
-        return _Comparison(
-            images,
-            texts,
-            extra_image_pool,
-            extra_text_pool,
-            (image_to_text, text_to_image),
-            resolved,
-            group,
+        return gather_comparison(
+            images, texts, targets, extra, resolved, group, has_ids=ids.images is not None
         )
 
     @torch.no_grad()
@@ -336,9 +274,9 @@ class PairLoss(nn.Module):
             name: tensor.detach() for name, tensor in annotations_needing_grad(targets).items()
         }
         comparison = self._compare(
-            _as_items("images", images).map(Tensor.detach),
-            _as_items("texts", texts).map(Tensor.detach),
-            (None, None),
+            as_items("images", images).map(Tensor.detach),
+            as_items("texts", texts).map(Tensor.detach),
+            BatchIds(),
             replace_annotation_tensors(targets, detached),
         )
         group = comparison.group
@@ -377,7 +315,7 @@ class PairLoss(nn.Module):
         Returns:
             A tensor of the same shape.
         """
-        return _apply(resolve_scale_and_bias((self.scale, self.bias), (None, None)), scores)
+        return resolve_scale_and_bias((self.scale, self.bias), UNSCALED).apply(scores)
 
     def from_chunks(
         self,
@@ -445,7 +383,7 @@ class PairLoss(nn.Module):
         """
         samples = None
         if images is not None and texts is not None:
-            samples = _as_items("images", images), _as_items("texts", texts)
+            samples = as_items("images", images), as_items("texts", texts)
         return self.planner.plan_sizes(
             (num_images, num_texts), embedding_dim, targets, samples, torch.device(device)
         )
@@ -457,34 +395,6 @@ class PairLoss(nn.Module):
             The spec of the objective.
         """
         return repr(self.objective)
-
-    def _resolve_targets(
-        self,
-        images: Encoded,
-        texts: Encoded,
-        image_ids: Ids | None,
-        text_ids: Ids | None,
-        targets: Targets | None,
-    ) -> tuple[Targets, str]:
-        """Make the targets of a batch, and describe how they were given."""
-        if targets is None:
-            source = "in order" if image_ids is None else "by ids"
-            targets = targets_from_ids(len(images), len(texts), image_ids, text_ids)
-        elif image_ids is None and text_ids is None:
-            source = "by targets"
-        else:
-            raise ShapeError(
-                "targets: expected no ids next to targets, got both. Pass one of them."
-            )
-        validate_targets(targets, torch.Size((len(images), len(texts))))
-        if self.matryoshka_dims:
-            if targets.query_offline_scores is not None:
-                raise ShapeError(
-                    "matryoshka_dims: expected no offline scores, which are those of whole "
-                    "embeddings. Leave out one of them."
-                )
-            source += f" at dimensions {self.matryoshka_dims}"
-        return targets.to(images.tensors[0].device), source
 
     def _validate_half_precision(self, images: Encoded, scale: OptionalScalar) -> None:
         """Refuse a scale that float16 scores cannot hold. Cosines are in float32, except under
@@ -501,13 +411,13 @@ class PairLoss(nn.Module):
             factor = 1.0 if scale is None or isinstance(scale, Tensor) else scale
             validate_half_scale(self.objective, factor * self.objective.gradient_scale)
 
-    def _loss(self, comparison: _Comparison) -> Tensor:
+    def _loss(self, comparison: Comparison) -> Tensor:
         """Compute the loss by the planned path. Under a compiler, one rank takes the dense path
         without a plan.
         """
         group = comparison.group
         if torch.compiler.is_compiling() and group.world_size == 1:
-            return self._dense_loss(comparison)
+            return dense_loss(self.objective, self.score, comparison)
         plan = self.planner.plan_batch(
             comparison.images,
             comparison.texts,
@@ -517,113 +427,11 @@ class PairLoss(nn.Module):
             training=self.training,
         )
         log_debug(__name__, "%s: %s", self.objective, plan)
-        return (
-            self._dense_loss(comparison)
-            if plan.path == "dense"
-            else self._blockwise_loss(comparison, plan)
-        )
+        if plan.path == "dense":
+            return dense_loss(self.objective, self.score, comparison)
+        return blockwise_loss(self.objective, self.score, comparison, plan)
 
-    def _dense_loss(self, comparison: _Comparison) -> Tensor:
-        """Compute the loss on the graph of one score matrix, or of one per direction with extra
-        candidates.
-        """
-        images = comparison.images
-        texts = comparison.texts
-        scale_and_bias = comparison.scale_and_bias
-        if not comparison.has_extra_candidates:
-            return self.objective(
-                self._scores(images, texts, scale_and_bias), comparison.targets[0]
-            )
-        all_images, all_texts = (
-            items if extra is None else concatenate_items(items, extra.local_items, extra.name)
-            for items, extra in ((images, comparison.extra_images), (texts, comparison.extra_texts))
-        )
-        image_to_text = self.objective.prepare(
-            self._scores(images, all_texts, scale_and_bias), comparison.targets[0]
-        )
-        text_to_image = self.objective.prepare(
-            self._scores(all_images, texts, scale_and_bias).T, comparison.targets[1]
-        )
-        return self.objective.reduce(
-            self.objective.terms(*image_to_text), self.objective.terms(*text_to_image)
-        )
-
-    def _scores(self, images: Encoded, texts: Encoded, scale_and_bias: ScaleAndBias) -> Tensor:
-        return _apply(scale_and_bias, checked_scores(self.score, images, texts))
-
-    def _blockwise_loss(self, comparison: _Comparison, plan: ExecutionPlan) -> Tensor:
-        """Compute value and gradients in one forward pass over blocks, and attach them to the
-        graph.
-        """
-        group = comparison.group
-        scale_and_bias = comparison.scale_and_bias
-        targets = comparison.targets
-        images = CandidatePool(comparison.images, comparison.extra_images, group)
-        texts = CandidatePool(comparison.texts, comparison.extra_texts, group)
-        scores = self._block_scores(images, texts, scale_and_bias.scale, plan)
-        biases = trainable(scale_and_bias.bias)
-        inputs = (
-            scores.parameters,
-            annotations_needing_grad(targets[0]),
-            annotations_needing_grad(targets[1]),
-            biases,
-        )
-        needs_grad = torch.is_grad_enabled() and (
-            any((*images.needs_grad, *texts.needs_grad)) or any(map(bool, inputs))
-        )
-        with torch.no_grad():
-            if plan.tile_shape is not None:
-                assert isinstance(self.objective, SummaryObjective)
-                result = run_tiles(
-                    self.objective,
-                    scores.window(images.query_rows),
-                    targets[0],
-                    plan.tile_shape,
-                    group,
-                    cache_bytes=plan.cached_bytes,
-                    needs_grad=needs_grad,
-                )
-            elif plan.shares_blocks:
-                assert isinstance(self.objective, PairwiseObjective)
-                result = run_shared_blocks(
-                    self.objective,
-                    scores.window(images.query_rows),
-                    targets[0],
-                    plan.block_rows[0],
-                    group,
-                    bias=scale_and_bias.bias,
-                    needs_grad=needs_grad,
-                )
-            else:
-                windows = images.query_rows, texts.query_rows
-                result = run_row_blocks(
-                    self.objective,
-                    scores,
-                    windows,
-                    targets,
-                    plan.block_rows,
-                    group,
-                    bias=scale_and_bias.bias,
-                    needs_grad=needs_grad,
-                )
-            if not needs_grad:
-                return result.value
-            gradients = _local_gradients(result, images, texts, scores.parameters, biases, group)
-        return _attach_gradients(result.value, gradients)
-
-    def _block_scores(
-        self,
-        images: CandidatePool,
-        texts: CandidatePool,
-        scale: OptionalScalar,
-        plan: ExecutionPlan,
-    ) -> Scores:
-        inputs = images.items, texts.items, scale, (images.needs_grad, texts.needs_grad)
-        if self.score is not cosine:
-            return FunctionScores(self.score, *inputs, plan.block_columns)
-        return CosineScores(*inputs)
-
-    def _warn_if_no_negatives(self, value: Tensor, comparison: _Comparison) -> None:
+    def _warn_if_no_negatives(self, value: Tensor, comparison: Comparison) -> None:
         """Count batches without negatives until a batch has some. Later batches are not counted."""
         assert self.batches_without_negatives is not None
         no_negatives = all(map(has_no_negatives, comparison.targets))
@@ -642,59 +450,6 @@ class PairLoss(nn.Module):
                 f"{self.objective!r} is 0 and nothing is learned. Give different items different "
                 "ids, or use larger batches."
             )
-
-
-def _apply(scale_and_bias: ScaleAndBias, scores: Tensor) -> Tensor:
-    scores = scores if scale_and_bias.scale is None else scores * scale_and_bias.scale
-    return scores if scale_and_bias.bias is None else promote_half(scores) + scale_and_bias.bias
-
-
-def _as_items(name: str, items: Items) -> Encoded:
-    """Wrap a tensor. All further code reads one type of items."""
-    if not (isinstance(items, Encoded) or (isinstance(items, Tensor) and items.dim())):
-        raise ShapeError(
-            f"{name}: expected a tensor [N, D] or Encoded items, got {type(items).__name__}."
-        )
-    encoded = as_encoded(items)
-    # Items without values would be copied to the device of the others, with whatever its memory
-    # holds.
-    if any(part.is_meta for part in encoded.tensors):
-        raise ShapeError(
-            f"{name}: expected tensors with values, got one on the device meta. Load the "
-            "weights of the model first."
-        )
-    return encoded
-
-
-def _local_gradients(
-    result: ValueAndGradients,
-    images: CandidatePool,
-    texts: CandidatePool,
-    parameters: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    group: ProcessGroup,
-) -> list[tuple[Tensor, Tensor]]:
-    """Pairs of each input tensor of this rank and its gradient.
-
-    Gradients of items and annotations belong to one rank and are multiplied by the number of ranks
-    for the mean of DistributedDataParallel. Gradients of parameters and the bias are equal on all
-    ranks and are summed.
-    """
-    parameter_grads = zip(parameters, result.gradients.parameters, strict=True)
-    return [
-        *images.local_gradients(result.gradients.images, group),
-        *texts.local_gradients(result.gradients.texts, group),
-        *(
-            (tensor, group.all_reduce_sum(gradient))
-            for tensor, gradient in parameter_grads
-            if gradient is not None
-        ),
-        *(
-            (tensor, group.scale_for_ddp_mean(gradient))
-            for tensor, gradient in result.annotation_grads
-        ),
-        *((tensor, group.all_reduce_sum(torch.as_tensor(result.bias_grad))) for tensor in biases),
-    ]
 
 
 def _not_an_objective(value: Any) -> SpecError:
@@ -742,40 +497,3 @@ def _split_scale_and_bias(
 
 def _dtype_note(number: Any) -> str:
     return f" of {number.dtype}" if isinstance(number, Tensor) and number.numel() == 1 else ""
-
-
-def _attach_gradients(value: Tensor, gradients: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Attach a value with known gradients to the graph.
-
-    Args:
-        value: A scalar.
-        gradients: Pairs of an input and the gradient of the value with respect to it.
-
-    Returns:
-        The value. Its backward pass multiplies the known gradients by the upstream gradient.
-    """
-    needed = [
-        (tensor, gradient.reshape(tensor.shape).to(tensor.dtype))
-        for tensor, gradient in gradients
-        if tensor.requires_grad
-    ]
-    return _KnownGradients.apply(
-        value, [gradient for _, gradient in needed], *(tensor for tensor, _ in needed)
-    )
-
-
-class _KnownGradients(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor], *_inputs: Tensor) -> Tensor:
-        ctx.gradients = gradients
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise VisavisError(
-                "PairLoss cannot be differentiated twice, because its gradient is computed in the "
-                "forward pass. "
-                "Call the objective on the score matrix instead: objective(scores, targets)."
-            )
-        return None, None, *(gradient * upstream[0] for gradient in ctx.gradients)

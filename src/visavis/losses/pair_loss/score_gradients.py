@@ -15,7 +15,7 @@ from torch import Tensor
 from visavis.core.blocking import Score
 from visavis.core.process_group import ProcessGroup
 from visavis.losses.logits import OptionalScalar
-from visavis.losses.pair_loss.candidates import CandidatePool
+from visavis.losses.pair_loss.paths import CandidatePool
 from visavis.losses.pair_loss.plan import ExecutionPlan
 from visavis.losses.pair_loss.scores import (
     CosineScores,

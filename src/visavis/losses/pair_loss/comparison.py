@@ -1,22 +1,22 @@
-"""Items and candidates of a batch: encoding in chunks, Matryoshka dimensions, the items of all ranks,
-extra candidates, and the targets that belong to them.
+"""The comparison of a batch: its items on this rank, extra candidates, and targets for the candidates
+of all ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from visavis.core.encoded import Encoded, Items, Vectors, as_encoded, concatenate
-from visavis.core.errors import ShapeError, SpecError, format_value
-from visavis.core.memory_budget import return_freed_memory
+from visavis.core.encoded import Encoded, Items, Vectors
+from visavis.core.errors import ShapeError
 from visavis.core.process_group import ProcessGroup
-from visavis.losses.objective import Objective
+from visavis.losses.logits import ScaleAndBias
+from visavis.losses.objective import Objective, validate_targets
+from visavis.losses.pair_loss.items import as_items, truncate_embeddings
 from visavis.losses.targets import (
     ANNOTATIONS,
     CANDIDATE_ANNOTATIONS,
@@ -28,149 +28,6 @@ from visavis.losses.targets import (
     require_ids_of_one_kind,
     to_id_tensor,
 )
-
-
-def embedding_matrix(items: Items) -> Tensor:
-    """Return the embeddings of items that have one vector each.
-
-    Args:
-        items: The items.
-
-    Returns:
-        Embeddings of shape ``[N, D]``.
-
-    Raises:
-        ShapeError: If the items are not one floating-point vector each.
-    """
-    rows = as_encoded(items).vectors
-    if not isinstance(rows, Tensor) or rows.dim() != 2 or not rows.is_floating_point():
-        raise ShapeError(
-            "cosine scores: expected one floating-point vector per item, [N, D]. Pass "
-            "PairLoss(score=...) for regions, words or named parts."
-        )
-    return rows
-
-
-def concatenate_items(items: Encoded, extra_items: Encoded, name: str) -> Encoded:
-    """Append extra items to the items of a batch.
-
-    Args:
-        items: Items of the batch.
-        extra_items: Items to append.
-        name: Name of the extra items, for the error message.
-
-    Returns:
-        All items.
-
-    Raises:
-        ShapeError: If the two differ in kind or dimension.
-    """
-    are_tensors = [isinstance(each, Vectors) for each in (items, extra_items)]
-    if are_tensors[0] != are_tensors[1] or (
-        are_tensors[0] and items.vectors.shape[1:] != extra_items.vectors.shape[1:]  # type: ignore[union-attr]
-    ):
-        raise ShapeError(
-            f"{name}: expected the kind and dimension of the batch, both tensors [N, D] or both "
-            "Encoded."
-        )
-    return concatenate([items, extra_items])
-
-
-def validate_matryoshka_dims(dims: Sequence[int]) -> tuple[int, ...]:
-    """Check and sort Matryoshka dimensions.
-
-    Args:
-        dims: Numbers of leading dimensions at which a loss is computed.
-
-    Returns:
-        The distinct dimensions in ascending order.
-
-    Raises:
-        SpecError: If they are not integers >= 1.
-
-    Source:
-        Kusupati et al., Matryoshka Representation Learning (2022): the sum of the losses at all
-        dimensions, each of weight 1.
-
-    Example:
-        >>> validate_matryoshka_dims([256, 64, 256])
-        (64, 256)
-    """
-    values: list[Any] = list(dims) if isinstance(dims, list | tuple) else [dims]
-    if not all(
-        isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in values
-    ):
-        raise SpecError(
-            "matryoshka_dims: expected a list of integers >= 1, such as [64, 256], got "
-            f"{format_value(dims)}."
-        )
-    return tuple(sorted(set(values)))
-
-
-def smaller_dims(dims: Sequence[int], items: Encoded) -> tuple[int, ...]:
-    """Select the Matryoshka dimensions below the dimension of the embeddings.
-
-    Args:
-        dims: Matryoshka dimensions.
-        items: The items.
-
-    Returns:
-        The smaller dimensions.
-
-    Raises:
-        ShapeError: If one is larger than the dimension of the embeddings.
-    """
-    if not dims:
-        return ()
-    embedding_dim = embedding_matrix(items).shape[1]
-    if max(dims) > embedding_dim:
-        raise ShapeError(
-            f"matryoshka_dims: expected at most {embedding_dim}, the dimension of the embeddings, "
-            f"got {', '.join(map(str, dims))}."
-        )
-    return tuple(dim for dim in dims if dim < embedding_dim)
-
-
-def truncate_embeddings(items: Encoded, embedding_dim: int) -> Encoded:
-    """Keep the leading dimensions of the embeddings.
-
-    Args:
-        items: Items with one vector each.
-        embedding_dim: Number of dimensions to keep.
-
-    Returns:
-        The truncated items, or the items themselves if they have this dimension.
-    """
-    rows = embedding_matrix(items)
-    return (
-        items if rows.shape[1] == embedding_dim else replace(items, vectors=rows[:, :embedding_dim])
-    )
-
-
-def encode_in_chunks(encode: Callable[[Any], Items], chunks: Iterable[Any]) -> Items:
-    """Encode items chunk by chunk, with the activations of one chunk in memory.
-
-    Activations are recomputed in the backward pass. Gradients are exact, including dropout, because
-    a chunk gets the same random numbers again. BatchNorm statistics are those of the chunks and are
-    updated twice.
-
-    Args:
-        encode: Encodes one chunk.
-        chunks: Arguments of ``encode``.
-
-    Returns:
-        The items of all chunks.
-
-    Raises:
-        ShapeError: If ``chunks`` is empty.
-    """
-    # Otherwise the heap grows to several times the activations of a chunk, because chunks are freed
-    # and allocated in turns.
-    return_freed_memory()
-    encoded = [checkpoint(encode, chunk, use_reentrant=False) for chunk in chunks]
-    if not encoded:
-        raise ShapeError("chunks: expected at least one, got none. A chunk may hold no items.")
-    return concatenate([as_encoded(chunk) for chunk in encoded]).score_input()
 
 
 def describe_batch(
@@ -258,6 +115,171 @@ class ExtraCandidates(NamedTuple):
         )
 
 
+class Comparison(NamedTuple):
+    """Inputs of one call.
+
+    Attributes:
+        images: Images of this rank.
+        texts: Texts of this rank.
+        extra_images: Extra candidates for texts. None: there are none on any rank.
+        extra_texts: Extra candidates for images.
+        targets: Targets of the images of this rank against all texts, and of its texts against all
+            images.
+        scale_and_bias: Scale and bias of the call.
+        group: Ranks whose items are compared.
+    """
+
+    images: Encoded
+    texts: Encoded
+    extra_images: ExtraCandidates | None
+    extra_texts: ExtraCandidates | None
+    targets: tuple[Targets, Targets]
+    scale_and_bias: ScaleAndBias
+    group: ProcessGroup
+
+    @property
+    def has_extra_candidates(self) -> bool:
+        """Whether some candidates are never queries."""
+        return self.extra_images is not None or self.extra_texts is not None
+
+    def truncate(self, embedding_dim: int) -> Comparison:
+        """Keep the leading dimensions of all embeddings.
+
+        Args:
+            embedding_dim: Number of dimensions to keep.
+
+        Returns:
+            The truncated comparison.
+        """
+        return self._replace(
+            images=truncate_embeddings(self.images, embedding_dim),
+            texts=truncate_embeddings(self.texts, embedding_dim),
+            extra_images=None
+            if self.extra_images is None
+            else self.extra_images.truncate(embedding_dim),
+            extra_texts=None
+            if self.extra_texts is None
+            else self.extra_texts.truncate(embedding_dim),
+        )
+
+
+class BatchIds(NamedTuple):
+    """Ids of the items of a batch, as given.
+
+    Attributes:
+        images: One id per image. None: image i belongs to text i.
+        texts: One id per text. None: the image ids.
+    """
+
+    images: Ids | None = None
+    texts: Ids | None = None
+
+
+class ExtraItems(NamedTuple):
+    """Extra candidates of this rank and their ids, as given.
+
+    Attributes:
+        images: Candidates for texts.
+        image_ids: Their ids.
+        texts: Candidates for images.
+        text_ids: Their ids.
+    """
+
+    images: Items | None = None
+    image_ids: Ids | None = None
+    texts: Items | None = None
+    text_ids: Ids | None = None
+
+
+NO_EXTRA_ITEMS = ExtraItems()
+
+
+def make_targets(
+    images: Encoded, texts: Encoded, ids: BatchIds, targets: Targets | None
+) -> tuple[Targets, str]:
+    """Make the targets of a batch on the device of its images, and describe how they were given.
+
+    Args:
+        images: Images of this rank.
+        texts: Texts of this rank.
+        ids: Their ids.
+        targets: Targets in place of ids.
+
+    Returns:
+        The targets, and "in order", "by ids" or "by targets".
+
+    Raises:
+        ShapeError: If there are both, or they do not match the items.
+    """
+    if targets is None:
+        source = "in order" if ids.images is None else "by ids"
+        targets = targets_from_ids(len(images), len(texts), ids.images, ids.texts)
+    elif ids.images is None and ids.texts is None:
+        source = "by targets"
+    else:
+        raise ShapeError("targets: expected no ids next to targets, got both. Pass one of them.")
+    validate_targets(targets, torch.Size((len(images), len(texts))))
+    return targets.to(images.tensors[0].device), source
+
+
+def gather_comparison(
+    images: Encoded,
+    texts: Encoded,
+    targets: Targets,
+    extra: ExtraItems,
+    scale_and_bias: ScaleAndBias,
+    group: ProcessGroup,
+    *,
+    has_ids: bool,
+) -> Comparison:
+    """Gather extra candidates and targets over ranks.
+
+    Args:
+        images: Images of this rank.
+        texts: Texts of this rank.
+        targets: Their targets.
+        extra: Extra candidates of this rank.
+        scale_and_bias: Scale and bias of the call.
+        group: Process group.
+        has_ids: Whether image ids were given. Otherwise ids 0, 1, 2, ... are positions in the batch.
+
+    Returns:
+        The comparison.
+
+    Raises:
+        ShapeError: If an argument does not match the others, or is unknown for other ranks.
+    """
+    ids_are_positions = not has_ids and are_local_positions(
+        [targets.query_ids, targets.candidate_ids], group
+    )
+    extra_images, extra_texts = (
+        gather_extra_candidates(
+            name, None if items is None else as_items(name, items), ids, batch_items, group
+        )
+        for name, items, ids, batch_items in (
+            ("extra_images", extra.images, extra.image_ids, images),
+            ("extra_texts", extra.texts, extra.text_ids, texts),
+        )
+    )
+    image_to_text, text_to_image = (
+        add_extra_candidates(
+            gather_targets(direction, group, ids_are_positions=ids_are_positions),
+            pool,
+            ids_are_positions=ids_are_positions,
+        )
+        for direction, pool in ((targets, extra_texts), (targets.T, extra_images))
+    )
+    return Comparison(
+        images,
+        texts,
+        extra_images,
+        extra_texts,
+        (image_to_text, text_to_image),
+        scale_and_bias,
+        group,
+    )
+
+
 def gather_extra_candidates(
     name: str,
     local_items: Encoded | None,
@@ -303,81 +325,6 @@ def gather_extra_candidates(
     return ExtraCandidates(
         name, local_items, all_items, group.all_gather_rows(local_ids), local_rows
     )
-
-
-class CandidatePool:
-    """All candidates of one side, detached: the items of all ranks, then the extra candidates.
-
-    Args:
-        items: Items of this rank.
-        extra_candidates: Extra candidates of this side, if any.
-        group: Process group.
-    """
-
-    def __init__(
-        self, items: Encoded, extra_candidates: ExtraCandidates | None, group: ProcessGroup
-    ) -> None:
-        self.local_tensors = items.float_tensors
-        self.extra_candidates = extra_candidates
-        all_items, self.query_rows = group.all_gather_items(items.map(Tensor.detach))
-        self.num_batch_items = len(all_items)
-        self.items = all_items
-        parts = [self.local_tensors]
-        if extra_candidates is not None:
-            self.items = concatenate_items(
-                all_items, extra_candidates.all_items, extra_candidates.name
-            )
-            parts.append(extra_candidates.local_items.float_tensors)
-        self.needs_grad = [
-            torch.is_grad_enabled() and group.any_rank(any(part.requires_grad for part in tensors))
-            for tensors in zip(*parts, strict=True)
-        ]
-
-    def local_gradients(
-        self, pool_gradients: Sequence[Tensor | None], group: ProcessGroup
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Select the gradients of the tensors of this rank, scaled so that their mean over ranks is
-        the gradient of the value.
-
-        Args:
-            pool_gradients: Gradients of the floating-point tensors of the pool.
-            group: Process group.
-
-        Yields:
-            Pairs of a tensor and its gradient.
-        """
-        extra = self.extra_candidates
-        extra_tensors = (
-            [None] * len(self.local_tensors) if extra is None else extra.local_items.float_tensors
-        )
-        # Not strict: cosine scores have a gradient of the embeddings only.
-        for tensor, extra_tensor, total in zip(
-            self.local_tensors, extra_tensors, pool_gradients, strict=False
-        ):
-            if total is None:
-                continue
-            batch_grad = group.all_reduce_sum(total[: self.num_batch_items])[self.query_rows]
-            yield tensor, group.scale_for_ddp_mean(_without_padding(batch_grad, tensor))
-            if (
-                extra is not None
-                and extra_tensor is not None
-                and group.any_rank(extra_tensor.requires_grad)
-            ):
-                extra_grad = group.all_reduce_sum(total[self.num_batch_items :])
-                if extra.local_rows is None:
-                    yield extra_tensor, _without_padding(extra_grad, extra_tensor)
-                else:
-                    yield (
-                        extra_tensor,
-                        group.scale_for_ddp_mean(
-                            _without_padding(extra_grad[extra.local_rows], extra_tensor)
-                        ),
-                    )
-
-
-def _without_padding(gradient: Tensor, tensor: Tensor) -> Tensor:
-    """Drop the padding that was added to concatenate items of different lengths."""
-    return gradient[:, : tensor.shape[1]] if tensor.dim() > 1 else gradient
 
 
 def add_extra_candidates(
