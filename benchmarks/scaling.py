@@ -45,7 +45,7 @@ import visavis
 from visavis import PairLoss, Targets
 from visavis.core.process_group import ProcessGroup
 from visavis.data.synthetic import write_synthetic_scenes
-from visavis.losses.pair_loss.items import encode_in_chunks
+from visavis.losses.pair_loss.batch_items import encode_in_chunks
 from visavis.objectives import VLC
 from visavis.training.optimizer import make_optimizer
 from visavis.training.recipes.files import read_recipe

@@ -16,7 +16,7 @@ from pathlib import Path
 from visavis.core.errors import VisavisError
 from visavis.core.progress import NoProgress
 from visavis.evaluation.protocols import get_protocols
-from visavis.losses.pair_loss.items import truncate_embeddings
+from visavis.losses.pair_loss.batch_items import truncate_embeddings
 from visavis.models.base import encode_unit_rows, get_vectors
 from visavis.models.inference import device_score
 from visavis.training.evaluation.evaluate_dataset import evaluate_dataset

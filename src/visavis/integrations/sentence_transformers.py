@@ -26,7 +26,7 @@ from visavis.core.errors import RunError, ShapeError, SpecError, VisavisError, f
 from visavis.integrations.pytorch_metric_learning import self_comparison_loss, validate_labels
 from visavis.losses.objectives import Objective
 from visavis.losses.pair_loss import LearnedScale, PairLoss, encode_in_chunks
-from visavis.losses.pair_loss.items import embedding_matrix
+from visavis.losses.pair_loss.batch_items import embedding_matrix
 from visavis.losses.targets import to_id_tensor
 
 # Id of negatives, which belong to no anchor.

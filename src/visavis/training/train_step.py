@@ -28,7 +28,7 @@ from visavis.data.loader import Batch, Loader
 from visavis.losses.logits import LearnedScale
 from visavis.losses.objectives import Objective
 from visavis.losses.pair_loss import PairLoss
-from visavis.losses.pair_loss.items import encode_in_chunks
+from visavis.losses.pair_loss.batch_items import encode_in_chunks
 from visavis.losses.targets import Targets
 from visavis.models import Matcher
 from visavis.models.device import autocast_context

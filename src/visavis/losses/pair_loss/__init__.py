@@ -3,7 +3,7 @@ ranks of a loss.
 """
 
 from visavis.losses.logits import LearnedScale
-from visavis.losses.pair_loss.items import encode_in_chunks
+from visavis.losses.pair_loss.batch_items import encode_in_chunks
 from visavis.losses.pair_loss.pair_loss import PairLoss
 from visavis.losses.pair_loss.plan import ExecutionPlan, choose_plan
 from visavis.losses.pair_loss.scores import cosine

@@ -39,24 +39,24 @@ from visavis.losses.objective import (
     Objective,
     validate_half_scale,
 )
-from visavis.losses.pair_loss.blocks import (
-    run_row_blocks,
-)
-from visavis.losses.pair_loss.comparison import (
+from visavis.losses.pair_loss.batch_comparison import (
     NO_EXTRA_ITEMS,
+    BatchComparison,
     BatchIds,
-    Comparison,
     ExtraItems,
     describe_batch,
     gather_comparison,
     has_no_negatives,
     make_targets,
 )
-from visavis.losses.pair_loss.items import (
+from visavis.losses.pair_loss.batch_items import (
     as_items,
     encode_in_chunks,
     smaller_dims,
     validate_matryoshka_dims,
+)
+from visavis.losses.pair_loss.blocks import (
+    run_row_blocks,
 )
 from visavis.losses.pair_loss.paths import CandidatePool, blockwise_loss, dense_loss
 from visavis.losses.pair_loss.plan import ExecutionPlan, Planner
@@ -231,7 +231,7 @@ class PairLoss(nn.Module):
         targets: Targets | None,
         extra: ExtraItems = NO_EXTRA_ITEMS,
         scale_and_bias: ScaleAndBias = UNSCALED,
-    ) -> Comparison:
+    ) -> BatchComparison:
         """Check the arguments of a call, and gather candidates and targets over ranks."""
         resolved = resolve_scale_and_bias((self.scale, self.bias), scale_and_bias)
         self._validate_half_precision(images, resolved.scale)
@@ -411,7 +411,7 @@ class PairLoss(nn.Module):
             factor = 1.0 if scale is None or isinstance(scale, Tensor) else scale
             validate_half_scale(self.objective, factor * self.objective.gradient_scale)
 
-    def _loss(self, comparison: Comparison) -> Tensor:
+    def _loss(self, comparison: BatchComparison) -> Tensor:
         """Compute the loss by the planned path. Under a compiler, one rank takes the dense path
         without a plan.
         """
@@ -431,7 +431,7 @@ class PairLoss(nn.Module):
             return dense_loss(self.objective, self.score, comparison)
         return blockwise_loss(self.objective, self.score, comparison, plan)
 
-    def _warn_if_no_negatives(self, value: Tensor, comparison: Comparison) -> None:
+    def _warn_if_no_negatives(self, value: Tensor, comparison: BatchComparison) -> None:
         """Count batches without negatives until a batch has some. Later batches are not counted."""
         assert self.batches_without_negatives is not None
         no_negatives = all(map(has_no_negatives, comparison.targets))

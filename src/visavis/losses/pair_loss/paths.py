@@ -21,13 +21,13 @@ from visavis.losses.objective import (
     PairwiseObjective,
     SummaryObjective,
 )
+from visavis.losses.pair_loss.batch_comparison import BatchComparison, ExtraCandidates
+from visavis.losses.pair_loss.batch_items import concatenate_items
 from visavis.losses.pair_loss.blocks import (
     ValueAndGradients,
     run_row_blocks,
     run_shared_blocks,
 )
-from visavis.losses.pair_loss.comparison import Comparison, ExtraCandidates
-from visavis.losses.pair_loss.items import concatenate_items
 from visavis.losses.pair_loss.plan import ExecutionPlan
 from visavis.losses.pair_loss.scores import (
     CosineScores,
@@ -42,7 +42,7 @@ from visavis.losses.targets import (
 )
 
 
-def dense_loss(objective: Objective, score: Score, comparison: Comparison) -> Tensor:
+def dense_loss(objective: Objective, score: Score, comparison: BatchComparison) -> Tensor:
     """Compute the loss on the graph of one score matrix, or of one per direction with extra
     candidates.
 
@@ -73,7 +73,7 @@ def dense_loss(objective: Objective, score: Score, comparison: Comparison) -> Te
 
 
 def blockwise_loss(
-    objective: Objective, score: Score, comparison: Comparison, plan: ExecutionPlan
+    objective: Objective, score: Score, comparison: BatchComparison, plan: ExecutionPlan
 ) -> Tensor:
     """Compute value and gradients in one forward pass over blocks, and attach them to the graph.
 
@@ -124,7 +124,7 @@ def _run_blocks(
     objective: Objective,
     scores: Scores,
     queries: tuple[slice, slice],
-    comparison: Comparison,
+    comparison: BatchComparison,
     plan: ExecutionPlan,
     *,
     needs_grad: bool,

@@ -28,7 +28,7 @@ from visavis.core.encoded import Encoded, Items, scaled_norms, unit_rows
 from visavis.core.errors import ShapeError
 from visavis.losses.logits import promote_half
 from visavis.losses.objective import MAX_HALF_SCALE
-from visavis.losses.pair_loss.items import embedding_matrix
+from visavis.losses.pair_loss.batch_items import embedding_matrix
 
 NeedsGrad = tuple[list[bool], list[bool]]
 """Which floating-point tensors of images, and which of texts, need a gradient."""

@@ -23,7 +23,7 @@ from visavis.data.words import tokenize
 from visavis.evaluation import Evaluation
 from visavis.losses.objectives import Objective
 from visavis.losses.pair_loss import PairLoss
-from visavis.losses.pair_loss.items import smaller_dims
+from visavis.losses.pair_loss.batch_items import smaller_dims
 from visavis.losses.scoring import score_matrix
 from visavis.losses.targets import Targets
 from visavis.models import Matcher

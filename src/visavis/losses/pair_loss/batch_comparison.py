@@ -16,7 +16,7 @@ from visavis.core.errors import ShapeError
 from visavis.core.process_group import ProcessGroup
 from visavis.losses.logits import ScaleAndBias
 from visavis.losses.objective import Objective, validate_targets
-from visavis.losses.pair_loss.items import as_items, truncate_embeddings
+from visavis.losses.pair_loss.batch_items import as_items, truncate_embeddings
 from visavis.losses.targets import (
     ANNOTATIONS,
     CANDIDATE_ANNOTATIONS,
@@ -115,7 +115,7 @@ class ExtraCandidates(NamedTuple):
         )
 
 
-class Comparison(NamedTuple):
+class BatchComparison(NamedTuple):
     """Inputs of one call.
 
     Attributes:
@@ -142,7 +142,7 @@ class Comparison(NamedTuple):
         """Whether some candidates are never queries."""
         return self.extra_images is not None or self.extra_texts is not None
 
-    def truncate(self, embedding_dim: int) -> Comparison:
+    def truncate(self, embedding_dim: int) -> BatchComparison:
         """Keep the leading dimensions of all embeddings.
 
         Args:
@@ -231,7 +231,7 @@ def gather_comparison(
     group: ProcessGroup,
     *,
     has_ids: bool,
-) -> Comparison:
+) -> BatchComparison:
     """Gather extra candidates and targets over ranks.
 
     Args:
@@ -269,7 +269,7 @@ def gather_comparison(
         )
         for direction, pool in ((targets, extra_texts), (targets.T, extra_images))
     )
-    return Comparison(
+    return BatchComparison(
         images,
         texts,
         extra_images,
