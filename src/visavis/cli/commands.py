@@ -144,12 +144,12 @@ COMMANDS = {
     "evaluate": Command("run_tables:print_evaluation"),
     "mteb": Command("run_tables:print_mteb_report"),
     "mine": Command("run_tables:print_mining"),
-    "compare": Command("experiment_tables:print_comparison", resumable=True),
-    "reproduce": Command("experiment_tables:print_reproduction", resumable=True),
-    "diagnose": Command("diagnostic_tables:print_diagnosis"),
+    "compare": Command("console:print_result", resumable=True),
+    "reproduce": Command("console:print_result", resumable=True),
+    "diagnose": Command("console:print_result"),
     "probe": Command("diagnostic_tables:print_probes"),
     "explain": Command("diagnostic_tables:print_explanation"),
-    "anatomy": Command("diagnostic_tables:print_objective_profiles"),
+    "anatomy": Command("console:print_result"),
     "coherence": Command("experiment_tables:print_coherence"),
     "agreement": Command(
         "experiment_tables:print_agreement", to_json=_entries_to_json("agreement")

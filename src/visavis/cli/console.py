@@ -12,11 +12,14 @@ from typing import Any, NoReturn, Self
 from rich import console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from visavis.cli.terminal import escape_control_characters, exit_quietly
+from visavis.cli.terminal import escape_control_characters, exit_quietly, print_line
 from visavis.core.progress import TrainingStep
+from visavis.core.result import Result
+from visavis.core.table import Table
+from visavis.core.table_formats import text_lines
 
 
 class SafeConsole(console.Console):
@@ -70,7 +73,7 @@ def print_table(
         text_columns: Number of columns at the start that are aligned to the left. The others are
             aligned to the right.
     """
-    table = Table(box=None, pad_edge=False)
+    table = RichTable(box=None, pad_edge=False)
     for number, column in enumerate(columns):
         is_text = number < text_columns
         table.add_column(
@@ -81,6 +84,35 @@ def print_table(
     console = standard_output()
     console.width = max(console.width, MIN_TABLE_WIDTH)
     console.print(table)
+
+
+def print_tables(tables: Iterable[Table]) -> None:
+    """Print tables with their titles and notes on stdout, separated by empty lines.
+
+    Args:
+        tables: Tables.
+    """
+    for number, table in enumerate(tables):
+        if number:
+            print_line("")
+        if table.title:
+            print_markup(f"[bold]{escape(table.title)}[/bold]")
+        for line, is_heading in text_lines(table):
+            if is_heading:
+                print_markup(f"[bold]{escape(line)}[/bold]")
+            else:
+                print_line(line)
+        for note in table.notes:
+            print_line(note)
+
+
+def print_result(result: Result) -> None:
+    """Print the tables of a result on stdout.
+
+    Args:
+        result: Result.
+    """
+    print_tables(result.tables())
 
 
 MIN_SHOWN_WAIT_SHARE = 0.05

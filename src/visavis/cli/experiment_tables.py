@@ -17,54 +17,6 @@ if TYPE_CHECKING:
     from visavis.papers.relevance.fine_tuning import FineTunedModel
     from visavis.papers.relevance.human_agreement import HumanAgreement, RankCorrelation
     from visavis.papers.relevance.ranked_lists import RankedListComparison
-    from visavis.papers.reproduction.reproduced_figure import ReproducedFigure
-    from visavis.papers.reproduction.reproduction import Reproduction
-    from visavis.research.experiments.comparison_result import Comparison
-
-
-def print_comparison(comparison: Comparison) -> None:
-    """Print the table and the findings of a comparison.
-
-    Args:
-        comparison: Finished comparison.
-    """
-    table = comparison.table
-    for text in (
-        table.text(),
-        table.caption(),
-        "",
-        *comparison.findings,
-        f"Report: {comparison.folder / 'report.html'}",
-    ):
-        print_line(text)
-
-
-def print_reproduction(reproduction: Reproduction | ReproducedFigure) -> None:
-    """Print published and reached results for each row of a table, or the points of a figure.
-
-    Args:
-        reproduction: Finished reproduction.
-    """
-    from visavis.papers.reproduction.reproduced_figure import ReproducedFigure
-    from visavis.papers.reproduction.reproduction import table_cells
-
-    if isinstance(reproduction, ReproducedFigure):
-        head, *lines = reproduction.lines()
-        if reproduction.substitution:
-            print_line(f"{reproduction.substitution}\n")
-        print_table(head, lines)
-        for text in (*reproduction.remarks, f"Figure: {reproduction.folder / 'figure.png'}"):
-            print_line(text)
-        return
-    if reproduction.base:
-        print_line(f"{reproduction.substitution}\n")
-    print_table(
-        ("", "metric", "published", "reached", "difference"),
-        map(table_cells, reproduction.values),
-        text_columns=2,
-    )
-    for text in (*reproduction.remarks, f"Table: {reproduction.folder}"):
-        print_line(text)
 
 
 RATING_NAMES = {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from visavis.cli.console import print_markup, print_table
+from visavis.cli.console import print_markup, print_table, print_tables
 from visavis.cli.search_tables import print_feedback_evaluation
 from visavis.cli.terminal import print_line
 from visavis.core.encoded import DIRECTIONS
@@ -220,10 +220,7 @@ def _print_protocol(result: Evaluation) -> None:
             "texts that are queries"
         )
     for section in result.sections:
-        table = section.table()
-        print_table(table.columns, table.rows, text_columns=table.text_columns)
-        for note in table.notes:
-            print_line(note)
+        print_tables([section.table()])
 
 
 def print_differences(result: Evaluation) -> None:

@@ -30,8 +30,8 @@ from visavis.core.errors import (
     closest_name,
     log_debug,
 )
-from visavis.core.notebook import NotebookTable
 from visavis.core.own_code import loaded_parts
+from visavis.core.result import Result
 from visavis.data.dataset import Dataset, Image, ProgressCallback, require
 from visavis.data.dataset_cache import DatasetCache
 from visavis.data.file_names import split_priority
@@ -216,7 +216,7 @@ class SplitCounts:
 
 
 @dataclass(frozen=True)
-class CheckReport(NotebookTable):
+class CheckReport(Result):
     """Content and problems of a data set.
 
     Attributes:

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from visavis.core.encoded import unit_rows
-from visavis.core.notebook import NotebookTable
+from visavis.core.result import Result
 from visavis.evaluation.bootstrap import NUM_SAMPLES, BootstrapEstimate
 from visavis.evaluation.metrics.ranking import raise_on_invalid_row
 
@@ -41,7 +41,7 @@ class ClassAccuracy:
 
 
 @dataclass(frozen=True, eq=False)
-class ZeroShotResult(NotebookTable):
+class ZeroShotResult(Result):
     """Zero-shot accuracy of a model.
 
     Attributes:

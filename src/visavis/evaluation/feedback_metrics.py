@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from visavis.core.notebook import NotebookTable
+from visavis.core.result import Result
 
 KS = (1, 5, 10)
 """Cutoffs of recall."""
@@ -104,7 +104,7 @@ def feedback_metrics(results: Sequence[JudgedQueryResult]) -> dict[str, float | 
 
 
 @dataclass(frozen=True)
-class FeedbackEvaluation(NotebookTable):
+class FeedbackEvaluation(Result):
     """Evaluation of an index with relevance judgments.
 
     Attributes:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from visavis.core.notebook import NotebookTable, flat_row
+from visavis.core.result import Result, flat_record
 from visavis.core.table import Table
 from visavis.evaluation.metrics.catalog import equivalent_measures
 from visavis.evaluation.published_row import PublishedRow
@@ -36,7 +36,7 @@ class SectionResult(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluation(NotebookTable):
+class Evaluation(Result):
     """Result of a model and the rules behind it.
 
     Attributes:
@@ -117,9 +117,9 @@ class Evaluation(NotebookTable):
         """Result under the protocol of the published row, or this one without such a protocol."""
         return self.by_protocol.get(self.published.protocol, self) if self.published else self
 
-    def table_rows(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
         """Return a row for each protocol."""
-        return [flat_row(evaluation._flat()) for evaluation in self.by_protocol.values()]
+        return [flat_record(evaluation._flat()) for evaluation in self.by_protocol.values()]
 
     def to_json(self) -> dict[str, Any]:
         """Convert to one flat JSON object: the rules, then all metrics of the first protocol.

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from visavis.core.encoded import unit_rows
 from visavis.core.errors import DataError, RefusedOverwrite, VisavisError, requires_extra
-from visavis.core.notebook import NotebookTable
+from visavis.core.result import Result
 
 RESULTS_FOLDER = "results"
 """Folder in which mteb keeps results."""
@@ -29,7 +29,7 @@ NUM_FRAMES = 8
 
 
 @dataclass(frozen=True)
-class MtebReport(NotebookTable):
+class MtebReport(Result):
     """Results of a model on tasks of mteb.
 
     Attributes:

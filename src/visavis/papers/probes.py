@@ -29,8 +29,8 @@ from visavis.core.encoded import Encoded, collect_batches, concatenate
 from visavis.core.errors import RunError
 from visavis.core.fields import validate_int
 from visavis.core.memory_budget import MemoryLimit
-from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
+from visavis.core.result import Result
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.synthetic import ClipAnnotations, SceneGraphs
@@ -315,7 +315,7 @@ class RecallChange:
 
 
 @dataclass(frozen=True)
-class ProbeReport(NotebookTable):
+class ProbeReport(Result):
     """Results of all probes of a run.
 
     Attributes:

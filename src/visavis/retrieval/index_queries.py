@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from visavis.core import storage
 from visavis.core.errors import RunError
-from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
+from visavis.core.result import Result
 from visavis.models.retriever import Retriever
 from visavis.retrieval.index_builder import (
     calibrate_index,
@@ -33,7 +33,7 @@ ITEMS = "items"
 
 
 @dataclass(frozen=True)
-class QueryModels(NotebookTable):
+class QueryModels(Result):
     """Query models of an index.
 
     Attributes:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from visavis.core.errors import MissingSupervision
-from visavis.core.notebook import NotebookTable
+from visavis.core.result import Result
 from visavis.core.run_context import RunContext
 from visavis.data.dataset import Dataset
 from visavis.training.monitoring.tracking import check_trackers
@@ -25,7 +25,7 @@ from visavis.training.runs.open_run import with_absolute_paths
 
 
 @dataclass(frozen=True)
-class TrainingPlan(NotebookTable):
+class TrainingPlan(Result):
     """A training that can start. ``print`` describes it.
 
     Attributes:

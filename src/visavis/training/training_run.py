@@ -27,8 +27,8 @@ import numpy as np
 
 from visavis.core import storage
 from visavis.core.errors import RunError, StorageError, VisavisError
-from visavis.core.notebook import NotebookTable
 from visavis.core.process_group import ProcessGroup
+from visavis.core.result import Result
 from visavis.core.run_context import RunContext
 from visavis.core.stopping import kept_if_stopped
 from visavis.evaluation import Evaluation
@@ -66,7 +66,7 @@ from visavis.training.training_plan import TrainingPlan, resolve
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingResult(NotebookTable):
+class TrainingResult(Result):
     """Result of a training run or of an ensemble.
 
     Attributes:

@@ -25,8 +25,8 @@ from scipy.stats import pearsonr, spearmanr
 from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.core.fields import validate_int
-from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
+from visavis.core.result import Result
 from visavis.data.dataset import Dataset
 from visavis.papers.relevance.base import (
     CaptionAggregation,
@@ -77,7 +77,7 @@ SAMPLE_BATCH_SIZE = 128
 
 
 @dataclass(frozen=True)
-class EstimatorQuality(NotebookTable):
+class EstimatorQuality(Result):
     """Agreement of one estimator with human ratings, and its speed.
 
     Attributes:
@@ -255,7 +255,7 @@ def _link_folder(link: Path, target: Path) -> None:
 
 
 @dataclass(frozen=True)
-class RelevanceDistribution(NotebookTable):
+class RelevanceDistribution(Result):
     """Distribution of the relevance of random images and captions of other images, in batches of
     128.
 

@@ -18,8 +18,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cosine_similar
 from visavis.core import storage
 from visavis.core.errors import SpecError
 from visavis.core.fields import MAX_SEED, validate_int
-from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
+from visavis.core.result import Result
 from visavis.models.encoders.frozen_encoders import open_text_encoder
 from visavis.models.encoders.pretrained_files import model_folder, quiet_transformers
 from visavis.models.encoders.sentence_encoders import (
@@ -41,7 +41,7 @@ WEIGHT_DECAY = 0.01
 
 
 @dataclass(frozen=True)
-class FineTunedModel(NotebookTable):
+class FineTunedModel(Result):
     """A fine-tuned model and its Pearson correlation with human ratings.
 
     Attributes:

@@ -25,7 +25,7 @@ import torch
 
 from visavis.core import storage
 from visavis.core.errors import DataError
-from visavis.core.notebook import NotebookTable, flat_row
+from visavis.core.result import Result, flat_record
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.formats.caption_table import parse_table
@@ -387,7 +387,7 @@ class RankCorrelation:
 
 
 @dataclass(frozen=True, eq=False)
-class HumanAgreement(NotebookTable):
+class HumanAgreement(Result):
     """Agreement of runs, and of single annotators, with human judgments of one set of pairs.
 
     Attributes:
@@ -417,13 +417,15 @@ class HumanAgreement(NotebookTable):
             for run, correlations in others
         }
 
-    def table_rows(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
         """Return a row for each run."""
         content = self.to_json()
         shared = {
             key: content[key] for key in ("judgments", "includes_own_captions", "pairs", "images")
         }
-        return [flat_row(shared | {"run": run} | values) for run, values in content["runs"].items()]
+        return [
+            flat_record(shared | {"run": run} | values) for run, values in content["runs"].items()
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""

@@ -27,8 +27,8 @@ from visavis.core.blocking import Score
 from visavis.core.encoded import DIRECTIONS, Direction, Encoded
 from visavis.core.errors import VisavisError
 from visavis.core.memory_budget import MemoryLimit
-from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
+from visavis.core.result import Result
 from visavis.data.dataset import Dataset
 from visavis.data.words import tokenize
 from visavis.evaluation.metrics import COHERENT_SCORE, ndcg_at
@@ -607,7 +607,7 @@ def _find_query(text: str, data: Dataset) -> tuple[Direction, int]:
 
 
 @dataclass(frozen=True)
-class RankedListComparison(NotebookTable):
+class RankedListComparison(Result):
     """Ranked lists of several models for the same queries, and their statistics.
 
     Attributes:

@@ -21,6 +21,7 @@ from PIL.Image import Image
 
 from visavis.core import storage
 from visavis.core.environment import package_versions, shell_command
+from visavis.core.table_html import format_html
 from visavis.data.dataset import Dataset
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def template_environment(package: str) -> Environment:
         The environment.
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
 
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(REPORTS_PACKAGE), PackageLoader(package)]),
@@ -93,6 +95,7 @@ def template_environment(package: str) -> Environment:
     )
     environment.globals["visavis"] = shell_command
     environment.filters["data_uri"] = data_uri
+    environment.filters["html_table"] = lambda table: Markup(format_html(table))
     return environment
 
 

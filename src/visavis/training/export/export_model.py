@@ -14,7 +14,7 @@ import torch
 
 from visavis.core import storage
 from visavis.core.errors import RunError, VisavisError
-from visavis.core.notebook import NotebookTable
+from visavis.core.result import Result
 from visavis.losses.objectives import Objective
 from visavis.models.clip.model import CLIP, write_transformers_files
 from visavis.models.embedding_model import EmbeddingModel, write_sentence_transformers_files
@@ -49,7 +49,7 @@ Format = Literal["hub", "sentence-transformers", "onnx", "torch-export"]
 
 
 @dataclass(frozen=True)
-class ExportedModel(NotebookTable):
+class ExportedModel(Result):
     """An exported folder.
 
     Attributes:

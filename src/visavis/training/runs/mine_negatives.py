@@ -15,8 +15,8 @@ from visavis.core.blocking import Score
 from visavis.core.encoded import DIRECTIONS, Direction, Encoded, to_float64
 from visavis.core.errors import RunError
 from visavis.core.memory_budget import MemoryLimit
-from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
+from visavis.core.result import Result
 from visavis.data.dataset import Dataset
 from visavis.losses.scoring import score_matrix
 from visavis.models.base import Matcher, evaluation_mode
@@ -70,7 +70,7 @@ class MinedExample:
 
 
 @dataclass(frozen=True)
-class MiningReport(NotebookTable):
+class MiningReport(Result):
     """Result of mining.
 
     Attributes:
