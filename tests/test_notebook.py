@@ -13,6 +13,7 @@ from PIL import Image
 
 import visavis
 from visavis import api
+from visavis.core.data_uris import thumbnail_uri
 from visavis.core.errors import MissingExtra
 from visavis.core.result import MAX_HTML_ROWS, Result, flat_record, record_table
 from visavis.evaluation.classification import ZeroShotResult
@@ -22,7 +23,6 @@ OTHER_RESULTS = {
     "None",
     "Path",  # data_scenes and demo return a folder
     "Retriever",
-    "AttentionMap",  # an image file
     "CheckpointConversion",
     "ConversionReport",
     "list[EnvironmentCheck]",
@@ -73,7 +73,7 @@ def test_notebook_html_shows_one_row_as_names_and_values():
 
 def test_notebook_html_embeds_images():
     image = Image.new("RGBA", (400, 300), "red")
-    html = Rows([{"a": 1}, {"a": 2}], (image, None))._repr_html_()
+    html = Rows([{"a": 1}, {"a": 2}], (thumbnail_uri(image), ""))._repr_html_()
     assert html.count("data:image/jpeg;base64,") == 1
     assert image.size == (400, 300)
 
@@ -97,6 +97,7 @@ def test_api_results_are_results():
 
 def all_subclasses(kind):
     for module in (
+        "research.attention_maps",
         "research.audit.run_audit",
         "data.dataset_reader",
         "papers.diagnostics.contribution_analysis",

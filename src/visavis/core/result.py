@@ -13,7 +13,6 @@ from visavis.core.table_html import format_html
 
 if TYPE_CHECKING:
     import pandas as pd
-    from PIL.Image import Image
 
 MAX_HTML_ROWS = 60
 
@@ -70,14 +69,12 @@ class Result:
         return title + "".join(map(_notebook_html, self.tables()))
 
 
-def record_table(
-    records: Sequence[Mapping[str, Any]], images: Sequence[Image | None] = ()
-) -> Table:
+def record_table(records: Sequence[Mapping[str, Any]], images: Sequence[str] = ()) -> Table:
     """Make a table of records.
 
     Args:
         records: Values by column.
-        images: Image of each record. Default: none.
+        images: Address of an image of each record, see ``Table``. Default: none.
 
     Returns:
         A row for each record. A single record without an image becomes a table of names and values.

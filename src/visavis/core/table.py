@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from typing import Literal, TypeAlias
 
 Value: TypeAlias = str | float | None
 """A value of a table. None and NaN are missing values."""
@@ -62,11 +59,6 @@ class Column:
     short_format: str = ""
     key: str = ""
 
-    @property
-    def full_title(self) -> str:
-        """Title on one line, after the title of the group."""
-        return f"{self.group} {self.title}".strip().replace("\n", " ")
-
     def value_text(self, cell: Cell) -> str:
         """Format the value of a cell.
 
@@ -113,17 +105,6 @@ class Column:
         """
         return self.spread_text(cell, short=short).strip(" ()")
 
-    def text(self, cell: Cell) -> str:
-        """Format the value and the spread of a cell on one line.
-
-        Args:
-            cell: Cell of the column.
-
-        Returns:
-            The text.
-        """
-        return self.value_text(cell) + self.spread_text(cell)
-
 
 @dataclass(frozen=True)
 class Table:
@@ -135,7 +116,7 @@ class Table:
         notes: Sentences below the table.
         title: Title. Empty: none.
         last_rows: Rows below a rule, such as reference values.
-        images: Image of each row, which HTML shows. Empty: none.
+        images: Address of an image of each row, such as a data URI, which HTML shows. Empty: none.
     """
 
     columns: tuple[Column, ...] = ()
@@ -143,7 +124,7 @@ class Table:
     notes: tuple[str, ...] = ()
     title: str = ""
     last_rows: tuple[Row, ...] = ()
-    images: tuple[Image | None, ...] = ()
+    images: tuple[str, ...] = ()
 
 
 def as_cells(row: Row) -> list[Cell]:

@@ -87,7 +87,7 @@ def _text_rows(columns: tuple[Column, ...], cells: list[Cell]) -> list[tuple[lis
     marks = [SIMILAR_MARK if cell.mark == "similar" else "" for cell in cells]
     pairs = [*zip(columns, cells, strict=True)]
     if not cells[0].note:
-        texts = [column.text(cell) for column, cell in pairs]
+        texts = [_whole_text(column, cell) for column, cell in pairs]
         return [([text + mark for text, mark in zip(texts, marks, strict=True)], False)]
     values = [column.value_text(cell) for column, cell in pairs]
     spreads = [column.small_spread(cell, short=True) for column, cell in pairs[1:]]
@@ -95,6 +95,16 @@ def _text_rows(columns: tuple[Column, ...], cells: list[Cell]) -> list[tuple[lis
         ([value + mark for value, mark in zip(values, marks, strict=True)], False),
         ([f"  {cells[0].note}", *spreads], False),
     ]
+
+
+def _whole_title(column: Column) -> str:
+    """Title on one line, after the title of the group."""
+    return f"{column.group} {column.title}".strip().replace("\n", " ")
+
+
+def _whole_text(column: Column, cell: Cell) -> str:
+    """Value and spread on one line."""
+    return column.value_text(cell) + column.spread_text(cell)
 
 
 def _gaps(columns: tuple[Column, ...]) -> list[str]:
@@ -138,12 +148,14 @@ def format_markdown(table: Table) -> str:
         Markdown.
     """
     lines = [
-        [column.full_title for column in table.columns],
+        [_whole_title(column) for column in table.columns],
         ["---" if column.is_text else "---:" for column in table.columns],
     ]
     for row in (*table.rows, *table.last_rows):
         cells = as_cells(row)
-        texts = [column.text(cell) for column, cell in zip(table.columns, cells, strict=False)]
+        texts = [
+            _whole_text(column, cell) for column, cell in zip(table.columns, cells, strict=False)
+        ]
         if len(cells) == 1 < len(table.columns):
             lines.append([f"**{texts[0]}**", *[""] * (len(table.columns) - 1)])
             continue
@@ -166,7 +178,7 @@ def format_csv(table: Table) -> str:
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([column.key or column.full_title for column in table.columns])
+    writer.writerow([column.key or _whole_title(column) for column in table.columns])
     for row in (*table.rows, *table.last_rows):
         writer.writerow([cell.value for cell in as_cells(row)])
     return text.getvalue()
@@ -225,7 +237,7 @@ def _latex_row(columns: tuple[Column, ...], cells: list[Cell], *, math: bool = T
     return " & ".join(
         _latex_number(column, cell)
         if math and isinstance(cell.value, int | float)
-        else escape_latex(column.text(cell))
+        else escape_latex(_whole_text(column, cell))
         for column, cell in zip(columns, cells, strict=True)
     )
 

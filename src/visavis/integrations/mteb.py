@@ -19,6 +19,7 @@ from torch import Tensor
 from visavis.core.encoded import unit_rows
 from visavis.core.errors import DataError, RefusedOverwrite, VisavisError, requires_extra
 from visavis.core.result import Result
+from visavis.core.table import Column, Table
 
 RESULTS_FOLDER = "results"
 """Folder in which mteb keeps results."""
@@ -45,6 +46,12 @@ class MtebReport(Result):
     metrics: dict[str, str]
     scores: dict[str, float]
     result: Any
+
+    def tables(self) -> list[Table]:
+        """Return the main score of each task in percent."""
+        rows = [(task, self.metrics[task], 100 * score) for task, score in self.scores.items()]
+        columns = (Column("task", is_text=True), Column("metric"), Column("score", ".1f"))
+        return [Table(columns, tuple(rows), (f"Results of {self.model}: {self.folder}",))]
 
     def to_json(self) -> dict[str, Any]:
         """Return the content for JSON, with all metrics of all tasks."""

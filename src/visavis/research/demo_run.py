@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from visavis.core import storage
+from visavis.core.data_uris import jpeg_uri
 from visavis.core.environment import package_versions, quote_argument, shell_command
 from visavis.core.errors import RunError
 from visavis.core.progress import BarsOnly, NoProgress, Progress
@@ -48,7 +49,6 @@ from visavis.research.reports.html_report import (
     ThemedImage,
     TrainingCurve,
     figure_to_png,
-    jpeg_uri,
     new_figure,
     plot_training_curves,
     quote_shortened,

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from visavis.core.data_uris import thumbnail_uri
 from visavis.core.errors import DataError, VisavisError
 from visavis.core.fields import validate_int
 from visavis.core.result import Result, record_table
@@ -209,7 +210,8 @@ class SearchResults(Sequence[SearchResult], Result):
         elif self.correction:
             notes = [f"Scores are corrected: {self.correction}."]
         found = [hit.image for hit in self.hits]
-        images = [None if each is None else each.preview() for each in found] if any(found) else []
+        images = ["" if each is None else thumbnail_uri(each.preview()) for each in found]
+        images = images if any(images) else []
         table = record_table(self.records(), images)
         return [replace(table, notes=tuple(notes) or table.notes)]
 

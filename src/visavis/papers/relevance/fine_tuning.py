@@ -20,6 +20,7 @@ from visavis.core.errors import SpecError
 from visavis.core.fields import MAX_SEED, validate_int
 from visavis.core.progress import Progress
 from visavis.core.result import Result
+from visavis.core.table import Table
 from visavis.models.encoders.frozen_encoders import open_text_encoder
 from visavis.models.encoders.pretrained_files import model_folder, quiet_transformers
 from visavis.models.encoders.sentence_encoders import (
@@ -56,6 +57,15 @@ class FineTunedModel(Result):
     estimator: str
     dev: tuple[float, ...]
     test: float
+
+    def tables(self) -> list[Table]:
+        """Return the correlations in sentences."""
+        curve = ", ".join(f"{value:.3f}" for value in self.dev)
+        note = (
+            f"Pearson on STS-B dev: {curve} (the first before training). Best epoch on test: "
+            f"{self.test:.3f}."
+        )
+        return [Table(notes=(note, self.estimator))]
 
     def to_json(self) -> dict[str, object]:
         """Return a JSON object."""
