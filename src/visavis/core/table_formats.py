@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 import unicodedata
 from collections.abc import Iterator
@@ -151,24 +152,25 @@ def format_markdown(table: Table) -> str:
         [_whole_title(column) for column in table.columns],
         ["---" if column.is_text else "---:" for column in table.columns],
     ]
+    marks = {"": "{}", "best": "**{}**", "similar": "{}" + SIMILAR_MARK}
     for row in (*table.rows, *table.last_rows):
         cells = as_cells(row)
-        texts = [
-            _whole_text(column, cell) for column, cell in zip(table.columns, cells, strict=False)
-        ]
         if len(cells) == 1 < len(table.columns):
-            lines.append([f"**{texts[0]}**", *[""] * (len(table.columns) - 1)])
+            heading = table.columns[0].value_text(cells[0])
+            lines.append([f"**{heading}**", *[""] * (len(table.columns) - 1)])
             continue
-        marks = {"": "{}", "best": "**{}**", "similar": "{}" + SIMILAR_MARK}
         lines.append(
-            [marks[cell.mark].format(text) for cell, text in zip(cells, texts, strict=True)]
+            [
+                marks[cell.mark].format(_whole_text(column, cell))
+                for column, cell in zip(table.columns, cells, strict=True)
+            ]
         )
     rows = (" | ".join(text.replace("|", r"\|") for text in line) for line in lines)
     return "".join(f"| {row} |\n" for row in rows) + "".join(f"\n{note}\n" for note in table.notes)
 
 
 def format_csv(table: Table) -> str:
-    """Format the values of a table, without its notes. Missing values are empty.
+    """Format the values of a table, without its notes. None is empty.
 
     Args:
         table: Table.
@@ -180,7 +182,8 @@ def format_csv(table: Table) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([column.key or _whole_title(column) for column in table.columns])
     for row in (*table.rows, *table.last_rows):
-        writer.writerow([cell.value for cell in as_cells(row)])
+        values = [cell.value for cell in as_cells(row)]
+        writer.writerow(values + [""] * (len(table.columns) - len(values)))
     return text.getvalue()
 
 
@@ -222,7 +225,10 @@ def format_latex(table: Table, label: str) -> str:
         r"    \midrule",
         *(rf"    {_latex_row(columns, as_cells(row))} \\" for row in table.rows),
         *([r"    \midrule"] if table.last_rows else []),
-        *(rf"    {_latex_row(columns, as_cells(row), math=False)} \\" for row in table.last_rows),
+        *(
+            rf"    {_latex_row(columns, as_cells(row), is_result=False)} \\"
+            for row in table.last_rows
+        ),
         r"    \bottomrule",
         r"  \end{tabular}",
         r"\end{table}",
@@ -230,13 +236,13 @@ def format_latex(table: Table, label: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _latex_row(columns: tuple[Column, ...], cells: list[Cell], *, math: bool = True) -> str:
+def _latex_row(columns: tuple[Column, ...], cells: list[Cell], *, is_result: bool = True) -> str:
     if len(cells) == 1 < len(columns):
         text = escape_latex(columns[0].value_text(cells[0]))
         return rf"\multicolumn{{{len(columns)}}}{{l}}{{\textbf{{{text}}}}}"
     return " & ".join(
         _latex_number(column, cell)
-        if math and isinstance(cell.value, int | float)
+        if is_result and isinstance(cell.value, int | float) and not math.isnan(cell.value)
         else escape_latex(_whole_text(column, cell))
         for column, cell in zip(columns, cells, strict=True)
     )
