@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from visavis.cli.search_tables import print_compression
+from visavis.cli.printers import print_compression
 from visavis.core.progress import NoProgress
 from visavis.data.words import tokenize
 from visavis.models.base import get_vectors

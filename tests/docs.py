@@ -324,7 +324,7 @@ _PRELOADED = (
     "scipy.stats",
     "PIL.PngImagePlugin",
     "safetensors.torch",
-    "visavis.cli.run_tables",
+    "visavis.cli.printers",
     "visavis.training.training_run",
     "visavis.research.experiments",
     "transformers.models.clip.modeling_clip",

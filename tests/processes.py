@@ -30,7 +30,7 @@ FORKED.set_forkserver_preload(
         "scipy.stats",
         "PIL.PngImagePlugin",
         "safetensors.torch",
-        "visavis.cli.run_tables",
+        "visavis.cli.printers",
         "visavis.training.training_run",
         "visavis.research.experiments",
     ]

@@ -31,7 +31,7 @@ from visavis.evaluation.query_ranks import read_query_ranks, write_query_ranks
 from visavis.evaluation.tiled_ranking import rank_by_rows
 from visavis.losses.scoring import score_direction
 from visavis.losses.targets import Targets
-from visavis.research.experiments.results_table import MeasurementConditions, ResultTable
+from visavis.research.experiments.setting_results import MeasurementConditions, SettingResults
 from visavis.training.runs.evaluate_runs import exclude_texts
 
 from .matching import mentions
@@ -239,7 +239,7 @@ def test_result_names_its_correction(items, tmp_path):
     result = evaluate(visual, text, score, range(30), np.arange(60) // 2)
     name = "QueryBankNorm(temperature=0.05, k=1) over test queries (transductive)"
     assert result.to_json()["protocol"] == f"plain + {name}"
-    assert result.to_json()["correction"] == result.table_rows()[0]["correction"] == name
+    assert result.to_json()["correction"] == result.records()[0]["correction"] == name
     assert get_protocol(result.protocol) is get_protocol("plain")
     assert "transductive" in str(MeasurementConditions.from_evaluation(result))
     write_query_ranks(tmp_path / "ranks.safetensors", result.query_ranks_by_protocol)
@@ -259,9 +259,9 @@ def test_table_rejects_results_with_other_corrections(items):
     measured = [(each.metrics, MeasurementConditions.from_evaluation(each)) for each in results]
     for other in measured[1:]:
         with pytest.raises(RunError, match=mentions("one protocol", "CSLS")):
-            ResultTable.from_runs({"a": [measured[0]], "b": [other]})
+            SettingResults.from_runs({"a": [measured[0]], "b": [other]})
     with pytest.raises(RunError, match=mentions("transductive", "fixed-bank")):
-        ResultTable.from_runs({"a": [measured[1]], "b": [measured[2]]})
+        SettingResults.from_runs({"a": [measured[1]], "b": [measured[2]]})
 
 
 def test_test_queries_leave_the_bank():

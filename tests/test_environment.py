@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from visavis import api
-from visavis.cli.dataset_tables import print_environment
+from visavis.cli.printers import print_environment
 from visavis.core import environment
 from visavis.core.environment import (
     EnvironmentCheck,

@@ -17,13 +17,13 @@ from jinja2 import UndefinedError
 from PIL import Image
 from tests.conftest import PROJECT
 
+from visavis.core.table import Cell, Column, Table
 from visavis.data.synthetic import sample_scene
 from visavis.research.demo_run import (
     RetrievedScene,
     SceneSearchResult,
     plot_retrievals,
 )
-from visavis.research.experiments.results_table import ColumnGroup
 from visavis.research.reports.html_report import (
     DARK_THEME,
     LIGHT_THEME,
@@ -99,37 +99,26 @@ class TagChecker(HTMLParser):
         assert self.open_tags.pop() == tag
 
 
-class FakeTable:
-    """A results table with one row."""
-
-    columns = (ColumnGroup(HOSTILE_TEXT, {"a": HOSTILE_TEXT}), ColumnGroup("", {"b": HOSTILE_TEXT}))
-
-    class Row:
-        name = HOSTILE_TEXT
-
-        def mean_cell(self, metric):
-            return "1.2"
-
-        def spread_cell(self, metric):
-            return "" if metric == "a" else "1.0–1.4"
-
-    rows = (Row(),)
-
-    def caption(self):
-        return HOSTILE_TEXT
-
-    def chance_cell(self, metric):
-        return "0.5"
-
-    def is_best(self, row, metric):
-        return metric == "a"
+TABLE = Table(
+    (
+        Column(HOSTILE_TEXT, is_text=True),
+        Column(HOSTILE_TEXT, group=HOSTILE_TEXT),
+        Column(HOSTILE_TEXT, unit=HOSTILE_TEXT, missing=HOSTILE_TEXT),
+    ),
+    (
+        (HOSTILE_TEXT,),
+        (Cell(HOSTILE_TEXT, note=HOSTILE_TEXT), Cell(1.2, mark="best"), Cell(1.2, (1.0, 1.4))),
+    ),
+    (HOSTILE_TEXT,),
+    HOSTILE_TEXT,
+    last_rows=((HOSTILE_TEXT, 0.5, None),),
+)
 
 
 def test_macros_escape_all_text_and_close_all_tags():
     page = """{% import "macros.html.j2" as ui %}<main>{{ ui.facts([(text, text)]) }}{{ ui.commands([(text, text)]) }}
-    {% call ui.figure(image, text) %}{{ text }}{% endcall %}{{ ui.table([text, text], [[text, text]], text) }}
-    {{ ui.results_table(table, {text: text}, table.columns) }}</main>"""
-    values = {"text": HOSTILE_TEXT, "image": ThemedImage(b"light", b"dark"), "table": FakeTable()}
+    {% call ui.figure(image, text) %}{{ text }}{% endcall %}{{ ui.table(table) }}</main>"""
+    values = {"text": HOSTILE_TEXT, "image": ThemedImage(b"light", b"dark"), "table": TABLE}
     text = template_environment(REPORTS_PACKAGE).from_string(page).render(**values)
     checker = TagChecker()
     checker.feed(text)
@@ -138,7 +127,8 @@ def test_macros_escape_all_text_and_close_all_tags():
     assert HOSTILE_TEXT not in text
     assert text.count("&lt;script&gt;") == 18
     assert "<strong>1.2</strong></td>" in text
-    assert "1.2<small>1.0–1.4</small>" in text
+    assert "1.2&lt;script&gt;" in text
+    assert "<small>1.0–1.4</small>" in text
 
 
 def test_render_report_rejects_undefined_variables():

@@ -13,8 +13,9 @@ from PIL import Image
 
 import visavis
 from visavis import api
+from visavis.core.data_uris import thumbnail_uri
 from visavis.core.errors import MissingExtra
-from visavis.core.notebook import MAX_HTML_ROWS, NotebookTable, flat_row
+from visavis.core.result import MAX_HTML_ROWS, Result, flat_record, record_table
 from visavis.evaluation.classification import ZeroShotResult
 
 NOTEBOOK = Path(__file__).parents[1] / "docs" / "tutorials" / "notebook.ipynb"
@@ -22,7 +23,6 @@ OTHER_RESULTS = {
     "None",
     "Path",  # data_scenes and demo return a folder
     "Retriever",
-    "AttentionMap",  # an image file
     "CheckpointConversion",
     "ConversionReport",
     "list[EnvironmentCheck]",
@@ -33,7 +33,7 @@ OTHER_RESULTS = {
 
 
 @dataclass
-class Table(NotebookTable):
+class Rows(Result):
     """Rows of a test."""
 
     content: list
@@ -43,19 +43,19 @@ class Table(NotebookTable):
     def to_json(self):
         return {"rows": self.content}
 
-    def table_images(self):
-        return self.images
+    def tables(self):
+        return [record_table(self.records(), self.images)]
 
 
-def test_flat_row_joins_keys_and_leaves_out_lists_of_objects():
-    row = flat_row(
+def test_flat_record_joins_keys_and_leaves_out_lists_of_objects():
+    row = flat_record(
         {"a": {"b": {1: 2}}, "empty": [], "names": ("x", "y"), "nested": [[1]], "none": None}
     )
     assert row == {"a.b.1": 2, "empty": "", "names": "x, y", "none": None}
 
 
 def test_notebook_html_escapes_values_and_limits_rows():
-    html = Table(
+    html = Rows(
         [{"<b>": "<script>", "number": 1234.5678}, {"<b>": None, "other": True}] * 40
     )._repr_html_()
     assert "<script>" not in html
@@ -64,16 +64,16 @@ def test_notebook_html_escapes_values_and_limits_rows():
     assert "1,234.6" in html
     assert html.count("<tr>") == 1 + MAX_HTML_ROWS
     assert f"{80 - MAX_HTML_ROWS} more rows" in html
-    assert "No entries." in Table([])._repr_html_()
+    assert "No entries." in Rows([])._repr_html_()
 
 
 def test_notebook_html_shows_one_row_as_names_and_values():
-    assert Table([{"a": 1, "b": "x"}])._repr_html_().count("<tr>") == 2
+    assert Rows([{"a": 1, "b": "x"}])._repr_html_().count("<tr>") == 2
 
 
 def test_notebook_html_embeds_images():
     image = Image.new("RGBA", (400, 300), "red")
-    html = Table([{"a": 1}, {"a": 2}], (image, None))._repr_html_()
+    html = Rows([{"a": 1}, {"a": 2}], (thumbnail_uri(image), ""))._repr_html_()
     assert html.count("data:image/jpeg;base64,") == 1
     assert image.size == (400, 300)
 
@@ -81,13 +81,13 @@ def test_notebook_html_embeds_images():
 def test_to_pandas_without_pandas_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingExtra, match=r"visavis\[notebook\]"):
-        Table([]).to_pandas()
+        Rows([]).to_pandas()
 
 
-def test_api_results_are_notebook_tables():
+def test_api_results_are_results():
     # Imported here only by its command, so that the test also passes alone.
-    assert issubclass(ZeroShotResult, NotebookTable)
-    tables = {kind.__name__ for kind in all_subclasses(NotebookTable)}
+    assert issubclass(ZeroShotResult, Result)
+    tables = {kind.__name__ for kind in all_subclasses(Result)}
     for name in api.__all__:
         returned = inspect.signature(getattr(visavis, name)).return_annotation
         if returned not in OTHER_RESULTS:
@@ -97,6 +97,7 @@ def test_api_results_are_notebook_tables():
 
 def all_subclasses(kind):
     for module in (
+        "research.attention_maps",
         "research.audit.run_audit",
         "data.dataset_reader",
         "papers.diagnostics.contribution_analysis",

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from visavis.cli.search_tables import print_index_report
+from visavis.cli.printers import print_index_report
 from visavis.data.dataset_check import check_dataset
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.file_names import (

@@ -85,7 +85,7 @@ def test_demo_results_do_not_depend_on_the_number_of_processes(finished, tmp_pat
         ]
         assert weights[0] == weights[1]
     (results,) = written
-    assert results.table.to_json() == json.loads((folder / "table.json").read_text())
+    assert results.compared.to_json() == json.loads((folder / "table.json").read_text())
     searches = {search.query: search.num_relevant for search in results.searches}
     assert searches == json.loads((folder / "demo.json").read_text())["searches"]
 

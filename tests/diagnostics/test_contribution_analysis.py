@@ -12,7 +12,7 @@ import torch
 
 import visavis
 from visavis import Targets
-from visavis.cli.diagnostic_tables import print_diagnosis
+from visavis.cli.console import print_result
 from visavis.core.errors import RefusedOverwrite, RunError, SpecError, VisavisError
 from visavis.core.progress import NoProgress
 from visavis.data.synthetic import write_synthetic_scenes
@@ -198,7 +198,7 @@ def test_diagnosis_counts_smooth_ap_with_slope(run, capsys):
     assert counts[0]["TripletHN"] == counts[2]["TripletHN"]
     assert (printed.to_json()["with_slope"], default.to_json()["with_slope"]) == (True, False)
     for result, shown in ((printed, True), (default, False)):
-        print_diagnosis(result)
+        print_result(result)
         assert ("with the factor 1/tau" in capsys.readouterr().out) is shown
         page = render_diagnosis(result)
         assert ("--with-slope" in page, "with the factor 1/tau" in page) == (shown, shown)
@@ -265,8 +265,9 @@ def test_diagnosis_report_holds_counts_and_plots(run, tmp_path):
         written.count("data:image/png;base64,") == 6
     )  # counts against epsilon, curves, gradients, for light and for dark pages
     for count in found.counts:
-        assert f"epsilon {count.epsilon:g}, text to image" in written
-        assert f"<td>{count.mean['t2i_in_batch']:.2f} ± 0.00</td>" in written
+        rows = written.partition(f", epsilon {count.epsilon:g}</th></tr>")[2]
+        assert f"<td>{count.mean['t2i_in_batch']:.2f}<small>±0.00</small></td>" in rows
+        assert "text to image</th>" in rows
     with pytest.raises(RefusedOverwrite):
         visavis.diagnose(run, max_batches=1, out=page)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import visavis
-from visavis.cli.diagnostic_tables import print_diagnosis
+from visavis.cli.console import print_result
 from visavis.core.errors import RecipeError
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation.published_row import PublishedRow
@@ -80,7 +80,7 @@ def published_row(row_id: str, objective: str) -> PublishedRow:
 
 def printed(diagnosis: ContributionAnalysis, capsys) -> list[list[str]]:
     """The cells of every printed line."""
-    print_diagnosis(diagnosis)
+    print_result(diagnosis)
     return [re.split(r" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
 
 
@@ -181,7 +181,7 @@ def test_diagnosis_reports_missing_published_counts(diagnosis, capsys):
         other, capsys
     )
     assert other.to_json()["published"] is None
-    print_diagnosis(replace(other, published=""))
+    print_result(replace(other, published=""))
     assert "counts" not in capsys.readouterr().out
 
 

@@ -69,8 +69,8 @@ def test_compare_run_equals_train_with_same_seed(plain, recipe, tmp_path):
 
 
 def test_compare_table_and_selection_by_validation(plain):
-    assert [row.name for row in plain.table.rows] == OBJECTIVES
-    for row, setting in zip(plain.table.rows, plain.settings, strict=True):
+    assert [row.name for row in plain.results.rows] == OBJECTIVES
+    for row, setting in zip(plain.results.rows, plain.settings, strict=True):
         runs = plain.runs(setting)
         assert [one.seed for one in runs] == [1, 2]
         assert row.mean("rsum") == pytest.approx(sum(one.metrics["rsum"] for one in runs) / 2)
@@ -266,7 +266,7 @@ def test_compare_selects_grid_point_by_validation(recipe, tmp_path):
     assert grid.selected == (
         max(grid.settings, key=lambda setting: grid.runs(setting)[0].validation_rsum),
     )
-    assert len(grid.table.rows) == 1
+    assert len(grid.results.rows) == 1
 
 
 @pytest.mark.slow

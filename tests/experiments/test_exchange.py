@@ -14,20 +14,18 @@ from ir_measures import Success, nDCG
 
 from visavis.core.encoded import DIRECTIONS, Encoded
 from visavis.core.errors import RefusedOverwrite
+from visavis.core.table_formats import escape_latex, format_csv, format_latex
 from visavis.data.dataset import Dataset, Image
 from visavis.evaluation import Evaluation, Protocol, rank_scores
 from visavis.evaluation.bootstrap import BOOTSTRAP_METRICS, bootstrap_images
 from visavis.evaluation.metrics import ndcg_at
 from visavis.evaluation.statistics import differences_from, paired_tests
 from visavis.evaluation.trec import TrecRankings, top_candidates, write_trec
-from visavis.research.experiments.results_table import (
+from visavis.research.experiments.setting_results import (
     CSV_COLUMNS,
     MeasurementConditions,
-    ResultTable,
-    csv_table,
-    escape_latex,
+    SettingResults,
     indistinguishable_rows,
-    latex_table,
 )
 from visavis.training.evaluation.evaluate_dataset import evaluate_dataset
 from visavis.training.evaluation.trec_rankings import rank_dataset
@@ -212,7 +210,7 @@ def results():
 
 def table_of(results):
     """Table of the evaluations of each row."""
-    return ResultTable.from_runs(
+    return SettingResults.from_runs(
         {
             name: [(run.metrics, MeasurementConditions.from_evaluation(run)) for run in runs]
             for name, runs in results.items()
@@ -240,15 +238,16 @@ def test_latex_marks_best_and_indistinguishable_rows(results):
             for metric, pairs in compare_rows_with(results, 'Goal(pair="sig_ms")').items()
         },
     )
-    text = latex_table(table, alike)
+    text = format_latex(table.table(similar=alike), "comparison")
     lines = {
         line.split(" &")[0].strip(): line for line in text.splitlines() if line.endswith(r"\\")
     }
     goal, unified, triplet = (
         lines[name] for name in (r'Goal(pair="sig\_ms")', "Unified", "Triplet")
     )
+    spread = table.rows[0].spread("rsum")
     assert (
-        rf"$\mathbf{{{table.rows[0].mean('rsum'):.1f}}}$ {{\scriptsize {table.rows[0].spread_cell('rsum').replace('–', '--')}}} \\"
+        rf"$\mathbf{{{table.rows[0].mean('rsum'):.1f}}}$ {{\scriptsize {spread.low:.1f}--{spread.high:.1f}}} \\"
         in goal
     )
     assert rf"${table.rows[1].mean('rsum'):.1f}^{{\dagger}}$ {{\scriptsize " in unified
@@ -259,7 +258,7 @@ def test_latex_marks_best_and_indistinguishable_rows(results):
     assert {line.count("&") for line in (goal, unified, triplet, lines["chance"])} == {7}
     assert r"4 seeds" in text
     assert r"$\dagger$: not distinguishable" in text
-    assert "dagger" not in latex_table(table)
+    assert "dagger" not in format_latex(table.table(), "comparison")
 
 
 def test_escape_latex_escapes_every_special_character():
@@ -280,7 +279,9 @@ def test_csv_holds_every_statistic_of_the_table(results):
         },
         num_samples=200,
     )
-    lines = list(csv.DictReader(io.StringIO(csv_table(table, pairs, [bootstrap]))))
+    lines = list(
+        csv.DictReader(io.StringIO(format_csv(table.statistics_table(pairs, [bootstrap]))))
+    )
     assert list(lines[0]) == list(CSV_COLUMNS)
     assert [(line["row"], line["metric"]) for line in lines] == [
         (name, metric) for name in results for metric in BOOTSTRAP_METRICS
@@ -297,4 +298,4 @@ def test_csv_holds_every_statistic_of_the_table(results):
     ]
     assert float(line["images_low"]) == bootstrap.difference("Triplet", best, "rsum").interval.low
     assert by_key[best, "rsum"]["reference"] == ""
-    assert next(csv.DictReader(io.StringIO(csv_table(table))))["verdict"] == ""
+    assert next(csv.DictReader(io.StringIO(format_csv(table.statistics_table()))))["verdict"] == ""

@@ -15,6 +15,7 @@ import pytest
 import visavis
 from visavis.core.errors import DataError, RecipeError, RunError
 from visavis.core.progress import NoProgress
+from visavis.core.table_formats import format_text
 from visavis.data.dataset_reader import open_dataset
 from visavis.evaluation.bootstrap import bootstrap_queries
 from visavis.evaluation.feedback_metrics import JudgedQueryResult, feedback_metrics
@@ -88,9 +89,14 @@ def test_feedback_is_scored_with_each_saved_model(plain, with_feedback):
 
 def test_feedback_columns_and_statistics_are_in_every_table(with_feedback):
     comparison, _ = with_feedback
-    folder, row = comparison.folder, comparison.table.rows[0]
+    folder, row = comparison.folder, comparison.results.rows[0]
     means = [f"{row.mean(key):.1f}" for key in KEYS]
-    assert comparison.table.text().splitlines()[2].split()[-4:] == means
+    assert (
+        format_text(comparison.results.table(row_notes=comparison.results.spread_kinds))
+        .splitlines()[2]
+        .split()[-4:]
+        == means
+    )
     line = next(
         line
         for line in (folder / "table.md").read_text().splitlines()

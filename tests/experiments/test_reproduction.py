@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 import visavis
-from visavis.cli.experiment_tables import print_reproduction
+from visavis.cli.console import print_result
 from visavis.core.errors import RecipeError, RunError
 from visavis.papers.reproduction.reproduction import (
     Reproduction,
@@ -305,10 +305,9 @@ def test_figure_prints_ten_points_of_each_curve(figure, capsys):
     points = [replace(figure.points[0], epoch=epoch) for epoch in range(31)]
     long = replace(figure, outcomes={points[0].curve: []})
     vars(long)["points"] = points
-    assert [line[1] for line in long.lines()[1:]] == [
-        "0", "3", "7", "10", "13", "17", "20", "23", "27", "30"
-    ]  # fmt: skip
-    print_reproduction(figure)
+    epochs = [row[1] for row in long.point_table().rows]
+    assert epochs == [0, 3, 7, 10, 13, 17, 20, 23, 27, 30]
+    print_result(figure)
     printed = capsys.readouterr().out
     assert re.search(r"objective +epoch +loss, untrained = 1 +RSUM", printed)
     assert re.search(r"TripletHN +0 +1\.000 ", printed)
@@ -332,7 +331,12 @@ def test_figure_of_similarities_is_resumed(recipe, tmp_path):
         (made.folder / name).unlink()
     again = visavis.reproduce(resume=made.folder, workers=1)
     assert again.points == made.points
-    assert again.lines()[0] == ["objective", "epoch", "positive pairs", "hardest negatives"]
+    assert [column.title for column in again.point_table().columns] == [
+        "objective",
+        "epoch",
+        "positive pairs",
+        "hardest negatives",
+    ]
     assert (made.folder / "figure.png").exists()
 
 

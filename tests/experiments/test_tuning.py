@@ -200,7 +200,7 @@ def test_compare_equates_objectives_that_differ_by_a_factor(tmp_path):
     assert all(
         f"{rate.setting} {rate.learning_rate:.3g}" in fair.findings[0] for rate in fair.rates
     )
-    assert fair.tuning in fair.table.caption()
+    assert fair.tuning in fair.results.caption()
     assert (
         fair.selected_values(fair.settings[0])
         == f"learning rate {summed.learning_rate:.3g}, the best of {summed.rates}"

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import visavis
-from visavis.cli.search_tables import print_index_report
+from visavis.cli.printers import print_index_report
 from visavis.data.capture_time import modified_time, parse_time
 from visavis.data.images import decode_image
 from visavis.data.video import recording_time

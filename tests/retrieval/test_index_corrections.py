@@ -114,7 +114,7 @@ def test_only_single_texts_are_corrected(index):
     results = {name: search_collection(opened, query) for name, query in queries.items()}
     assert [name for name, result in results.items() if result.correction] == ["text"]
     assert "fixed-bank" in results["text"].to_json()["correction"]
-    assert any("fixed-bank" in note for note in results["text"].table_notes())
+    assert any("fixed-bank" in note for note in results["text"].tables()[0].notes)
 
 
 def test_corrected_scores_have_no_match_probability(index):

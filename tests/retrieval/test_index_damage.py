@@ -14,7 +14,7 @@ import pytest
 from tests.platforms import MILVUS
 
 import visavis
-from visavis.cli.search_tables import print_results
+from visavis.cli.printers import print_results
 from visavis.core import storage
 from visavis.core.errors import RunError, VisavisError
 from visavis.core.progress import NoProgress

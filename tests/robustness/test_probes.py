@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import visavis
 from visavis import cli
-from visavis.cli.diagnostic_tables import print_probes
+from visavis.cli.console import print_result
 from visavis.core.errors import RunError
 from visavis.data.dataset import Dataset
 from visavis.data.dataset import Image as Item
@@ -228,7 +228,7 @@ def test_probe_of_bag_of_words_fails_only_on_order(probes):
 def test_probe_command_prints_report(blind, probes, capsys):
     score_of = CliRunner().invoke(cli.app, ["probe", str(blind), "--json"])
     assert json.loads(score_of.stdout) == json.loads(json.dumps(probes.to_json()))
-    print_probes(probes)
+    print_result(probes)
     shown = capsys.readouterr().out
     assert "roles swapped *" in shown
     assert "Chance is 50 %" in shown

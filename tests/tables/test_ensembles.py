@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import visavis
-from visavis.cli.run_tables import print_trained
+from visavis.cli.console import print_result
 from visavis.core.errors import MissingSupervision, RecipeError, RunError
 from visavis.training import training_run as begin
 from visavis.training.stop_signals import Stopped
@@ -61,7 +61,7 @@ def test_ensemble_validates_on_images_of_members(toys, tmp_path):
 
 
 def test_members_are_in_text_and_json_output(trained, capsys):
-    print_trained(trained)
+    print_result(trained)
     text = capsys.readouterr().out
     assert f"Published: {ROW}" in text
     assert all(f"{name}: best validation RSUM" in text for name in ("equal", "prob"))

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 import visavis
-from visavis.cli.run_tables import print_evaluation, print_trained
+from visavis.cli.console import print_result
 from visavis.evaluation.protocols import Protocol
 from visavis.training.recipes.data_module import DataModule
 from visavis.training.recipes.prepare_training import prepare_training
@@ -41,7 +41,7 @@ def printed(result, printer, capsys) -> str:
 
 
 def test_row_prints_published_and_measured_values(trained, capsys):
-    text = printed(trained, print_trained, capsys)
+    text = printed(trained, print_result, capsys)
     reached = trained.test.metrics["i2t_r1"]
     cells = re.split(
         r" {2,}", next(line for line in text.splitlines() if line.startswith("image to text R@1"))
@@ -80,7 +80,7 @@ def test_published_values_are_matched_by_protocol(trained, capsys):
     )
     result = replace(trained.test, other_protocols=(others,))
     assert result.to_json()["published"]["published"]["i2t_r1"]["reached"] == 12.5
-    text = printed(result, print_evaluation, capsys)
+    text = printed(result, print_result, capsys)
     assert "-22.8" in text and "other candidates" not in text
 
 
@@ -112,7 +112,7 @@ def test_missing_measurement_is_null(trained, capsys):
     assert figures["i2t_cs_at_200"] == {"published": 0.274, "reached": None, "difference": None}
     line = next(
         line
-        for line in printed(result, print_evaluation, capsys).splitlines()
+        for line in printed(result, print_result, capsys).splitlines()
         if line.startswith("image to text CS@200")
     )
     assert line.split() == ["image", "to", "text", "CS@200", "0.274", "-", "-"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import visavis
-from visavis.cli.run_tables import print_trained
+from visavis.cli.console import print_result
 from visavis.core.errors import VisavisError
 from visavis.evaluation.published_row import PublishedRow, find_metric
 from visavis.training.recipes.files import paper_tables, read_recipe
@@ -81,7 +81,7 @@ def test_every_row_takes_step_in_each_phase(address, toys):
 @pytest.mark.parametrize("address", sorted(KINDS))
 def test_rows_are_trained_and_compared_with_published_values(address, toys, tmp_path, capsys):
     trained = visavis.train(address, out=tmp_path / "run", overrides=overrides(address, toys))
-    print_trained(trained)
+    print_result(trained)
     assert not ROWS[address].protocol or re.search(
         "published +reached +difference", capsys.readouterr().out
     )

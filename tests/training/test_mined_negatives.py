@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import pad
 
 import visavis
-from visavis.cli.run_tables import print_trained
+from visavis.cli.console import print_result
 from visavis.core import storage
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, RecipeError, RefusedOverwrite, RunError, StorageError
@@ -281,7 +281,7 @@ def test_mined_phase_trains_and_resumes_exactly(
     assert whole.positives_by == "ids"
     mined = f"MinedNegativeSupervision(file='{tmp_path / 'n.safetensors'}', per_query=2)"
     assert whole.supervision == f"PairSupervision(by='ids') then {mined}"
-    print_trained(whole)
+    print_result(whole)
     assert (
         f"positives by ids, PairSupervision(by='ids') then {mined}: best validation RSUM"
         in capsys.readouterr().out.replace("\n", " ")

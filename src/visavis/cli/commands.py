@@ -114,64 +114,58 @@ def _entries_to_json(key: str) -> Callable[[Any, Values], Values]:
 COMMANDS = {
     "demo": Command(to_json=_demo_to_json),
     "doctor": Command(
-        "dataset_tables:print_environment",
+        "printers:print_environment",
         has_all=True,
         to_json=lambda checks, _: {
             check.name: {"value": check.value, "ok": check.ok, "fix": check.fix} for check in checks
         },
         has_failed=lambda checks: not all(check.ok for check in checks),
     ),
-    "catalog": Command("dataset_tables:print_catalog", to_json=lambda entries, _: entries),
+    "catalog": Command("printers:print_catalog", to_json=lambda entries, _: entries),
     "data_check": Command(
-        "dataset_tables:print_check", has_all=True, has_failed=lambda report: not report.ok
+        "printers:print_check", has_all=True, has_failed=lambda report: not report.ok
     ),
-    "data_audit": Command("dataset_tables:print_audit", has_all=True),
-    "data_convert": Command("dataset_tables:print_converted", options=("out",)),
+    "data_audit": Command("printers:print_audit", has_all=True),
+    "data_convert": Command("printers:print_converted", options=("out",)),
     "data_scenes": Command(
-        "dataset_tables:print_scenes",
+        "printers:print_scenes",
         to_json=lambda folder, _: {"folder": str(folder)},
         options=("out",),
     ),
-    "features": Command(
-        "dataset_tables:print_feature_stores", to_json=_stores_to_json, shares_work=True
-    ),
+    "features": Command("printers:print_feature_stores", to_json=_stores_to_json, shares_work=True),
     "convert": Command(
-        "dataset_tables:print_converted_model",
+        "printers:print_converted_model",
         to_json=lambda converted, _: converted.to_recipe_sections(),
         options=("out",),
     ),
-    "train": Command("run_tables:print_trained", resumable=True, shares_work=True),
-    "evaluate": Command("run_tables:print_evaluation"),
-    "mteb": Command("run_tables:print_mteb_report"),
-    "mine": Command("run_tables:print_mining"),
-    "compare": Command("experiment_tables:print_comparison", resumable=True),
-    "reproduce": Command("experiment_tables:print_reproduction", resumable=True),
-    "diagnose": Command("diagnostic_tables:print_diagnosis"),
-    "probe": Command("diagnostic_tables:print_probes"),
-    "explain": Command("diagnostic_tables:print_explanation"),
-    "anatomy": Command("diagnostic_tables:print_objective_profiles"),
-    "coherence": Command("experiment_tables:print_coherence"),
-    "agreement": Command(
-        "experiment_tables:print_agreement", to_json=_entries_to_json("agreement")
-    ),
+    "train": Command("console:print_result", resumable=True, shares_work=True),
+    "evaluate": Command("console:print_result"),
+    "mteb": Command("console:print_result"),
+    "mine": Command("console:print_result"),
+    "compare": Command("console:print_result", resumable=True),
+    "reproduce": Command("console:print_result", resumable=True),
+    "diagnose": Command("console:print_result"),
+    "probe": Command("console:print_result"),
+    "explain": Command("console:print_result"),
+    "anatomy": Command("console:print_result"),
+    "coherence": Command("console:print_result"),
+    "agreement": Command("console:print_result", to_json=_entries_to_json("agreement")),
     "relevance": Command(
-        "experiment_tables:print_estimator_evaluation",
+        "printers:print_estimators",
         to_json=_entries_to_json("estimators"),
         options=("estimator",),
     ),
-    "relevance_thresholds": Command(
-        "experiment_tables:print_distributions", to_json=_entries_to_json("estimators")
-    ),
-    "relevance_fit": Command("experiment_tables:print_fitted", options=("out",)),
-    "export": Command("run_tables:print_exported"),
-    "index": Command("search_tables:print_index_report"),
+    "relevance_thresholds": Command("console:print_result", to_json=_entries_to_json("estimators")),
+    "relevance_fit": Command("console:print_result", options=("out",)),
+    "export": Command("console:print_result"),
+    "index": Command("printers:print_index_report"),
     "search": Command(
-        "search_tables:print_results",
+        "printers:print_results",
         has_all=True,
         to_json=lambda results, values: {"query": _query(values), **results.to_json()},
     ),
     "classify": Command(
-        "search_tables:print_ranked_texts",
+        "printers:print_ranked_texts",
         to_json=lambda texts, values: {
             "image": values["image"],
             "texts": [{"text": text, "score": score} for text, score in texts],

@@ -12,11 +12,13 @@ from typing import Any, NoReturn, Self
 from rich import console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
-from visavis.cli.terminal import escape_control_characters, exit_quietly
+from visavis.cli.terminal import escape_control_characters, exit_quietly, print_line
 from visavis.core.progress import TrainingStep
+from visavis.core.result import Result
+from visavis.core.table import Table
+from visavis.core.table_formats import text_lines
 
 
 class SafeConsole(console.Console):
@@ -53,34 +55,37 @@ def print_markup(text: str) -> None:
     standard_output().print(text, soft_wrap=True)
 
 
-MIN_TABLE_WIDTH = 150
-"""Characters that a table may have on a narrow terminal: a line that is too wide is better than a
-truncated one.
-"""
-
-
-def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, text_columns: int = 1
-) -> None:
-    """Print a table on stdout.
+def print_tables(tables: Sequence[Table]) -> None:
+    """Print tables with their titles and notes on stdout, separated by empty lines. A note of
+    several tables is printed below the last one.
 
     Args:
-        columns: Titles.
-        rows: Cells, as plain texts or with a style.
-        text_columns: Number of columns at the start that are aligned to the left. The others are
-            aligned to the right.
+        tables: Tables.
     """
-    table = Table(box=None, pad_edge=False)
-    for number, column in enumerate(columns):
-        is_text = number < text_columns
-        table.add_column(
-            column, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*(escape(cell) if isinstance(cell, str) else cell for cell in row))
-    console = standard_output()
-    console.width = max(console.width, MIN_TABLE_WIDTH)
-    console.print(table)
+    for number, table in enumerate(tables):
+        if number:
+            print_line("")
+        if table.title:
+            print_markup(f"[bold]{escape(table.title)}[/bold]")
+        for line, is_heading in text_lines(table):
+            if is_heading:
+                print_markup(f"[bold]{escape(line)}[/bold]")
+            else:
+                print_line(line)
+        later = {note for other in tables[number + 1 :] for note in other.notes}
+        for note in table.notes:
+            if note not in later:
+                print_line(note)
+
+
+def print_result(result: Result | Iterable[Result]) -> None:
+    """Print the tables of a result, or of several results, on stdout.
+
+    Args:
+        result: Result, or results.
+    """
+    results = [result] if isinstance(result, Result) else result
+    print_tables([table for each in results for table in each.tables()])
 
 
 MIN_SHOWN_WAIT_SHARE = 0.05

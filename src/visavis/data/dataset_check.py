@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from visavis.core.errors import DataError
-from visavis.core.notebook import NotebookTable
+from visavis.core.result import Result
 from visavis.data.dataset import Dataset, ProgressCallback
 from visavis.data.dataset_reader import list_source, locate_dataset
 from visavis.data.formats.large_table import table_problems
@@ -33,7 +33,7 @@ class SplitCounts:
 
 
 @dataclass(frozen=True)
-class CheckReport(NotebookTable):
+class CheckReport(Result):
     """Content and problems of a data set.
 
     Attributes:

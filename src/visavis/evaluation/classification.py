@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from visavis.core.encoded import unit_rows
-from visavis.core.notebook import NotebookTable
+from visavis.core.result import Result
+from visavis.core.table import Column, Table
 from visavis.evaluation.bootstrap import NUM_SAMPLES, BootstrapEstimate
 from visavis.evaluation.metrics.ranking import raise_on_invalid_row
 
@@ -41,7 +42,7 @@ class ClassAccuracy:
 
 
 @dataclass(frozen=True, eq=False)
-class ZeroShotResult(NotebookTable):
+class ZeroShotResult(Result):
     """Zero-shot accuracy of a model.
 
     Attributes:
@@ -67,6 +68,35 @@ class ZeroShotResult(NotebookTable):
         """The classes with the most images of one wrong class, most first."""
         confused = [each for each in self.classes if each.confused_with is not None]
         return sorted(confused, key=lambda each: -each.confused_images)[:NUM_CONFUSIONS]
+
+    def tables(self) -> list[Table]:
+        """Return the accuracies with their intervals, and the most confused classes."""
+        estimates = {"top-1 accuracy": self.top1}
+        # Of five classes, all are among the five highest.
+        if len(self.classes) > TOP_K:
+            estimates["top-5 accuracy"] = self.top5
+        estimates["mean per class, top-1"] = self.mean_per_class
+        rows = [
+            (name, each.value, None if each.interval is None else str(each.interval))
+            for name, each in estimates.items()
+        ]
+        columns = (Column(is_text=True), Column("%", ".1f"), Column("95 % interval over images"))
+        tables = [Table(columns, tuple(rows))]
+        if confusions := self.confusions:
+            confused = [
+                (each.name, each.images, each.top1, each.confused_with, each.confused_images)
+                for each in confusions
+            ]
+            class_columns = (
+                Column("class", is_text=True),
+                Column("images"),
+                Column("top-1", ".1f"),
+                Column("most often taken for"),
+                Column("images"),
+            )
+            tables.append(Table(class_columns, tuple(confused)))
+        note = (f"Protocol: {self.protocol}",)
+        return [*tables[:-1], replace(tables[-1], notes=note)]
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values.

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from visavis.core.notebook import NotebookTable
+from visavis.core.result import Result
+from visavis.core.table import Table
 
 KS = (1, 5, 10)
 """Cutoffs of recall."""
@@ -104,7 +105,7 @@ def feedback_metrics(results: Sequence[JudgedQueryResult]) -> dict[str, float | 
 
 
 @dataclass(frozen=True)
-class FeedbackEvaluation(NotebookTable):
+class FeedbackEvaluation(Result):
     """Evaluation of an index with relevance judgments.
 
     Attributes:
@@ -127,6 +128,24 @@ class FeedbackEvaluation(NotebookTable):
     pairwise_accuracy: float | None
     skipped: int
     correction: str = ""
+
+    def tables(self) -> list[Table]:
+        """Return recall and pairwise accuracy in sentences."""
+        recalls = ", ".join(f"R@{k} {value:.1f} %" for k, value in self.recall.items())
+        notes = [f"{self.queries:,} judged queries, {self.candidates:,} items: {recalls}."]
+        if self.pairwise_accuracy is not None:
+            notes.append(
+                f"{self.pairwise_accuracy:.1f} % of {self.pairs:,} pairs of a relevant and an "
+                "irrelevant item are in the correct order."
+            )
+        if self.correction:
+            notes.append(f"Scores are corrected: {self.correction}.")
+        if self.skipped:
+            notes.append(
+                f"Left out: {self.skipped:,} judgments of image queries, of queries with excluded "
+                "texts, or of missing items."
+            )
+        return [Table(notes=tuple(notes))]
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object, with recall by metric key, and without an empty correction."""

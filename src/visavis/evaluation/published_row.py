@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from visavis.core.encoded import DIRECTIONS
+from visavis.core.table import Column, Table
 from visavis.evaluation.metrics import CATALOG, Metric
 from visavis.evaluation.metrics.catalog import own_metrics
 
@@ -98,6 +99,39 @@ class PublishedRow:
             MetricDifference(key, mean, std, reached.get(key))
             for key, (mean, std) in self.values.items()
         ]
+
+    def comparison_table(self, reached: Mapping[str, float | None], protocol: str) -> Table:
+        """Make a table of published and reached values, with remarks about the row.
+
+        Args:
+            reached: Metrics of the result by key.
+            protocol: Protocol of the result.
+
+        Returns:
+            The table.
+        """
+        rows = [
+            tuple(comparison_cells(each.key, each.published, each.std, each.reached))
+            for each in self.differences(reached)
+        ]
+        notes = [f"Published: {self.id}{', cited there' if self.cited else ''}: {self.source}."]
+        if self.protocol != protocol:
+            notes.append(
+                f"Protocols differ: published {self.protocol}, reached {protocol}, with other "
+                "candidates."
+            )
+        remarks = {
+            "Not published": self.unreported,
+            "Trained with": self.substitutes,
+            "Misprint in the paper": self.misprint,
+            "Published as counted by the released code": self.code_difference,
+        }
+        notes += [f"{title}: {remark}." for title, remark in remarks.items() if remark]
+        columns = (
+            Column(is_text=True),
+            *map(Column, ("published", "reached", "difference")),
+        )
+        return Table(columns, tuple(rows), tuple(notes))
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from visavis.core.notebook import NotebookTable, flat_row
-from visavis.core.table import Table
+from visavis.core.encoded import DIRECTIONS
+from visavis.core.result import Result, flat_record
+from visavis.core.table import Column, Row, Table
 from visavis.evaluation.metrics.catalog import equivalent_measures
-from visavis.evaluation.published_row import PublishedRow
+from visavis.evaluation.metrics.ranking import TIES_IN_WORDS
+from visavis.evaluation.published_row import PublishedRow, format_metric, metric_title
 from visavis.evaluation.query_ranks import QueryRanks
+
+RECALL_COLUMNS = {
+    "r1": Column("R@1", ".1f"),
+    "r5": Column("R@5", ".1f"),
+    "r10": Column("R@10", ".1f"),
+    "medr": Column("median rank", ".0f"),
+    "meanr": Column("mean rank", ".1f"),
+}
+"""Columns of metrics, by the end of their keys."""
 
 
 class SectionResult(ABC):
@@ -36,7 +48,7 @@ class SectionResult(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluation(NotebookTable):
+class Evaluation(Result):
     """Result of a model and the rules behind it.
 
     Attributes:
@@ -117,9 +129,48 @@ class Evaluation(NotebookTable):
         """Result under the protocol of the published row, or this one without such a protocol."""
         return self.by_protocol.get(self.published.protocol, self) if self.published else self
 
-    def table_rows(self) -> list[dict[str, Any]]:
+    def tables(self) -> list[Table]:
+        """Return recalls and ranks of each protocol, the sections, and published results."""
+        tables = []
+        for evaluation in (self, *self.other_protocols):
+            tables.append(evaluation._recall_table(self.extra_metrics))
+            tables += [section.table() for section in evaluation.sections]
+        if self.published is not None:
+            reached = self.under_published_protocol
+            tables.append(self.published.comparison_table(reached.all_metrics, reached.protocol))
+        if self.pretrained is not None:
+            first, *others = self.pretrained.tables()
+            tables += [replace(first, title="Pretrained model:"), *others]
+        return tables
+
+    def _recall_table(self, extra_metrics: Sequence[str]) -> Table:
+        """Recalls and ranks of one protocol, and in notes its rules and further metrics."""
+        metrics = self.metrics
+        rows: list[Row] = [
+            (title, *(metrics[f"{direction}_{key}"] for key in RECALL_COLUMNS))
+            for direction, title in DIRECTIONS.items()
+        ]
+        rule = (
+            f"RSUM {metrics['rsum']:.1f}, average recall {metrics['average_recall']:.1f}  (protocol "
+            f"{self.protocol}: {self.num_images:,} images, {self.num_texts:,} texts, "
+            f"{self.captions_per_image:g} captions per image, {TIES_IN_WORDS[self.ties]})"
+        )
+        extra = (f"{metric_title(key)} {format_metric(key, metrics[key])}" for key in extra_metrics)
+        notes = [rule, ", ".join(extra)]
+        queries = len(self.image_ranks), len(self.text_ranks)
+        if queries[0] < self.num_images or queries[1] < self.num_texts:
+            notes.append(
+                f"R-Precision {metrics['i2t_r_precision']:.3f} and "
+                f"{metrics['t2i_r_precision']:.3f}, mAP@R {metrics['i2t_map_at_r']:.3f} and "
+                f"{metrics['t2i_map_at_r']:.3f}, over the {queries[0]:,} images and "
+                f"{queries[1]:,} texts that are queries"
+            )
+        columns = (Column(is_text=True), *RECALL_COLUMNS.values())
+        return Table(columns, tuple(rows), tuple(filter(None, notes)))
+
+    def records(self) -> list[dict[str, Any]]:
         """Return a row for each protocol."""
-        return [flat_row(evaluation._flat()) for evaluation in self.by_protocol.values()]
+        return [flat_record(evaluation._flat()) for evaluation in self.by_protocol.values()]
 
     def to_json(self) -> dict[str, Any]:
         """Convert to one flat JSON object: the rules, then all metrics of the first protocol.

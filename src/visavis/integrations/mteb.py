@@ -18,7 +18,8 @@ from torch import Tensor
 
 from visavis.core.encoded import unit_rows
 from visavis.core.errors import DataError, RefusedOverwrite, VisavisError, requires_extra
-from visavis.core.notebook import NotebookTable
+from visavis.core.result import Result
+from visavis.core.table import Column, Table
 
 RESULTS_FOLDER = "results"
 """Folder in which mteb keeps results."""
@@ -29,7 +30,7 @@ NUM_FRAMES = 8
 
 
 @dataclass(frozen=True)
-class MtebReport(NotebookTable):
+class MtebReport(Result):
     """Results of a model on tasks of mteb.
 
     Attributes:
@@ -45,6 +46,12 @@ class MtebReport(NotebookTable):
     metrics: dict[str, str]
     scores: dict[str, float]
     result: Any
+
+    def tables(self) -> list[Table]:
+        """Return the main score of each task in percent."""
+        rows = [(task, self.metrics[task], 100 * score) for task, score in self.scores.items()]
+        columns = (Column("task", is_text=True), Column("metric"), Column("score", ".1f"))
+        return [Table(columns, tuple(rows), (f"Results of {self.model}: {self.folder}",))]
 
     def to_json(self) -> dict[str, Any]:
         """Return the content for JSON, with all metrics of all tasks."""

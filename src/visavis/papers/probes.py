@@ -14,7 +14,7 @@ import io
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,12 +25,13 @@ from PIL.Image import Image
 from PIL.ImageFilter import GaussianBlur
 from torch import Tensor
 
-from visavis.core.encoded import Encoded, collect_batches, concatenate
+from visavis.core.encoded import DIRECTIONS, Encoded, collect_batches, concatenate
 from visavis.core.errors import RunError
 from visavis.core.fields import validate_int
 from visavis.core.memory_budget import MemoryLimit
-from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
+from visavis.core.result import Result
+from visavis.core.table import Cell, Column, Table
 from visavis.data.data_paths import resolve_path
 from visavis.data.dataset import Dataset
 from visavis.data.synthetic import ClipAnnotations, SceneGraphs
@@ -315,7 +316,7 @@ class RecallChange:
 
 
 @dataclass(frozen=True)
-class ProbeReport(NotebookTable):
+class ProbeReport(Result):
     """Results of all probes of a run.
 
     Attributes:
@@ -339,6 +340,60 @@ class ProbeReport(NotebookTable):
     results: tuple[ProbeResult, ...]
     recall_changes: tuple[RecallChange, ...]
     skipped: tuple[str, ...] = ()
+
+    def tables(self) -> list[Table]:
+        """Return the accuracy for each kind of edit, and the changes of recall."""
+        rows = [
+            (
+                each.title,
+                each.num_pairs,
+                each.percent,
+                f"{each.low:.1f} to {each.high:.1f}",
+                each.num_ties,
+            )
+            for each in self.results
+        ]
+        columns = (
+            Column("edit", is_text=True),
+            Column("cases", "d"),
+            Column("correct", ".1f", unit=" %"),
+            Column("95 %"),
+            Column("ties", "d"),
+        )
+        note = (
+            "correct: the true caption scores above the edited one. A tie is not correct. Chance is "
+            "50 %. * the same words in another order, which a bag of words cannot distinguish. "
+            f"Edited captions are false by {self.source}."
+        )
+        ending = (*self.skipped, f"{self.model}, {self.images:,} images of {self.data}.")
+        accuracies = Table(columns, tuple(rows), (note,))
+        if not self.recall_changes:
+            return [replace(accuracies, notes=(note, *ending))]
+        return [accuracies, self._change_table(ending)]
+
+    def _change_table(self, ending: tuple[str, ...]) -> Table:
+        rows = [
+            (
+                each.edit,
+                DIRECTIONS[each.direction],
+                f"R@{each.k}",
+                each.before,
+                each.after,
+                Cell(each.difference, (each.low, each.high)),
+            )
+            for each in self.recall_changes
+        ]
+        columns = (
+            *(Column(title, is_text=True) for title in ("edit", "", "R@K")),
+            Column("before", ".1f"),
+            Column("after", ".1f"),
+            Column("difference, 95 %", "+.1f", spread=" ({} to {})"),
+        )
+        note = (
+            "Recall in percent before and after the edit, and the 95 % interval of the difference, "
+            "paired over images."
+        )
+        return Table(columns, tuple(rows), (note, *ending))
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from visavis.core.progress import NoProgress
-from visavis.core.table import Table
+from visavis.core.table import Cell, Column, Row, Table
 from visavis.papers.diagnostics.contribution_analysis import ContributionAnalysis, diagnose_run
 from visavis.papers.probes import ProbeReport, probe_run
 from visavis.research.reports.comparison_sections import ReportSection
@@ -37,13 +37,10 @@ class ContributionSection(ReportSection):
 
     def table(self, results: Mapping[str, ContributionAnalysis]) -> Table:
         """Return a row for each setting. See `ReportSection.table`."""
-        rows = [
+        rows: list[Row] = [
             (
                 name,
-                *(
-                    f"{diagnosis.counts[0].mean_of_directions(measure):.2f}"
-                    for measure in REPORTED_MEASURES
-                ),
+                *(diagnosis.counts[0].mean_of_directions(measure) for measure in REPORTED_MEASURES),
             )
             for name, diagnosis in results.items()
         ]
@@ -53,7 +50,8 @@ class ContributionSection(ReportSection):
             "With few pushing negatives a loss has little left to learn. With many it may also "
             "train on pairs that are already correct. Details: visavis diagnose RUN."
         )
-        return Table(("objective", *REPORTED_MEASURES.values()), tuple(rows), (note,))
+        measures = (Column(title, ".2f") for title in REPORTED_MEASURES.values())
+        return Table((Column("objective", is_text=True), *measures), tuple(rows), (note,))
 
 
 class ProbeSection(ReportSection):
@@ -71,10 +69,10 @@ class ProbeSection(ReportSection):
         """Return a row for each kind of edit, with the accuracy of each setting. See
         `ReportSection.table`.
         """
-        accuracies = defaultdict[str, dict[str, str]](dict)
+        accuracies = defaultdict[str, dict[str, Cell]](dict)
         for name, report in results.items():
             for result in report.results:
-                cell = f"{result.percent:.0f} % ({result.low:.0f} to {result.high:.0f})"
+                cell = Cell(result.percent, (result.low, result.high))
                 accuracies[f"{result.title}, {result.num_pairs} cases"][name] = cell
         first = next(iter(results.values()))
         note = (
@@ -85,7 +83,9 @@ class ProbeSection(ReportSection):
             f"captions are false according to {first.source}. Details: visavis probe RUN."
         )
         rows = [
-            (kind, *(cells.get(name, "-") for name in results))
-            for kind, cells in accuracies.items()
+            (kind, *(cells.get(name) for name in results)) for kind, cells in accuracies.items()
         ]
-        return Table(("edit", *results), tuple(rows), (note,))
+        columns = (
+            Column(name, ".0f", unit=" %", missing="-", spread=" ({} to {})") for name in results
+        )
+        return Table((Column("edit", is_text=True), *columns), tuple(rows), (note,))

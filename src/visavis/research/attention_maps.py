@@ -21,6 +21,8 @@ from visavis.core import storage
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, RunError, VisavisError
 from visavis.core.progress import Progress
+from visavis.core.result import Result
+from visavis.core.table import Column, Table
 from visavis.data.images import decode_image
 from visavis.models import Matcher, all_models
 from visavis.models.encoders.encoder_spec import EncoderSpec, visible_part
@@ -51,7 +53,7 @@ MIN_BRIGHTNESS = 0.35
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionMap:
+class AttentionMap(Result):
     """Attention between the regions of an image and the words of a text.
 
     Attributes:
@@ -85,6 +87,25 @@ class AttentionMap:
     def best_regions(self) -> np.ndarray:
         """Region with the largest share for each word, shape ``[W]``."""
         return self.weights.argmax(1)
+
+    def tables(self) -> list[Table]:
+        """Return the score and the best region of each word."""
+        rows = []
+        for index, (word, best) in enumerate(zip(self.words, self.best_regions, strict=True)):
+            region = str(best + 1)
+            if self.grid is not None:
+                row, column = divmod(best, self.grid[1])
+                region = f"row {row + 1}, column {column + 1}"
+            attention = 100 * float(self.weights[index, best])
+            rows.append((word, float(self.scores[index]), region, attention))
+        columns = (
+            Column("word", is_text=True),
+            Column("score", ".3f"),
+            Column("best region"),
+            Column("attention", ".0f", unit=" %"),
+        )
+        note = f"{self.model}, score {self.score:.4f}. Image: {self.file}"
+        return [Table(columns, tuple(rows), (note,))]
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""

@@ -21,10 +21,12 @@ import numpy as np
 import torch
 
 from visavis.core import storage
+from visavis.core.data_uris import jpeg_uri
 from visavis.core.environment import package_versions, quote_argument, shell_command
 from visavis.core.errors import RunError
 from visavis.core.progress import BarsOnly, NoProgress, Progress
 from visavis.core.stopping import kept_if_stopped
+from visavis.core.table_formats import format_markdown, format_text
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.synthetic import (
     CaptionFacts,
@@ -40,14 +42,13 @@ from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.inference import score_all_pairs
 from visavis.models.retriever import Retriever
 from visavis.research.experiments.jobs import Job, RunOutcome, Workers
-from visavis.research.experiments.results_table import ResultTable
+from visavis.research.experiments.setting_results import SettingResults
 from visavis.research.reports.html_report import (
     LIGHT_THEME,
     PlotTheme,
     ThemedImage,
     TrainingCurve,
     figure_to_png,
-    jpeg_uri,
     new_figure,
     plot_training_curves,
     quote_shortened,
@@ -206,15 +207,16 @@ def _run_stages(folder: Path, progress: Progress, settings: DemoSettings) -> Non
             ]
             for name, group in runs.items()
         }
-        table = ResultTable.from_runs(measured, describe_learning_rates(rates))
-        progress.message(f"\n{table.text()}\n{table.caption()}\n")
+        compared = SettingResults.from_runs(measured, describe_learning_rates(rates))
+        table = format_text(compared.table(row_notes=compared.spread_kinds))
+        progress.message(f"\n{table}\n{compared.caption()}\n")
         best = max(
             (run for group in runs.values() for run in group), key=lambda run: run.validation_rsum
         )
         scene_search = SceneSearch(best.folder, scenes)
         searches = [scene_search.search(query, facts) for query, facts in DEMO_QUERIES]
         captions = scene_search.captions(NUM_SHOWN_CAPTIONS)
-        results = DemoResults(scenes, runs, best, table, captions, searches, seconds)
+        results = DemoResults(scenes, runs, best, compared, captions, searches, seconds)
         write_demo_report(results, folder)
     for search in searches:
         progress.message(
@@ -270,7 +272,7 @@ class DemoResults:
         scenes: Folder of the synthetic scenes.
         runs: Runs by the name of their objective.
         best: Run with the highest validation RSUM.
-        table: Comparison of the objectives.
+        compared: Comparison of the objectives.
         captions: Images that the best run retrieved for random test captions.
         searches: Images that the best run retrieved for text queries.
         seconds: Duration of each stage.
@@ -279,7 +281,7 @@ class DemoResults:
     scenes: Path
     runs: Mapping[str, Sequence[RunOutcome]]
     best: RunOutcome
-    table: ResultTable
+    compared: SettingResults
     captions: Sequence[SceneSearchResult]
     searches: Sequence[SceneSearchResult]
     seconds: Mapping[str, float]
@@ -292,8 +294,8 @@ def write_demo_report(results: DemoResults, folder: Path) -> None:
         results: Results of the demo.
         folder: Folder of the demo.
     """
-    storage.write_text(folder / "table.md", results.table.markdown())
-    storage.write_json(folder / "table.json", results.table.to_json())
+    storage.write_text(folder / "table.md", format_markdown(results.compared.table("setting")))
+    storage.write_json(folder / "table.json", results.compared.to_json())
     summary = {
         "best_run": results.best.folder.name,
         "runs": {name: [run.folder.name for run in runs] for name, runs in results.runs.items()},
@@ -315,7 +317,7 @@ def write_demo_report(results: DemoResults, folder: Path) -> None:
     # How far the order of the rows can be trusted.
     widths = sorted(
         (spread.high - spread.low, row.name)
-        for row in results.table.rows
+        for row in results.compared.rows
         if (spread := row.spread("rsum"))
     )
     certainty = "One seed does not show whether a difference is due to chance."
@@ -335,13 +337,13 @@ def write_demo_report(results: DemoResults, folder: Path) -> None:
     page = render_report(
         "demo",
         results=results,
-        conditions=results.table.conditions,
+        conditions=results.compared.conditions,
         num_seeds=len(next(iter(results.runs.values()))),
         threads=torch.get_num_threads(),
-        objective_notes=OBJECTIVE_NOTES,
+        results_table=results.compared.table("objective", row_notes=OBJECTIVE_NOTES),
         order=", then ".join(
             f"{row.name} {row.mean('rsum'):.1f}"
-            for row in sorted(results.table.rows, key=lambda row: -row.mean("rsum"))
+            for row in sorted(results.compared.rows, key=lambda row: -row.mean("rsum"))
         ),
         spread=certainty,
         retrieval=retrieval,

@@ -20,6 +20,7 @@ from visavis.core.blocking import chunk_slices
 from visavis.core.encoded import MaxSimDirection
 from visavis.core.errors import VisavisError
 from visavis.core.memory_budget import MemoryLimit
+from visavis.core.table import Column, Table
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.stores.arrow_tables import items_from_table
 from visavis.retrieval.stores.base import MaxSimQuery, SetEncoding, VectorSets
@@ -104,6 +105,47 @@ class CompressionReport:
     query_source: str
     encodings: tuple[VectorEncoding, ...]
     recommendation: str
+
+    def table(self) -> Table:
+        """Make a table of recall, bytes and latency of each encoding.
+
+        Returns:
+            The table, with the recommendation.
+        """
+        has_captions = any(each.caption_recall_at_10 is not None for each in self.encodings)
+        columns = [
+            Column("vectors", is_text=True),
+            Column("bytes", ",.0f"),
+            Column("stored", ",.0f"),
+            Column("rescored", missing="-"),
+            Column("recall@10", ".1f"),
+            *([Column("caption@10", ".1f")] if has_captions else []),
+            Column("ms per query", ".3g"),
+        ]
+        rows = [
+            (
+                each.name,
+                each.scanned_bytes,
+                each.stored_bytes,
+                each.rescored or None,
+                each.recall_at_10,
+                *([each.caption_recall_at_10] if has_captions else []),
+                each.milliseconds,
+            )
+            for each in self.encodings
+        ]
+        captions = (
+            " caption@10: captions whose own item is among the first 10, in percent."
+            if has_captions
+            else ""
+        )
+        note = (
+            f"{self.num_items:,} items, {self.num_queries:,} queries: {self.query_source}. bytes: "
+            "per item, read by the first pass. stored: per item, in total. recall@10: share of the "
+            f"true top 10 by float32 vectors, in percent.{captions} ms per query: median of single "
+            "queries."
+        )
+        return Table(tuple(columns), tuple(rows), (note, self.recommendation))
 
 
 def measure_compression(index: Index, memory: MemoryLimit = None) -> CompressionReport:

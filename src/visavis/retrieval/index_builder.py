@@ -27,8 +27,8 @@ import numpy as np
 from visavis.core import storage
 from visavis.core.errors import DataError, RefusedOverwrite, RunError, VisavisError
 from visavis.core.memory_budget import MemoryLimit
-from visavis.core.notebook import NotebookTable
 from visavis.core.progress import BarsOnly, Progress
+from visavis.core.result import Result
 from visavis.core.stopping import kept_if_stopped
 from visavis.data.capture_time import TAKEN, file_times
 from visavis.data.features.item_vectors import holds_item_vectors
@@ -107,7 +107,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class IndexReport(NotebookTable):
+class IndexReport(Result):
     """Result of building or updating an index.
 
     Attributes:

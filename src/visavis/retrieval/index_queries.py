@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 from visavis.core import storage
 from visavis.core.errors import RunError
-from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
+from visavis.core.result import Result
+from visavis.core.table import Column, Table
 from visavis.models.retriever import Retriever
 from visavis.retrieval.index_builder import (
     calibrate_index,
@@ -33,7 +34,7 @@ ITEMS = "items"
 
 
 @dataclass(frozen=True)
-class QueryModels(NotebookTable):
+class QueryModels(Result):
     """Query models of an index.
 
     Attributes:
@@ -45,6 +46,18 @@ class QueryModels(NotebookTable):
 
     folder: str
     manifest: IndexManifest
+
+    def tables(self) -> list[Table]:
+        """Return the query models, with the active and the previous one."""
+        rows = []
+        for model in self.to_json()["models"]:
+            state = "active" if model["active"] else "previous" if model["previous"] else ""
+            rows.append((model["queries"], model["items"], state, model["model"]))
+        columns = (
+            Column("queries", is_text=True),
+            *map(Column, ("items", "", "model")),
+        )
+        return [Table(columns, tuple(rows), (f"Index: {self.folder}",))]
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values.

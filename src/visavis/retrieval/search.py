@@ -14,9 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from visavis.core.data_uris import thumbnail_uri
 from visavis.core.errors import DataError, VisavisError
 from visavis.core.fields import validate_int
-from visavis.core.notebook import NotebookTable
+from visavis.core.result import Result, record_table
+from visavis.core.table import Table
 from visavis.data.images import (
     MAX_HAMMING_DISTANCE,
     decode_image,
@@ -166,7 +168,7 @@ class SearchResult:
 
 
 @dataclass(frozen=True)
-class SearchResults(Sequence[SearchResult], NotebookTable):
+class SearchResults(Sequence[SearchResult], Result):
     """A sequence of results, best first.
 
     Attributes:
@@ -200,20 +202,18 @@ class SearchResults(Sequence[SearchResult], NotebookTable):
     def __getitem__(self, index: int | slice) -> SearchResult | Sequence[SearchResult]:
         return self.hits[index]
 
-    def table_notes(self) -> list[str]:
-        """Return why nothing was found."""
+    def tables(self) -> list[Table]:
+        """Return the results with their images, or why nothing was found."""
+        notes = [self.message] if self.message else []
         if self.no_match and self.hits:
-            return ["Probably no match. These are the nearest results."]
-        if self.correction:
-            return [f"Scores are corrected: {self.correction}."]
-        return [self.message] if self.message else []
-
-    def table_images(self) -> list[PILImage | None]:
-        """Return the image of each result, or nothing without images."""
-        images = [hit.image for hit in self.hits]
-        return (
-            [None if image is None else image.preview() for image in images] if any(images) else []
-        )
+            notes = ["Probably no match. These are the nearest results."]
+        elif self.correction:
+            notes = [f"Scores are corrected: {self.correction}."]
+        found = [hit.image for hit in self.hits]
+        images = ["" if each is None else thumbnail_uri(each.preview()) for each in found]
+        images = images if any(images) else []
+        table = record_table(self.records(), images)
+        return [replace(table, notes=tuple(notes) or table.notes)]
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values.

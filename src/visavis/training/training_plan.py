@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from visavis.core.errors import MissingSupervision
-from visavis.core.notebook import NotebookTable
+from visavis.core.result import Result
 from visavis.core.run_context import RunContext
+from visavis.core.table import Column, Table
 from visavis.data.dataset import Dataset
 from visavis.training.monitoring.tracking import check_trackers
 from visavis.training.processes import check_processes
@@ -27,7 +28,7 @@ from visavis.training.runs.open_run import with_absolute_paths
 
 
 @dataclass(frozen=True)
-class TrainingPlan(NotebookTable):
+class TrainingPlan(Result):
     """A training that can start. ``print`` describes it.
 
     Attributes:
@@ -109,6 +110,11 @@ class TrainingPlan(NotebookTable):
         for name, member in self.members.items():
             lines += [[f"{name}: {key}", text] for key, text in member.lines()]
         return lines
+
+    def tables(self) -> list[Table]:
+        """Return a line for each part of the training."""
+        rows = tuple((f"{name}:", text) for name, text in self.lines())
+        return [Table((Column(is_text=True), Column(is_text=True)), rows)]
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values.

@@ -27,10 +27,11 @@ import numpy as np
 
 from visavis.core import storage
 from visavis.core.errors import RunError, StorageError, VisavisError
-from visavis.core.notebook import NotebookTable
 from visavis.core.process_group import ProcessGroup
+from visavis.core.result import Result
 from visavis.core.run_context import RunContext
 from visavis.core.stopping import kept_if_stopped
+from visavis.core.table import Table
 from visavis.evaluation import Evaluation
 from visavis.evaluation.metrics.ranking import random_rsum
 from visavis.evaluation.query_ranks import write_query_ranks
@@ -68,7 +69,7 @@ from visavis.training.training_plan import TrainingPlan, resolve
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingResult(NotebookTable):
+class TrainingResult(Result):
     """Result of a training run or of an ensemble.
 
     Attributes:
@@ -108,6 +109,25 @@ class TrainingResult(NotebookTable):
     interpolation: Interpolation | None = None
     forgetting: Forgetting | None = None
     members: tuple[TrainingResult, ...] = ()
+
+    def tables(self) -> list[Table]:
+        """Return the test metrics, and in sentences validation RSUM and folder."""
+        summary = (
+            f"{self.objective}, positives by {self.positives_by}, {self.supervision}: best "
+            f"validation RSUM {self.validation_rsum:.1f} ({self.validation_images:,} images "
+            f"against all their captions), step {self.best_step:,}. Training: {self.seconds:.0f} s. "
+            f"Data and features: {self.cache_seconds:.0f} s."
+        )
+        notes = [summary]
+        for member in self.members:
+            test = "" if member.test is None else f"; test RSUM {member.test.metrics['rsum']:.1f}"
+            notes.append(
+                f"{member.run.name}: best validation RSUM {member.validation_rsum:.1f}, step "
+                f"{member.best_step:,}{test}"
+            )
+        notes.append(f"Run folder: {self.run}")
+        tested = [] if self.test is None else self.test.tables()
+        return [*tested, Table(notes=tuple(notes))]
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values.

@@ -28,8 +28,9 @@ from visavis.core.environment import quote_argument, shell_command
 from visavis.core.errors import RunError, VisavisError
 from visavis.core.fields import validate_int
 from visavis.core.memory_budget import MemoryLimit
-from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
+from visavis.core.result import Result
+from visavis.core.table import Cell, Column, Row, Table
 from visavis.data.loader import Loader
 from visavis.evaluation.published_row import MEASURES, PublishedRow
 from visavis.losses import objectives
@@ -44,7 +45,7 @@ from visavis.papers.diagnostics.contributing_samples import (
     contributing_by_epsilon,
     released_targets,
 )
-from visavis.research.reports.gradient_flow import GradientFlow, flow_section
+from visavis.research.reports.gradient_flow import GradientFlow, flow_section, flow_table
 from visavis.research.reports.html_report import (
     LIGHT_THEME,
     PlotTheme,
@@ -249,9 +250,24 @@ class ContributionCount:
             **measures,
         }
 
+    def cell(self, key: str) -> Cell:
+        """Return a measure as a cell of a table.
+
+        Args:
+            key: Key of the measure.
+
+        Returns:
+            The mean with its standard deviation.
+        """
+        return Cell(self.mean[key], (self.std[key],))
+
+
+def _count_column(title: str) -> Column:
+    return Column(title, ".2f", missing="-", spread="±{}")
+
 
 @dataclass(frozen=True)
-class ContributionAnalysis(NotebookTable):
+class ContributionAnalysis(Result):
     """Contributions to the gradients of the queries of a training set at one checkpoint.
 
     Attributes:
@@ -306,6 +322,88 @@ class ContributionAnalysis(NotebookTable):
             ),
             None,
         )
+
+    def tables(self) -> list[Table]:
+        """Return counts and weights, the published counts next to them, and recorded gradients."""
+        tables = [self.counts_table()]
+        if self.published:
+            tables.append(self._published_table())
+        if self.gradients:
+            table = flow_table(self.gradients)
+            plot = "--out plots the norms over the steps."
+            tables.append(replace(table, notes=(f"{' '.join(table.notes)} {plot}",)))
+        return tables
+
+    def counts_table(self) -> Table:
+        """Make the table of counts and weights for each objective and direction.
+
+        Returns:
+            The table.
+        """
+        rows: list[Row] = []
+        for count in self.counts:
+            released = "" if count.semantics == "paper" else ", as in the released code"
+            epsilon = f", epsilon {count.epsilon:g}" if len(self.epsilons) > 1 else ""
+            rows.append((f"{count.objective.partition('(')[0]}{epsilon}{released}",))
+            for direction, title in DIRECTIONS.items():
+                keys = [f"{direction}_{name}" for name in MEASURES]
+                rows.append((f"  {title}", *map(count.cell, keys)))
+        epsilons = ", ".join(f"{epsilon:g}" for epsilon in self.epsilons)
+        note = (
+            f"C^q: negatives with weight above {epsilons}, mean over queries that have one, then "
+            "over all. C^B: sum over a batch. C^0: queries without any. W-, W+: summed weights of "
+            "these negatives and of positives. effective: effective number of negatives, for any "
+            "epsilon."
+        )
+        notes = [note]
+        if self.with_slope:
+            notes.append("SmoothAP: triplets by eqs. 12 and 13 of COCOS, with the factor 1/tau.")
+        names = {"best": "Best model", "last": "Last model", "start": "Untrained model"}
+        checkpoint = names.get(self.checkpoint, "Checkpoint")
+        objectives = ", ".join(dict.fromkeys(count.objective for count in self.counts))
+        notes.append(
+            f"{checkpoint}, step {self.step:,}, frozen. Mean ± standard deviation over "
+            f"{self.batches:,} training batches of {self.images:,} images "
+            f"and {self.texts:,} texts. {objectives}."
+        )
+        measures = (_count_column(title) for title in MEASURES.values())
+        return Table((Column(is_text=True), *measures), tuple(rows), tuple(notes))
+
+    def _published_table(self) -> Table:
+        """Published and measured counts, by the definitions of the paper and of its released code."""
+        count = self.counts[0]
+        published = self.published_counts
+        if published is None:
+            return Table(notes=(f"{self.published} has no counts for {count.objective}.",))
+        of_code = (count.objective, "reference")
+        released = next((o for o in self.counts if (o.objective, o.semantics) == of_code), None)
+        not_counted = None if published.code_difference else "the same"
+        rows = []
+        for key, (mean, std) in published.values.items():
+            direction, _, measure = key.partition("_")
+            rows.append(
+                (
+                    DIRECTIONS[direction],
+                    MEASURES[measure],
+                    Cell(mean, (std or 0.0,)),
+                    count.cell(key),
+                    released.cell(key) if released else not_counted,
+                )
+            )
+        note = (
+            f"Published: {published.id}, number {published.experiment_id}: {published.source}. "
+            f"Reached: {self.model}, {self.data}."
+        )
+        notes = [note]
+        if self.epsilon != DEFAULT_EPSILON:
+            notes.append(
+                f"Published with epsilon {DEFAULT_EPSILON}, reached with epsilon {self.epsilon:g}."
+            )
+        if published.code_difference:
+            notes.append(f"Published as counted by the released code: {published.code_difference}.")
+        titles = ("published", "reached", "reached, as in the released code")
+        columns = (Column(is_text=True), Column(is_text=True), *map(_count_column, titles))
+        return Table(columns, tuple(rows), tuple(notes))
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -535,22 +633,11 @@ def render_diagnosis(diagnosis: ContributionAnalysis) -> str:
     options += ["--with-slope"] if diagnosis.with_slope else []
     others = [flow.run for flow in diagnosis.gradients if flow.run != diagnosis.run]
     runs = " ".join(map(quote_argument, [diagnosis.run, *others]))
-    rows = []
-    for count in diagnosis.counts:
-        released = ", as in the released code" if count.semantics == "reference" else ""
-        name = f"{count.objective.partition('(')[0]}{released}, epsilon {count.epsilon:g}"
-        for direction, title in DIRECTIONS.items():
-            keys = [f"{direction}_{measure}" for measure in MEASURES]
-            values = [(count.mean[key], count.std[key]) for key in keys]
-            cells = ["-" if math.isnan(mean) else f"{mean:.2f} ± {std:.2f}" for mean, std in values]
-            rows.append([f"{name}, {title}", *cells])
     return render_report(
         "diagnosis",
         package="visavis.papers",
         diagnosis=diagnosis,
-        objectives=list(dict.fromkeys(count.objective for count in diagnosis.counts)),
-        measures=list(MEASURES.values()),
-        rows=rows,
+        counts=diagnosis.counts_table(),
         sweep=ThemedImage.draw(partial(plot_epsilon, diagnosis))
         if len(diagnosis.epsilons) > 1
         else None,

@@ -28,7 +28,8 @@ from torch import Tensor
 from visavis.core import storage
 from visavis.core.environment import quote_argument, shell_command
 from visavis.core.errors import SpecError
-from visavis.core.notebook import NotebookTable
+from visavis.core.result import Result
+from visavis.core.table import Column, Table
 from visavis.losses import objectives
 from visavis.losses.objectives import Goal, Objective
 from visavis.losses.pair_gradients import pair_weights, tangent_norms_of_slopes
@@ -55,6 +56,13 @@ VECTOR_NAMES = ("query", "positive", "negative 1", "negative 2", "negative 3", "
 INITIAL_ANGLES = (0.0, -14.0, 8.0, 16.0, 30.0, 60.0)
 """Angle between each vector and the query, in degrees."""
 STEP_LENGTH = 0.5
+ROTATION_COLUMNS = (
+    Column("vector", is_text=True),
+    Column("from the query", ".1f", unit="°"),
+    Column("tangent norm", ".3f"),
+    Column("rotated by", "+.1f", unit="°"),
+    Column("from the query, after", ".1f", unit="°"),
+)
 """Length of the step along the gradient."""
 NEGATIVE_ANGLES = tuple(range(41))
 """Angles of the hardest negative at which norms are computed, in degrees. The other negatives are
@@ -283,7 +291,7 @@ class ObjectiveProfile:
 
 
 @dataclass(frozen=True)
-class ObjectiveProfiles(NotebookTable):
+class ObjectiveProfiles(Result):
     """Profiles of several objectives.
 
     Attributes:
@@ -304,6 +312,19 @@ class ObjectiveProfiles(NotebookTable):
             if isinstance(profile.objective, Goal):
                 goals.setdefault(pair_weight_name(profile.objective), profile.objective)
         return tuple(goals.values())
+
+    def tables(self) -> list[Table]:
+        """Return the tangent norms of a query, its positive and four negatives."""
+        vectors = zip(VECTOR_NAMES, INITIAL_ANGLES, strict=True)
+        columns = (
+            Column(f"{name.removeprefix('negative ')} {angle:g}°", ".3f") for name, angle in vectors
+        )
+        rows = [(profile.name, *profile.rotation.norm.tolist()) for profile in self.profiles]
+        note = (
+            "A query, its positive and four negatives on a circle. Triplets and weights of pairs: "
+            f"{self.folder / 'report.html'}"
+        )
+        return [Table((Column("tangent norm on", is_text=True), *columns), tuple(rows), (note,))]
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -410,6 +431,7 @@ def write_profile_report(result: ObjectiveProfiles, folder: Path) -> None:
         if result.goals
         else None
     )
+    note = f"Before and after a step of length {STEP_LENGTH:g} along the gradient, as drawn on the circle."
     sections = []
     for profile, image in zip(result.profiles, images, strict=True):
         rotation = profile.rotation
@@ -421,16 +443,14 @@ def write_profile_report(result: ObjectiveProfiles, folder: Path) -> None:
                 "name": profile.name,
                 "image": image,
                 "norms": [f"{name} {norm:.2f}" for name, _, norm, _ in vectors],
-                "rows": [
-                    [
-                        name,
-                        f"{angle:.1f}°",
-                        f"{norm:.3f}",
-                        f"{after - angle:+.1f}°",
-                        f"{after - query_after:.1f}°",
-                    ]
-                    for name, angle, norm, after in vectors
-                ],
+                "rotation": Table(
+                    ROTATION_COLUMNS,
+                    tuple(
+                        (name, angle, norm, after - angle, after - query_after)
+                        for name, angle, norm, after in vectors
+                    ),
+                    (note,),
+                ),
             }
         )
     page = render_report(
@@ -440,7 +460,6 @@ def write_profile_report(result: ObjectiveProfiles, folder: Path) -> None:
         pair_weights_alt=f"Weights of positives and of negatives: {'; '.join(map(pair_weight_name, result.goals))}.",
         profiles=sections,
         names=list(dict.fromkeys(names)),
-        step_length=f"{STEP_LENGTH:g}",
         positive_angle=f"{-INITIAL_ANGLES[1]:g}",
         negative_angles=", ".join(f"{angle:g}" for angle in INITIAL_ANGLES[2:]),
         command=f"{shell_command()} anatomy {' '.join(quote_argument(profile.name) for profile in result.profiles)}",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from visavis.core import storage
 from visavis.core.encoded import DIRECTIONS, Direction
+from visavis.core.table import Column, Table
 from visavis.data.dataset import Dataset
 from visavis.papers.relevance.ranked_lists import (
     DIRECTION_ORDER,
@@ -19,7 +20,7 @@ from visavis.papers.relevance.ranked_lists import (
     ListStatistics,
     QueryLists,
     RankedListComparison,
-    Ranker,
+    mean_column,
 )
 from visavis.research.reports.html_report import (
     LIGHT_THEME,
@@ -47,6 +48,7 @@ irrelevant items.
 """
 TABLE_CUTOFFS = (100, 1000)
 """Values of K for which the table has CS@K, besides the whole list."""
+MEANS = "means over queries with 95 % intervals"
 EXPANDED_CAPTIONS = 10
 """Number of captions of a list that are visible before it is expanded."""
 TILES_PER_ROW = 15
@@ -108,6 +110,13 @@ def render_coherence(
         for result in results
         for score in result.coherence_by_k.values()
     )
+    undefined_note = (
+        f"Up to {undefined:,} queries per mean have no CS@K, because the relevance of their top K "
+        "items is constant."
+        if undefined
+        else "CS@K is defined for all queries."
+    )
+    first = f"minus {comparison.rankers[0].name}"
     charts = []
     for direction in DIRECTION_ORDER:
         results = zip(comparison.rankers, statistics[direction], strict=True)
@@ -137,11 +146,19 @@ def render_coherence(
             )
             for ranker, result in zip(comparison.rankers, statistics["t2i"], strict=True)
         ],
-        irrelevant_rows=_rows(
-            comparison, lambda result: [result.irrelevant, result.irrelevant_difference], 2
+        irrelevant=_statistics_table(
+            comparison,
+            {f"of {top}": 2, first: 2},
+            lambda result: [result.irrelevant, result.irrelevant_difference],
+            f"Totally irrelevant items in the top {top}: {MEANS}, clustered by image. The variance "
+            "over training seeds is not included.",
         ),
-        no_match_rows=_rows(
-            comparison, lambda result: [result.no_match, result.no_match_difference], 3
+        no_match=_statistics_table(
+            comparison,
+            {"nDCG@10": 3, first: 3},
+            lambda result: [result.no_match, result.no_match_difference],
+            "nDCG@10 by relevance, where the query's own images or captions are not among the "
+            f"candidates (long-tail queries): {MEANS}, clustered by image.",
         ),
         queries={
             direction: [query for query in comparison.queries if query.direction == direction]
@@ -150,43 +167,30 @@ def render_coherence(
         expanded_captions=EXPANDED_CAPTIONS,
         scores=scores,
         scores_alt=f"Two charts of CS@K against K. Over the whole list, {'; '.join(charts)}.",
-        score_columns=[f"CS@{k:,}" for k in cutoffs],
-        score_rows=_rows(comparison, lambda result: [result.coherence_by_k[k] for k in cutoffs], 3),
-        undefined_note=f"Up to {undefined:,} queries per mean have no CS@K, because the relevance of their top K items is constant."
-        if undefined
-        else "CS@K is defined for all queries.",
+        coherence=_statistics_table(
+            comparison,
+            {f"CS@{k:,}": 3 for k in cutoffs},
+            lambda result: [result.coherence_by_k[k] for k in cutoffs],
+            f"{MEANS.capitalize()}, with the first caption of each image only. {undefined_note} "
+            "coherence.json has all K.",
+        ),
     )
 
 
-def _rows(
+def _statistics_table(
     comparison: RankedListComparison,
+    columns: Mapping[str, int],
     select: Callable[[ListStatistics], list[ClusteredMean]],
-    digits: int,
-) -> list[tuple[Ranker, list[tuple[str, str]]]]:
-    """For each ranker, means and half widths of both directions. A difference of the first ranker
-    to itself is a dash.
-    """
-    rows = []
-    for index, ranker in enumerate(comparison.rankers):
-        cells = []
-        for direction in DIRECTION_ORDER:
-            result = comparison.statistics[direction][index]
-            for mean in select(result):
-                is_first = index == 0 and any(
-                    mean is difference
-                    for difference in (result.irrelevant_difference, result.no_match_difference)
-                )
-                cells.append(
-                    ("–", "")
-                    if is_first
-                    else (
-                        # Adding 0 turns a rounded -0.0 into 0.0.
-                        f"{round(mean.mean, digits) + 0.0:.{digits}f}".replace("-", "−"),
-                        f"{mean.half_width:.{digits}f}",
-                    )
-                )
-        rows.append((ranker, cells))
-    return rows
+    note: str,
+) -> Table:
+    """A row for each run, a group of columns, with their number of decimals, for each direction."""
+    means = [
+        mean_column(title, digits=digits, group=DIRECTIONS[direction])
+        for direction in DIRECTION_ORDER
+        for title, digits in columns.items()
+    ]
+    rows = comparison.mean_rows(select, with_objective=True)
+    return Table((Column("run", is_text=True), *means), rows, (note,))
 
 
 @with_own_style

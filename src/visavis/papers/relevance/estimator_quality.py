@@ -25,8 +25,9 @@ from scipy.stats import pearsonr, spearmanr
 from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.core.fields import validate_int
-from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
+from visavis.core.result import Result
+from visavis.core.table import Column, Row, Table
 from visavis.data.dataset import Dataset
 from visavis.papers.relevance.base import (
     CaptionAggregation,
@@ -77,7 +78,7 @@ SAMPLE_BATCH_SIZE = 128
 
 
 @dataclass(frozen=True)
-class EstimatorQuality(NotebookTable):
+class EstimatorQuality(Result):
     """Agreement of one estimator with human ratings, and its speed.
 
     Attributes:
@@ -100,9 +101,51 @@ class EstimatorQuality(NotebookTable):
     million_pairs_s: float
     notes: tuple[str, ...]
 
+    def tables(self) -> list[Table]:
+        """Return the correlations and speeds."""
+        return [estimator_table([self])]
+
     def to_json(self) -> dict[str, object]:
         """Return a JSON object."""
         return asdict(self)
+
+
+def estimator_table(qualities: Sequence[EstimatorQuality]) -> Table:
+    """Make a table of the correlation with human ratings and the speed of estimators.
+
+    Args:
+        qualities: Quality of each estimator.
+
+    Returns:
+        A row for each estimator.
+    """
+    rows: list[Row] = []
+    for each in qualities:
+        correlations = (
+            None if r is None else f"{r:.3f} / {each.spearman[name]:.3f}"
+            for name, r in each.pearson.items()
+        )
+        speeds = (each.captions_per_s, each.million_pairs_s)
+        rows.append((each.estimator, *correlations, each.mean, each.share_above_threshold, *speeds))
+    columns = (
+        Column(is_text=True),
+        *(Column(name, missing="-") for name in qualities[0].pearson),
+        Column("mean", ".2f"),
+        Column("> 0.63", ".1%"),
+        Column("captions/s", ",.0f"),
+        Column("s/million pairs", ".3g"),
+    )
+    published = "; ".join(f"{name} {value}" for name, value in PUBLISHED_CORRELATIONS.items())
+    note = (
+        "Pearson / Spearman with human ratings. Mean and share above 0.63 of random pairs of COCO "
+        "captions."
+    )
+    notes = (
+        note,
+        f"Pearson in the paper: {published}.",
+        *dict.fromkeys(f"{each.estimator}: {note}" for each in qualities for note in each.notes),
+    )
+    return Table(columns, tuple(rows), notes)
 
 
 def evaluate_estimators(specs: Sequence[str], progress: Progress) -> list[EstimatorQuality]:
@@ -255,7 +298,7 @@ def _link_folder(link: Path, target: Path) -> None:
 
 
 @dataclass(frozen=True)
-class RelevanceDistribution(NotebookTable):
+class RelevanceDistribution(Result):
     """Distribution of the relevance of random images and captions of other images, in batches of
     128.
 
@@ -280,6 +323,25 @@ class RelevanceDistribution(NotebookTable):
     ladder_specs: tuple[str, ...]
     histogram: tuple[int, ...]
     notes: tuple[str, ...] = ()
+
+    def tables(self) -> list[Table]:
+        """Return the distribution and the suggested thresholds in sentences."""
+        shares = ", ".join(
+            f"{share:.0%} above {value:.3f}"
+            for share, value in zip(TAIL_SHARES, self.quantiles, strict=True)
+        )
+        notes = [
+            f"mean {self.mean:.3f}, {self.share_above_threshold:.1%} above the paper's 0.63, {shares}"
+        ]
+        notes += [f"L = {level}: {ladder}" for level, ladder in enumerate(self.ladder_specs, 2)]
+        notes += self.notes
+        if len(self.ladder_specs) < len(TAIL_SHARES):
+            notes.append(
+                f"no thresholds for L >= {len(self.ladder_specs) + 2}: too many pairs have the "
+                "same relevance."
+            )
+        title = f"{self.estimator}: {self.pairs:,} random training pairs of {self.data}"
+        return [Table(title=title, notes=tuple(f"  {note}" for note in notes))]
 
     def to_json(self) -> dict[str, object]:
         """Return a JSON object."""

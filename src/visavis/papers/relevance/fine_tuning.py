@@ -18,8 +18,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cosine_similar
 from visavis.core import storage
 from visavis.core.errors import SpecError
 from visavis.core.fields import MAX_SEED, validate_int
-from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
+from visavis.core.result import Result
+from visavis.core.table import Table
 from visavis.models.encoders.frozen_encoders import open_text_encoder
 from visavis.models.encoders.pretrained_files import model_folder, quiet_transformers
 from visavis.models.encoders.sentence_encoders import (
@@ -41,7 +42,7 @@ WEIGHT_DECAY = 0.01
 
 
 @dataclass(frozen=True)
-class FineTunedModel(NotebookTable):
+class FineTunedModel(Result):
     """A fine-tuned model and its Pearson correlation with human ratings.
 
     Attributes:
@@ -56,6 +57,15 @@ class FineTunedModel(NotebookTable):
     estimator: str
     dev: tuple[float, ...]
     test: float
+
+    def tables(self) -> list[Table]:
+        """Return the correlations in sentences."""
+        curve = ", ".join(f"{value:.3f}" for value in self.dev)
+        note = (
+            f"Pearson on STS-B dev: {curve} (the first before training). Best epoch on test: "
+            f"{self.test:.3f}."
+        )
+        return [Table(notes=(note, self.estimator))]
 
     def to_json(self) -> dict[str, object]:
         """Return a JSON object."""

@@ -25,7 +25,8 @@ import torch
 
 from visavis.core import storage
 from visavis.core.errors import DataError
-from visavis.core.notebook import NotebookTable, flat_row
+from visavis.core.result import Result, flat_record
+from visavis.core.table import Cell, Column, Row, Table
 from visavis.data.data_paths import resolve_path
 from visavis.data.dataset import Dataset
 from visavis.data.formats.caption_table import parse_table
@@ -354,6 +355,19 @@ def _parse_answers(kind: str, values: list[str]) -> tuple[float, float, float]:
     return first, second, third
 
 
+RATING_NAMES = {
+    "expert": "expert judgments",
+    "crowd": "crowd judgments",
+    "cxc": "ratings of Crisscrossed Captions",
+}
+"""Titles of the kinds of human judgments."""
+RATER_DESCRIPTIONS = {
+    "expert": "each expert with the mean of the other two",
+    "crowd": "one answer with the others",
+}
+"""How the agreement between people is measured."""
+
+
 @dataclass(frozen=True, eq=False)
 class RankCorrelation:
     """A rank correlation and its bootstrap distribution.
@@ -380,6 +394,17 @@ class RankCorrelation:
     def __sub__(self, other: RankCorrelation) -> RankCorrelation:
         return RankCorrelation(self.value - other.value, self.resampled - other.resampled)
 
+    def cell(self, measure: str) -> Cell:
+        """Return the value as a cell: with its deviation if it is sampled, else with its interval.
+
+        Args:
+            measure: Key of the measure.
+
+        Returns:
+            The cell.
+        """
+        return Cell(self.value, (self.std,) if measure == "sampled_spearman" else self.interval)
+
     def to_json(self) -> dict[str, float]:
         """Return a JSON object."""
         low, high = self.interval
@@ -387,7 +412,7 @@ class RankCorrelation:
 
 
 @dataclass(frozen=True, eq=False)
-class HumanAgreement(NotebookTable):
+class HumanAgreement(Result):
     """Agreement of runs, and of single annotators, with human judgments of one set of pairs.
 
     Attributes:
@@ -417,13 +442,50 @@ class HumanAgreement(NotebookTable):
             for run, correlations in others
         }
 
-    def table_rows(self) -> list[dict[str, Any]]:
+    def tables(self) -> list[Table]:
+        """Return the correlations of people and of runs, and the differences to the first run."""
+        measures = {"sampled_spearman": "Spearman, sampled"} if self.judgments == "cxc" else {}
+        measures |= {"kendall": "Kendall tau-b", "spearman": "Spearman"}
+        raters = f"people ({RATER_DESCRIPTIONS[self.judgments]})" if self.annotators else ""
+        correlations = {
+            **({raters: self.annotators} if raters else {}),
+            **self.runs,
+            **{f"{run} minus the first": values for run, values in self.differences.items()},
+        }
+        columns = [Column(is_text=True)]
+        columns += [
+            Column(
+                title,
+                ".3f",
+                missing="undefined (equal values)",
+                spread=" ± {}" if measure == "sampled_spearman" else " [{}, {}]",
+            )
+            for measure, title in measures.items()
+        ]
+        rows: list[Row] = [
+            (name, *(values[measure].cell(measure) for measure in measures))
+            for name, values in correlations.items()
+        ]
+        notes = ["Intervals: 95 % of 1,000 bootstrap samples of the images, the same for all."]
+        if self.judgments == "cxc":
+            notes.append(
+                "Sampled: mean ± standard deviation over 1,000 samples of half of the captions, "
+                "each with one of its images."
+            )
+        including = "with" if self.includes_own_captions else "without"
+        counts = f"{self.pairs:,} pairs, {self.images:,} images"
+        title = f"{RATING_NAMES[self.judgments]}, {including} own captions: {counts}"
+        return [Table(tuple(columns), tuple(rows), tuple(notes), title)]
+
+    def records(self) -> list[dict[str, Any]]:
         """Return a row for each run."""
         content = self.to_json()
         shared = {
             key: content[key] for key in ("judgments", "includes_own_captions", "pairs", "images")
         }
-        return [flat_row(shared | {"run": run} | values) for run, values in content["runs"].items()]
+        return [
+            flat_record(shared | {"run": run} | values) for run, values in content["runs"].items()
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 from typing import Any, ClassVar
@@ -27,8 +27,9 @@ from visavis.core.blocking import Score
 from visavis.core.encoded import DIRECTIONS, Direction, Encoded
 from visavis.core.errors import VisavisError
 from visavis.core.memory_budget import MemoryLimit
-from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
+from visavis.core.result import Result
+from visavis.core.table import Cell, Column, Row, Table, Value
 from visavis.data.dataset import Dataset
 from visavis.data.words import tokenize
 from visavis.evaluation.metrics import COHERENT_SCORE, ndcg_at
@@ -606,8 +607,23 @@ def _find_query(text: str, data: Dataset) -> tuple[Direction, int]:
     )
 
 
+def mean_column(title: str, *, digits: int = 3, group: str = "") -> Column:
+    """Make a column of means over queries with their intervals.
+
+    Args:
+        title: Title.
+        digits: Number of decimals.
+        group: Title of the group of columns.
+
+    Returns:
+        The column.
+    """
+    # z: a rounded -0.0 is 0.0.
+    return Column(title, f"z.{digits}f", group=group, missing="–", spread="±{}")
+
+
 @dataclass(frozen=True)
-class RankedListComparison(NotebookTable):
+class RankedListComparison(Result):
     """Ranked lists of several models for the same queries, and their statistics.
 
     Attributes:
@@ -640,6 +656,61 @@ class RankedListComparison(NotebookTable):
     def split(self) -> str:
         """Name of the ranked split."""
         return self.data.images[0].split
+
+    def tables(self) -> list[Table]:
+        """Return totally irrelevant items with coherence scores, and the order without a match."""
+        titles = [DIRECTIONS[direction] for direction in DIRECTION_ORDER]
+        first = f"minus {self.rankers[0].name}"
+        irrelevant = [Column("totally irrelevant", is_text=True)]
+        no_match = [Column("without a match, nDCG@10", is_text=True)]
+        for title in titles:
+            irrelevant += [mean_column(title, digits=2), mean_column("CS")]
+            no_match += [mean_column(title), mean_column(first)]
+        note = (
+            f"Totally irrelevant items in the top {self.top}, mean over all queries of split "
+            f"{self.split} with 95 % intervals: items no more relevant than "
+            f"{100 * self.bands.irrelevant_share:.4g} % of all candidates, by {self.estimator!r}. "
+            "CS: coherence score of the whole list."
+        )
+        order = (
+            "Order by relevance where the query's own items are not among the candidates "
+            "(long-tail queries)."
+        )
+        report = f"Report: {self.folder / 'report.html'}"
+        irrelevant_rows = self.mean_rows(lambda each: [each.irrelevant, each.full_list_coherence])
+        no_match_rows = self.mean_rows(lambda each: [each.no_match, each.no_match_difference])
+        return [
+            Table(tuple(irrelevant), irrelevant_rows, (note,)),
+            Table(tuple(no_match), no_match_rows, (order, report)),
+        ]
+
+    def mean_rows(
+        self,
+        select: Callable[[ListStatistics], Sequence[ClusteredMean]],
+        *,
+        with_objective: bool = False,
+    ) -> tuple[Row, ...]:
+        """Select means of both directions. The difference of the first ranker to itself is missing.
+
+        Args:
+            select: Selects means of one direction.
+            with_objective: Whether the objective is a note of the name.
+
+        Returns:
+            A row for each ranker.
+        """
+        rows: list[Row] = []
+        for index, ranker in enumerate(self.rankers):
+            note = ranker.objective if with_objective else ""
+            row: list[Value | Cell] = [Cell(ranker.name, note=note)]
+            for direction in DIRECTION_ORDER:
+                result = self.statistics[direction][index]
+                differences = (result.irrelevant_difference, result.no_match_difference)
+                for mean in select(result):
+                    is_first = index == 0 and any(mean is each for each in differences)
+                    row.append(None if is_first else Cell(mean.mean, (mean.half_width,)))
+            rows.append(tuple(row))
+        return tuple(rows)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object with all statistics, and the lists of the chosen queries with names

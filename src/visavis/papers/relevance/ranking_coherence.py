@@ -21,7 +21,7 @@ from visavis.core.encoded import DIRECTIONS, Direction, Encoded
 from visavis.core.errors import SpecError, format_value
 from visavis.core.fields import validate_int
 from visavis.core.memory_budget import MemoryLimit
-from visavis.core.table import Table
+from visavis.core.table import Column, Table
 from visavis.data.dataset import Dataset
 from visavis.evaluation.metrics import GRADED
 from visavis.evaluation.metrics.catalog import DIRECTION_ROLES
@@ -97,10 +97,7 @@ class RankingCoherence(SectionResult):
                 (title, self.metrics),
                 ("  random scores", self.random_baseline),
             ):
-                values = [means[metric.key(direction, k)] for metric, k in measures]
-                rows.append(
-                    (name, *("undefined" if value is None else f"{value:.3f}" for value in values))
-                )
+                rows.append((name, *(means[metric.key(direction, k)] for metric, k in measures)))
         if self.semantics == "reference":
             tau, captions = "tau-b", "the first caption of each image"
         else:
@@ -117,8 +114,11 @@ class RankingCoherence(SectionResult):
                 "undefined: expected a query with different relevance in its top K, got none. Use "
                 "another relevance or more images."
             )
-        columns = ("", *(metric.label.replace("K", str(k)) for metric, k in measures))
-        return Table(columns, tuple(rows), tuple(notes))
+        columns = (
+            Column(metric.label.replace("K", str(k)), ".3f", missing="undefined")
+            for metric, k in measures
+        )
+        return Table((Column(is_text=True), *columns), tuple(rows), tuple(notes))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from visavis.core.notebook import NotebookTable
+from visavis.core.result import Result
+from visavis.core.table import Cell, Column, Row, Table
+from visavis.core.table_formats import format_markdown
 from visavis.evaluation.published_row import PublishedRow
 from visavis.research.experiments.jobs import RunOutcome
 from visavis.research.reports.html_report import (
@@ -62,7 +64,7 @@ class FigurePoint:
 
 
 @dataclass(frozen=True)
-class ReproducedFigure(NotebookTable):
+class ReproducedFigure(Result):
     """Curves of a figure with their runs.
 
     Attributes:
@@ -121,37 +123,38 @@ class ReproducedFigure(NotebookTable):
             ),
         ]
 
-    def lines(self) -> list[list[str]]:
-        """Format points at equal distances of each curve.
+    def point_table(self) -> Table:
+        """Make a table of points at equal distances of each curve.
 
         Returns:
-            Cells of the header, then of each point.
+            The table.
         """
-        lines = [["objective", "epoch", *COLUMNS[self.plot].values()]]
+        rows: list[Row] = []
         for curve in self.outcomes:
             points = [point for point in self.points if point.curve == curve]
             last = len(points) - 1
             shown = min(len(points), MAX_PRINTED_POINTS)
             positions = {round(i * last / max(1, shown - 1)) for i in range(shown)}
             name = self.objective(curve)
-            lines += [[name, *self._cells(points[position])] for position in sorted(positions)]
-        return lines
-
-    def _cells(self, point: FigurePoint) -> list[str]:
-        epoch = f"{point.epoch:g}"
-        if self.plot == "convergence":
-            return [epoch, f"{point.loss:.3f}", f"{point.rsum:.1f}"]
-        similarities = [
-            (point.positive, point.positive_std),
-            (point.hardest, point.hardest_std),
+            rows += [(name, *self._cells(points[position])) for position in sorted(positions)]
+        columns = [Column("objective", is_text=True), Column("epoch", "g")]
+        columns += [
+            Column(title, ".1f" if key == "rsum" else ".3f", missing="-", spread=" ± {}")
+            for key, title in COLUMNS[self.plot].items()
         ]
-        return [
-            epoch,
+        return Table(tuple(columns), tuple(rows))
+
+    def _cells(self, point: FigurePoint) -> Row:
+        if self.plot == "convergence":
+            return (point.epoch, point.loss, point.rsum)
+        similarities = ((point.positive, point.positive_std), (point.hardest, point.hardest_std))
+        return (
+            point.epoch,
             *(
-                "-" if mean is None or std is None else f"{mean:.3f} ± {std:.3f}"
+                None if mean is None or std is None else Cell(mean, (std,))
                 for mean, std in similarities
             ),
-        ]
+        )
 
     def markdown(self) -> str:
         """Format the substitution, the points and the remarks.
@@ -159,16 +162,16 @@ class ReproducedFigure(NotebookTable):
         Returns:
             Markdown.
         """
-        head, *lines = self.lines()
-        rule = ["---", *("---:" for _ in head[1:])]
-        table = "".join(f"| {' | '.join(line)} |\n" for line in [head, rule, *lines])
+        table = format_markdown(self.point_table())
         above = f"**{self.substitution}**\n\n" if self.substitution else ""
         remarks = "".join(f"- {sentence}\n" for sentence in self.remarks)
         return f"# {self.figure}\n\n{above}![](figure.png)\n\n{table}\n{remarks}"
 
-    def table_notes(self) -> list[str]:
-        """Return the remarks."""
-        return self.remarks
+    def tables(self) -> list[Table]:
+        """Return the substitution, the points and the remarks."""
+        above = [Table(notes=(self.substitution,))] if self.substitution else []
+        notes = (*self.remarks, f"Figure: {self.folder / 'figure.png'}")
+        return [*above, replace(self.point_table(), notes=notes)]
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +20,10 @@ from typing import Any, ClassVar
 from visavis.core import storage
 from visavis.core.errors import RecipeError, VisavisError, suggest_name
 from visavis.core.fields import validate_int
-from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
+from visavis.core.result import Result
+from visavis.core.table import Column, Table
+from visavis.core.table_formats import format_markdown
 from visavis.evaluation.published_row import PublishedRow, comparison_cells, metric_title
 from visavis.evaluation.statistics import Interval, spread_over_seeds
 from visavis.papers.diagnostics.contributing_samples import Semantics
@@ -36,7 +38,6 @@ from visavis.research.experiments.jobs import (
     Workers,
     read_outcome,
 )
-from visavis.research.experiments.results_table import MeasurementConditions
 from visavis.research.experiments.run_comparison import (
     ExperimentPlan,
     cache_setting_features,
@@ -47,6 +48,7 @@ from visavis.research.experiments.run_comparison import (
     read_plan,
     train_runs,
 )
+from visavis.research.experiments.setting_results import MeasurementConditions
 from visavis.training.recipes.files import (
     paper_figures,
     paper_tables,
@@ -132,7 +134,7 @@ class RankAgreement:
 
 
 @dataclass(frozen=True)
-class Reproduction(NotebookTable):
+class Reproduction(Result):
     """Rows of a table with their runs.
 
     Attributes:
@@ -299,20 +301,25 @@ class Reproduction(NotebookTable):
         Returns:
             Markdown.
         """
-        lines = [
-            ["row", "metric", "published", "reached", "difference"],
-            ["---", "---", "---:", "---:", "---:"],
-            *map(table_cells, self.values),
-        ]
-        table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
         above = f"**{self.substitution}**\n\n" if self.base else ""
+        table = format_markdown(self._value_table("row"))
         return f"# {self.table}\n\n{above}{table}\n" + "".join(
             f"- {sentence}\n" for sentence in self.remarks
         )
 
-    def table_notes(self) -> list[str]:
-        """Return the remarks."""
-        return self.remarks
+    def tables(self) -> list[Table]:
+        """Return the substitution, the values and the remarks."""
+        above = [Table(notes=(self.substitution,))] if self.base else []
+        notes = (*self.remarks, f"Table: {self.folder}")
+        return [*above, replace(self._value_table(), notes=notes)]
+
+    def _value_table(self, heading: str = "") -> Table:
+        columns = (
+            Column(heading, is_text=True),
+            Column("metric", is_text=True),
+            *map(Column, ("published", "reached", "difference")),
+        )
+        return Table(columns, tuple(map(table_cells, self.values)))
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values.
@@ -333,7 +340,7 @@ class Reproduction(NotebookTable):
         }
 
 
-def table_cells(value: ReproducedValue) -> list[str]:
+def table_cells(value: ReproducedValue) -> tuple[str, ...]:
     """Format a line of the table.
 
     Args:
@@ -348,7 +355,7 @@ def table_cells(value: ReproducedValue) -> list[str]:
     if value.semantics == "reference":
         cells[0] += ", as the released code counts"
     interval = "" if value.interval is None else f" ({value.interval})"
-    return [value.row.row, *cells, difference + interval]
+    return (value.row.row, *cells, difference + interval)
 
 
 def _counted_values(row: PublishedRow, runs: Sequence[Contributions]) -> list[ReproducedValue]:

@@ -17,8 +17,8 @@ import numpy as np
 from visavis.core import storage
 from visavis.core.errors import VisavisError, suggest_name
 from visavis.core.fields import validate_int
-from visavis.core.notebook import NotebookTable
 from visavis.core.progress import NoProgress, Progress
+from visavis.core.result import Result
 from visavis.core.run_context import RunContext
 from visavis.data.data_paths import resolve_path
 from visavis.data.dataset import Dataset
@@ -67,7 +67,7 @@ MIN_IMAGES = 50
 
 
 @dataclass(frozen=True)
-class Audit(NotebookTable):
+class Audit(Result):
     """Result of an audit. A part that was not requested or not possible is None.
 
     Attributes:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -21,6 +21,7 @@ from visavis.core.encoded import Encoded
 from visavis.core.environment import quote_argument, shell_command
 from visavis.core.errors import VisavisError
 from visavis.core.progress import NoProgress, Progress
+from visavis.core.table import Column, Row, Table
 from visavis.data.dataset import Dataset
 from visavis.evaluation.bootstrap import BootstrapEstimate
 from visavis.evaluation.metrics.catalog import RSUM
@@ -125,20 +126,18 @@ def _report_renderer(comparison: Comparison) -> Callable[..., str]:
     sweep_image = (
         ThemedImage.draw(partial(plot_sweeps, sweeps), folder / "sweep.png") if sweeps else None
     )
-    feedback_pairs = []
-    for metric, label in comparison.feedback.labels.items() if comparison.feedback else ():
-        for test in comparison.feedback_differences_from_best(metric).values():
-            estimate = comparison.query_bootstrap.difference(test.a, test.b, metric)
-            feedback_pairs.append(_pair_row(f"{test.b}: {label}", test, estimate))
+    selected_values = {
+        setting.name: comparison.selected_values(setting) for setting in comparison.selected
+    }
     return partial(
         render_report,
         "comparison",
         comparison=comparison,
         facts=_facts(comparison),
-        captions_table=replace(comparison.table, feedback=None),
-        notes={
-            setting.name: comparison.selected_values(setting) for setting in comparison.selected
-        },
+        captions_table=replace(comparison.results, feedback=None).table(
+            "objective", row_notes=selected_values
+        ),
+        **_feedback_tables(comparison, selected_values),
         curves=curves,
         gradients=flow_section(flows, folder / "gradients.png"),
         differences=differences_image,
@@ -146,8 +145,13 @@ def _report_renderer(comparison: Comparison) -> Callable[..., str]:
             f"{test.b}: {format_number(test.difference, signed=True)}, {test.verdict}"
             for test in tests
         ),
-        pairs=[_pair_row(test.b, test, estimate) for test, estimate in differences],
-        feedback_pairs=feedback_pairs,
+        pairs=_pairs_table(
+            "RSUM",
+            "images",
+            [_pair_row(test.b, test, estimate) for test, estimate in differences],
+            f"{len(comparison.rsum_tests)} pairs were tested, and p is corrected for all of them, "
+            "because the best was selected among them.",
+        ),
         sweep_image=sweep_image,
         sweep_alt=_sweeps_alt(sweeps) if sweeps else "",
         examples=examples,
@@ -175,7 +179,7 @@ def _measure_settings(
 def _facts(comparison: Comparison) -> list[tuple[str, str]]:
     best = comparison.best
     runs = comparison.runs(comparison.best)
-    row = next(row for row in comparison.table.rows if row.name == best.name)
+    row = next(row for row in comparison.results.rows if row.name == best.name)
     minutes = sum(run.seconds for run in comparison.outcomes) / 60
     chosen = (
         "random rankings reach as much"
@@ -204,23 +208,59 @@ def _facts(comparison: Comparison) -> list[tuple[str, str]]:
     return facts
 
 
-def _pair_row(name: str, test: PairedTest, estimate: BootstrapEstimate) -> list[str]:
+def _feedback_tables(comparison: Comparison, row_notes: Mapping[str, str]) -> dict[str, Any]:
+    """The feedback metrics of all settings, and the differences of the best one to the others."""
+    if comparison.feedback is None:
+        return {"feedback_table": None, "feedback_pairs": None}
+    results = comparison.results
+    rows = []
+    for metric, label in comparison.feedback.labels.items():
+        for test in comparison.feedback_differences_from_best(metric).values():
+            estimate = comparison.query_bootstrap.difference(test.a, test.b, metric)
+            rows.append(_pair_row(f"{test.b}: {label}", test, estimate))
+    note = (
+        "The best setting is the one with the best validation RSUM: judgments were not used for "
+        "the choice. p is corrected for all pairs of one metric. Items without a judgment count as "
+        "not relevant, so recall is a lower bound. The order of judged pairs is not affected."
+    )
+    groups = results.column_groups[-1:]
+    return {
+        "feedback_table": results.table("objective", row_notes=row_notes, groups=groups),
+        "feedback_pairs": _pairs_table("percent", "queries", rows, note) if rows else None,
+    }
+
+
+def _pairs_table(unit: str, resampled: str, rows: list[Row], note: str) -> Table:
+    """Differences of the best setting to others, from `_pair_row`."""
+    columns = (
+        Column("best minus", is_text=True),
+        Column(unit),
+        Column("over seeds"),
+        Column(f"95 % over {resampled}"),
+        Column("p (Holm)", ".3f", missing="-"),
+        Column("verdict", is_text=True),
+        Column("seeds needed", is_text=True, missing="-"),
+    )
+    return Table(columns, tuple(rows), (note,))
+
+
+def _pair_row(name: str, test: PairedTest, estimate: BootstrapEstimate) -> Row:
     more_seeds = (
         ""
         if test.more_seeds == 0
-        else "-"
+        else None
         if test.more_seeds is None
         else f"about {test.more_seeds} more"
     )
-    return [
+    return (
         name,
         format_number(test.difference, signed=True),
         str(test.spread or "-"),
         str(estimate.interval or "-"),
-        "-" if test.adjusted_p is None else f"{test.adjusted_p:.3f}",
+        test.adjusted_p,
         test.verdict,
         more_seeds,
-    ]
+    )
 
 
 def _sweeps_alt(sweeps: Sequence[Sweep]) -> str:
@@ -446,7 +486,7 @@ def example_queries(comparison: Comparison, num_queries: int = 4) -> ExampleQuer
         The queries, or None if the protocol does not rank the image of every caption.
     """
     best = _best_run(comparison, comparison.best)
-    protocol = comparison.table.conditions.protocol
+    protocol = comparison.results.conditions.protocol
     recipe, test, (visual, text), matcher = _encode_test_split(best.folder, get_protocol(protocol))
     ranks_of_runs = [
         read_query_ranks(RunFolder(run.folder).ranks)[protocol].text_ranks
@@ -493,7 +533,7 @@ def write_trec_files(comparison: Comparison, progress: Progress) -> None:
         run = _best_run(comparison, setting)
         if os.path.exists(comparison.folder / "trec" / f"{run.folder.name}.i2t.run"):
             continue
-        protocol = get_protocol(comparison.table.conditions.protocol)
+        protocol = get_protocol(comparison.results.conditions.protocol)
         recipe, test, (visual, text), matcher = _encode_test_split(run.folder, protocol)
         with evaluation_mode(matcher):
             lists = rank_dataset(

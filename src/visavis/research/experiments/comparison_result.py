@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from visavis.core.fields import is_number
-from visavis.core.notebook import NotebookTable
 from visavis.core.own_code import CodeNotNamed
+from visavis.core.result import Result
 from visavis.core.spec import parse
+from visavis.core.table import Table
+from visavis.core.table_formats import format_csv, format_latex, format_markdown
 from visavis.evaluation.bootstrap import BootstrapSamples, bootstrap_images, bootstrap_queries
 from visavis.evaluation.metrics.catalog import RSUM, own_metric_keys
 from visavis.evaluation.query_ranks import read_query_ranks
@@ -30,13 +32,11 @@ from visavis.losses.objectives import CATALOG, Objective
 from visavis.research.experiments.feedback_test import FeedbackTest
 from visavis.research.experiments.grid import Setting
 from visavis.research.experiments.jobs import RunOutcome
-from visavis.research.experiments.results_table import (
+from visavis.research.experiments.setting_results import (
     CAPTION_COLUMNS,
-    ResultTable,
+    SettingResults,
     bounds_of,
-    csv_table,
     indistinguishable_rows,
-    latex_table,
 )
 from visavis.research.experiments.tuning import TunedRate
 from visavis.training.runs.run_folder import RunFolder
@@ -134,7 +134,7 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Comparison(NotebookTable):
+class Comparison(Result):
     """Runs of a comparison and what follows from them.
 
     Attributes:
@@ -197,7 +197,7 @@ class Comparison(NotebookTable):
         return self.selected[0]
 
     @property
-    def table(self) -> ResultTable:
+    def results(self) -> SettingResults:
         """Test results of every choice. Raises RunError if the runs were measured under different
         conditions.
         """
@@ -210,7 +210,7 @@ class Comparison(NotebookTable):
             for setting in self.selected
         }
         return replace(
-            ResultTable.from_runs(
+            SettingResults.from_runs(
                 runs, f"Selected on validation, best first, measured on test. {self.tuning}"
             ),
             feedback=self.feedback,
@@ -263,7 +263,7 @@ class Comparison(NotebookTable):
     @cached_property
     def image_bootstrap(self) -> BootstrapSamples:
         """Bootstrap over test images of the runs of all choices."""
-        protocol = self.table.conditions.protocol
+        protocol = self.results.conditions.protocol
         return bootstrap_images(
             {
                 setting.name: {
@@ -338,9 +338,9 @@ class Comparison(NotebookTable):
     @property
     def is_at_chance(self) -> bool:
         """Whether the test results of all choices are those of a random ranking."""
-        table = self.table
-        limit = table.conditions.highest_chance_rsum
-        return all(row.mean(RSUM.name) <= limit for row in table.rows)
+        results = self.results
+        limit = results.conditions.highest_chance_rsum
+        return all(row.mean(RSUM.name) <= limit for row in results.rows)
 
     @property
     def findings(self) -> list[str]:
@@ -355,7 +355,7 @@ class Comparison(NotebookTable):
             )
         ]
         if self.is_at_chance:
-            limit = self.table.conditions.highest_chance_rsum
+            limit = self.results.conditions.highest_chance_rsum
             sentences = [
                 (
                     f"At chance: no setting has a mean test RSUM above {limit:.1f}, which a random "
@@ -385,15 +385,23 @@ class Comparison(NotebookTable):
             f"{run.setting}, seed {run.seed} failed: {run.failure}" for run in self.failures
         ]
 
+    def tables(self) -> list[Table]:
+        """Return the results and the findings."""
+        results = self.results
+        report = f"Report: {self.folder / 'report.html'}"
+        return [
+            results.table(row_notes=results.spread_kinds),
+            Table(notes=(*self.findings, report)),
+        ]
+
     def markdown(self) -> str:
         """Format the table of the test split and the findings.
 
         Returns:
             Markdown.
         """
-        return (
-            self.table.markdown() + "".join(f"\n- {sentence}" for sentence in self.findings) + "\n"
-        )
+        table = format_markdown(self.results.table("setting"))
+        return table + "".join(f"\n- {sentence}" for sentence in self.findings) + "\n"
 
     def csv(self) -> str:
         """Format a line for each choice and metric, compared with the best choice.
@@ -401,14 +409,13 @@ class Comparison(NotebookTable):
         Returns:
             CSV.
         """
-        table = self.table
+        results = self.results
         tests = {
             metric: differences_from(self.pairwise_tests(metric), self.best.name)
-            for metric in table.metrics
+            for metric in results.metrics
         }
-        return csv_table(
-            table, tests, [self.image_bootstrap, *([self.query_bootstrap] if self.feedback else [])]
-        )
+        bootstraps = [self.image_bootstrap, *([self.query_bootstrap] if self.feedback else [])]
+        return format_csv(results.statistics_table(tests, bootstraps))
 
     def latex(self) -> str:
         """Format the table, with a dagger for choices that are not distinguishable from the best of
@@ -417,18 +424,18 @@ class Comparison(NotebookTable):
         Returns:
             LaTeX.
         """
-        table = self.table
-        daggers = {
+        results = self.results
+        similar = {
             metric: indistinguishable_rows(
-                differences_from(self.pairwise_tests(metric), table.best(metric).name)
+                differences_from(self.pairwise_tests(metric), results.best(metric).name)
             )
-            for metric in table.metrics
+            for metric in results.metrics
         }
-        return latex_table(table, daggers)
+        return format_latex(results.table(similar=similar), "comparison")
 
-    def table_rows(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
         """Return a row for each choice: means over seeds, and their standard deviations."""
-        table = self.table
+        results = self.results
         validation = {setting.name: self.validation(setting) for setting in self.selected}
         return [
             {
@@ -436,27 +443,10 @@ class Comparison(NotebookTable):
                 "seeds": len(row.metrics),
                 "validation_rsum": validation[row.name],
             }
-            | {metric: row.mean(metric) for metric in table.metrics}
-            | {f"{metric}_std": row.std(metric) for metric in table.metrics}
-            for row in table.rows
+            | {metric: row.mean(metric) for metric in results.metrics}
+            | {f"{metric}_std": row.std(metric) for metric in results.metrics}
+            for row in results.rows
         ]
-
-    def html_rows(self) -> list[dict[str, Any]]:
-        """Return a row for each choice: means, each with its spread over seeds."""
-        table = self.table
-        titles = {
-            metric: f"{group.title} {label}".lstrip()
-            for group in table.columns
-            for metric, label in group.labels.items()
-        }
-        return [
-            {"setting": row.name} | {title: row.cell(metric) for metric, title in titles.items()}
-            for row in table.rows
-        ]
-
-    def table_notes(self) -> list[str]:
-        """Return the findings."""
-        return self.findings
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values.
@@ -469,7 +459,7 @@ class Comparison(NotebookTable):
             "recipe": self.name,
             "best": self.best.name,
             "tuning": [asdict(rate) | {"edge": rate.edge} for rate in self.rates] or None,
-            "table": self.table.to_json(),
+            "table": self.results.to_json(),
             "differences_from_best": [
                 test.to_json()
                 | {"image_bootstrap": asdict(self.image_bootstrap.difference(test.a, test.b))}

@@ -35,7 +35,7 @@ from visavis.evaluation.feedback_metrics import JudgedQueryResult, feedback_metr
 from visavis.models.inference import ScoreEnsemble, device_of, score_all_pairs
 from visavis.models.retriever import Retriever
 from visavis.research.experiments.feedback_test import FeedbackTest
-from visavis.research.experiments.results_table import MeasurementConditions
+from visavis.research.experiments.setting_results import MeasurementConditions
 from visavis.training.recipes.recipe import build_recipe
 from visavis.training.runs.open_run import open_peer_network, open_run, read_run_recipe
 from visavis.training.runs.run_folder import RunFolder

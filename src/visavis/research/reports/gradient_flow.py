@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from visavis.core.errors import RunError
+from visavis.core.table import Column, Row, Table
 from visavis.research.reports.html_report import (
     DASH_PATTERN,
     LEGEND_CHARS,
@@ -161,24 +163,26 @@ def flow_panels(flows: Sequence[GradientFlow]) -> dict[str, str]:
     }
 
 
-def flow_table(flows: Sequence[GradientFlow]) -> list[list[str]]:
+def flow_table(flows: Sequence[GradientFlow]) -> Table:
     """Summarize the norms of each name by their first, lowest and last value.
 
     Args:
         flows: Records of runs. Norms of runs of one name are averaged.
 
     Returns:
-        Three rows for each name, "<name>, first" and so on, with a cell for each panel. "-" where a
-        run has no norm.
+        Three rows for each name, with a column for each panel.
     """
-    rows = []
+    panels = flow_panels(flows)
+    # Two lines, so that the table fits into 80 columns.
+    columns = [Column(title.replace(" ", "\n"), ".3g", missing="-") for title in panels.values()]
+    rows: list[Row] = []
     for name in dict.fromkeys(flow.name for flow in flows):
-        means = [list(_mean_series(flows, name, place).values()) for place in flow_panels(flows)]
-        picked = [(values[0], min(values), values[-1]) if values else None for values in means]
-        for number, label in enumerate(("first", "lowest", "last")):
-            cells = ["-" if each is None else f"{each[number]:.3g}" for each in picked]
-            rows.append([f"{name}, {label}", *cells])
-    return rows
+        means = [list(_mean_series(flows, name, place).values()) for place in panels]
+        rows.append((name,))
+        for label, pick in (("first", itemgetter(0)), ("lowest", min), ("last", itemgetter(-1))):
+            rows.append((f"  {label}", *(pick(values) if values else None for values in means)))
+    note = "Recorded during training (training.gradients_every). raw: before normalization."
+    return Table((Column("gradient norm", is_text=True), *columns), tuple(rows), (note,))
 
 
 def _series(flows: Sequence[GradientFlow], name: str, place: str) -> list[dict[int, float]]:
@@ -255,14 +259,12 @@ class FlowSection:
 
     Attributes:
         image: The plot.
-        columns: Titles of the panels.
-        rows: Summary of each name.
+        table: Summary of each name.
         num_runs: Largest number of runs of one name.
     """
 
     image: ThemedImage
-    columns: list[str]
-    rows: list[list[str]]
+    table: Table
     num_runs: int
 
 
@@ -281,7 +283,6 @@ def flow_section(flows: Sequence[GradientFlow], file: Path | None = None) -> Flo
     names = [flow.name for flow in flows]
     return FlowSection(
         ThemedImage.draw(partial(plot_gradient_flow, flows), file),
-        list(flow_panels(flows).values()),
-        flow_table(flows),
+        replace(flow_table(flows), notes=("First, lowest and last record of the training.",)),
         max(map(names.count, names)),
     )

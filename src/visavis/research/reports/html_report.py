@@ -4,7 +4,6 @@ with light and dark mode.
 
 from __future__ import annotations
 
-import base64
 import io
 import math
 import textwrap
@@ -20,7 +19,9 @@ from PIL import ImageOps
 from PIL.Image import Image
 
 from visavis.core import storage
+from visavis.core.data_uris import data_uri, jpeg_uri
 from visavis.core.environment import package_versions, shell_command
+from visavis.core.table_html import format_html
 from visavis.data.dataset import Dataset
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def template_environment(package: str) -> Environment:
         The environment.
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
 
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(REPORTS_PACKAGE), PackageLoader(package)]),
@@ -93,6 +95,7 @@ def template_environment(package: str) -> Environment:
     )
     environment.globals["visavis"] = shell_command
     environment.filters["data_uri"] = data_uri
+    environment.filters["html_table"] = lambda table: Markup(format_html(table))
     return environment
 
 
@@ -113,28 +116,6 @@ def render_report(template: str, *, package: str = REPORTS_PACKAGE, **values: An
         .get_template(f"{template}.html.j2")
         .render(versions=versions, **values)
     )
-
-
-def data_uri(content: bytes, image_format: str = "png") -> str:
-    """Return an image as a data URI.
-
-    Args:
-        content: Bytes of the image file.
-        image_format: png or jpeg.
-    """
-    return f"data:image/{image_format};base64,{base64.b64encode(content).decode()}"
-
-
-def jpeg_uri(image: Image, quality: int = 80) -> str:
-    """Return an image as the data URI of a JPEG.
-
-    Args:
-        image: RGB image.
-        quality: Quality of the encoder.
-    """
-    raw = io.BytesIO()
-    image.save(raw, "jpeg", quality=quality, optimize=True)
-    return data_uri(raw.getvalue(), "jpeg")
 
 
 class Thumbnails:

@@ -14,7 +14,8 @@ import torch
 
 from visavis.core import storage
 from visavis.core.errors import RunError, VisavisError
-from visavis.core.notebook import NotebookTable
+from visavis.core.result import Result
+from visavis.core.table import Table
 from visavis.losses.objectives import Objective
 from visavis.models.clip.model import CLIP, write_transformers_files
 from visavis.models.embedding_model import EmbeddingModel, write_sentence_transformers_files
@@ -49,7 +50,7 @@ Format = Literal["hub", "sentence-transformers", "onnx", "torch-export"]
 
 
 @dataclass(frozen=True)
-class ExportedModel(NotebookTable):
+class ExportedModel(Result):
     """An exported folder.
 
     Attributes:
@@ -67,6 +68,17 @@ class ExportedModel(NotebookTable):
     embedding_dim: int
     files: tuple[str, ...]
     url: str = ""
+
+    def tables(self) -> list[Table]:
+        """Return the files in sentences."""
+        described = f"{self.model}, {self.embedding_dim} dimensions, format {self.format}"
+        notes = [
+            f"{described}: {', '.join(self.files)}",
+            f"Folder: {self.folder}. README.md shows how to load it.",
+        ]
+        if self.url:
+            notes.append(f"Uploaded: {self.url}")
+        return [Table(notes=tuple(notes))]
 
     def to_json(self) -> dict[str, Any]:
         """Return the export as a JSON object.

@@ -15,8 +15,9 @@ from visavis.core.blocking import Score
 from visavis.core.encoded import DIRECTIONS, Direction, Encoded, to_float64
 from visavis.core.errors import RunError
 from visavis.core.memory_budget import MemoryLimit
-from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
+from visavis.core.result import Result
+from visavis.core.table import Column, Table
 from visavis.data.dataset import Dataset
 from visavis.losses.scoring import score_matrix
 from visavis.models.base import Matcher, evaluation_mode
@@ -70,7 +71,7 @@ class MinedExample:
 
 
 @dataclass(frozen=True)
-class MiningReport(NotebookTable):
+class MiningReport(Result):
     """Result of mining.
 
     Attributes:
@@ -86,6 +87,40 @@ class MiningReport(NotebookTable):
     split: str
     directions: tuple[MinedDirection, ...]
     examples: tuple[MinedExample, ...]
+
+    def tables(self) -> list[Table]:
+        """Return the numbers of mined negatives, examples, and how to train with them."""
+        rows = [
+            (
+                DIRECTIONS[each.direction],
+                each.queries,
+                each.negatives,
+                100 * each.dropped,
+                100 * each.incomplete,
+            )
+            for each in self.directions
+        ]
+        columns = (
+            Column(is_text=True),
+            Column("queries"),
+            Column("negatives of a query", ".1f"),
+            Column("dropped", ".1f", unit=" %"),
+            Column("queries with fewer", ".1f", unit=" %"),
+        )
+        note = (
+            "dropped: likely false negatives among the hardest candidates. The captions with the "
+            "highest scores of a negative image:"
+        )
+        notes = [note]
+        for example in self.examples:
+            notes.append(f"  {example.score:.3f}  {example.image}: {example.caption}")
+            notes.append(f"         {example.negative}: {example.negative_caption}")
+        notes.append(f"Negatives of split {self.split}: {self.file}")
+        notes.append(
+            "Train with them in a phase: supervision = "
+            f"\"MinedNegativeSupervision(file='{self.file}')\""
+        )
+        return [Table(columns, tuple(rows), tuple(notes))]
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON data.

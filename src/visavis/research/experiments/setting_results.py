@@ -1,21 +1,16 @@
-"""Result tables of runs that differ only in their seeds, under one protocol, as text, Markdown,
-CSV, LaTeX and JSON.
-"""
+"""Results of settings, whose runs differ only in their seeds, under one protocol."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-import re
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
 from typing import Any
 
 from visavis.core.encoded import DIRECTIONS
 from visavis.core.errors import RunError
+from visavis.core.table import Cell, Column, Row, Table
 from visavis.evaluation import Evaluation
 from visavis.evaluation.bootstrap import BOOTSTRAP_METRICS, BootstrapSamples
 from visavis.evaluation.metrics.catalog import RECALLS, RSUM, SIX_RECALLS, own_metrics
@@ -39,13 +34,10 @@ UNIT_BOUNDS = {
     "rank": (1.0, math.inf),
 }
 """Smallest and largest possible value of the metrics of a unit."""
-_SPECIAL = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-}
+SIMILAR_ROWS_NOTE = (
+    "†: not distinguishable from the best of its column over these seeds (paired t-tests with "
+    "Holm's correction)."
+)
 
 
 @dataclass(frozen=True)
@@ -245,51 +237,10 @@ class ResultRow:
         """
         return self.spread(metric) if len(self.metrics) >= MIN_SEEDS else None
 
-    def mean_cell(self, metric: str) -> str:
-        """Format the mean.
-
-        Args:
-            metric: Key of a metric.
-
-        Returns:
-            The mean with the decimals of its metric.
-        """
-        return f"{self.mean(metric):.{digits_of(metric)}f}"
-
-    def spread_cell(self, metric: str, *, short: bool = False) -> str:
-        """Format the spread.
-
-        Args:
-            metric: Key of a metric.
-            short: Without decimals, except of RSUM and own metrics, as a terminal needs it.
-
-        Returns:
-            Both bounds, or one if they are equal after rounding. Empty for a single run, or runs with equal values.
-        """
-        spread = self.spread(metric)
-        if spread is None:
-            return ""
-        digits = 0 if short and metric in SIX_RECALLS else digits_of(metric)
-        bounds = [f"{bound:.{digits}f}" for bound in (spread.low, spread.high)]
-        return "–".join(dict.fromkeys(bounds))
-
-    def cell(self, metric: str) -> str:
-        """Format the mean and its spread.
-
-        Args:
-            metric: Key of a metric.
-
-        Returns:
-            A text such as "64.9 (59.0–70.8)". The mean alone for a single run, or runs with equal
-            values.
-        """
-        spread = self.spread_cell(metric)
-        return f"{self.mean_cell(metric)} ({spread})" if spread else self.mean_cell(metric)
-
 
 @dataclass(frozen=True)
-class ResultTable:
-    """Table with a row for each setting, all measured under the same conditions.
+class SettingResults:
+    """Results of each setting, all measured under the same conditions.
 
     Attributes:
         rows: Rows.
@@ -310,15 +261,15 @@ class ResultTable:
         cls,
         runs: Mapping[str, Sequence[tuple[Mapping[str, float], MeasurementConditions]]],
         note: str = "",
-    ) -> ResultTable:
-        """Build a table from the metrics of runs.
+    ) -> SettingResults:
+        """Collect the metrics of runs.
 
         Args:
             runs: Metrics and conditions of the runs of each setting.
             note: Further sentence for readers, without a period.
 
         Returns:
-            The table.
+            The results.
 
         Raises:
             RunError: If the runs were measured under different conditions.
@@ -342,8 +293,8 @@ class ResultTable:
         )
 
     @property
-    def columns(self) -> tuple[ColumnGroup, ...]:
-        """Columns in groups."""
+    def column_groups(self) -> tuple[ColumnGroup, ...]:
+        """Columns of the table in groups."""
         groups = [*CAPTION_COLUMNS]
         if self.extra_metrics:
             labels = {metric: metric_title(metric) for metric in self.extra_metrics}
@@ -355,7 +306,7 @@ class ResultTable:
     @property
     def metrics(self) -> tuple[str, ...]:
         """Keys of the columns."""
-        return tuple(metric for group in self.columns for metric in group.labels)
+        return tuple(metric for group in self.column_groups for metric in group.labels)
 
     def chance(self, metric: str) -> float | None:
         """Compute the expected value for a random ranking.
@@ -371,18 +322,6 @@ class ResultTable:
         if self.feedback is not None and metric not in BOOTSTRAP_METRICS:
             return self.feedback.random_baseline(metric)
         return self.conditions.chance(metric)
-
-    def chance_cell(self, metric: str) -> str:
-        """Format the expected value for a random ranking.
-
-        Args:
-            metric: Key of a column.
-
-        Returns:
-            The cell, "-" if it is unknown.
-        """
-        chance = self.chance(metric)
-        return "-" if chance is None else f"{chance:.1f}"
 
     def best(self, metric: str = "rsum") -> ResultRow:
         """Return the row with the best mean.
@@ -429,65 +368,106 @@ class ResultTable:
         )
         return caption if self.feedback is None else f"{caption} Feedback: {self.feedback}"
 
-    def text(self) -> str:
-        """Format the table for a terminal of about 80 columns.
+    @property
+    def spread_kinds(self) -> dict[str, str]:
+        """Kind of spread of each row that has one, as row notes of ``table``."""
+        return {
+            row.name: "range" if len(row.metrics) < MIN_SEEDS else "95 % interval"
+            for row in self.rows
+            if any(row.spread(metric) for metric in self.metrics)
+        }
+
+    def table(
+        self,
+        heading: str = "",
+        *,
+        row_notes: Mapping[str, str] | None = None,
+        similar: Mapping[str, Collection[str]] | None = None,
+        groups: Sequence[ColumnGroup] | None = None,
+    ) -> Table:
+        """Make a table of the means with their spread over seeds, the best of each column marked.
+
+        Args:
+            heading: Title of the column of names.
+            row_notes: Small print of rows, by name.
+            similar: By metric, names of rows that are not distinguishable from the best. They are
+                marked.
+            groups: Columns. Default: all.
 
         Returns:
-            Lines of text. Below each mean stands its spread.
+            The table with its caption.
         """
-        lines = [["", *(label for group in self.columns for label in group.labels.values())]]
-        for row in self.rows:
-            lines.append([row.name, *map(row.mean_cell, self.metrics)])
-            spreads = [row.spread_cell(metric, short=True) for metric in self.metrics]
-            if any(spreads):
-                kind = "range" if len(row.metrics) < MIN_SEEDS else "95 % interval"
-                lines.append([f"  {kind}", *spreads])
-        lines.append(["chance", *map(self.chance_cell, self.metrics)])
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        # Three spaces before a group, one between its columns.
-        gaps = [
-            "",
-            *(gap for group in self.columns for gap in ["   ", *[" "] * (len(group.labels) - 1)]),
-        ]
-        body = [
-            "".join(
-                f"{gap}{cell:{'>' if gap else '<'}{w}}"
-                for gap, cell, w in zip(gaps, line, widths, strict=True)
+        row_notes = row_notes or {}
+        similar = similar or {}
+        groups = self.column_groups if groups is None else groups
+        metrics = [metric for group in groups for metric in group.labels]
+        columns = [Column(heading, is_text=True)]
+        columns += [
+            Column(
+                label,
+                format=f".{digits_of(metric)}f",
+                group=group.title,
+                missing="-",
+                short_format=".0f" if metric in SIX_RECALLS else "",
+                key=metric,
             )
-            for line in lines
+            for group in groups
+            for metric, label in group.labels.items()
         ]
-        head = " " * widths[0]
-        start = 1
-        for group in self.columns:
-            end = start + len(group.labels)
-            head += f"{group.title:>{sum(widths[start:end]) + sum(map(len, gaps[start:end]))}}"
-            start = end
-        return "\n".join([head.rstrip(), *body])
-
-    def markdown(self) -> str:
-        """Format the table with its caption, the best means of each column in bold.
-
-        Returns:
-            Markdown.
-        """
-        heads = [
-            f"{group.title} {label}".lstrip()
-            for group in self.columns
-            for label in group.labels.values()
-        ]
-        lines = [["setting", *heads], ["---", *["---:"] * len(heads)]]
-        lines += [
-            [
-                row.name,
-                *(
-                    f"**{row.cell(metric)}**" if self.is_best(row, metric) else row.cell(metric)
-                    for metric in self.metrics
-                ),
-            ]
+        rows = [
+            (
+                Cell(row.name, note=row_notes.get(row.name, "")),
+                *(self._cell(row, metric, similar.get(metric, ())) for metric in metrics),
+            )
             for row in self.rows
         ]
-        lines += [["chance", *map(self.chance_cell, self.metrics)]]
-        return "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{self.caption()}\n"
+        notes = [self.caption()]
+        if any(similar.values()):
+            notes.append(SIMILAR_ROWS_NOTE)
+        chance = ("chance", *map(self.chance, metrics))
+        return Table(tuple(columns), tuple(rows), tuple(notes), last_rows=(chance,))
+
+    def _cell(self, row: ResultRow, metric: str, similar: Collection[str]) -> Cell:
+        spread = row.spread(metric)
+        return Cell(
+            row.mean(metric),
+            () if spread is None else (spread.low, spread.high),
+            "best" if self.is_best(row, metric) else "similar" if row.name in similar else "",
+        )
+
+    def statistics_table(
+        self,
+        pairs: Mapping[str, Mapping[str, PairedTest]] | None = None,
+        bootstraps: Sequence[BootstrapSamples] = (),
+    ) -> Table:
+        """Make a table with a line for each row and metric, with the columns ``CSV_COLUMNS``.
+
+        Args:
+            pairs: By metric, paired tests with a reference row, by name.
+            bootstraps: Bootstrap samples of the same rows.
+
+        Returns:
+            The table, for CSV.
+        """
+        pairs = pairs or {}
+        rows: list[Row] = []
+        for row in self.rows:
+            for metric in self.metrics:
+                pair = pairs.get(metric, {}).get(row.name)
+                values: dict[str, Any] = {
+                    "row": row.name,
+                    "metric": metric,
+                    "runs": len(row.metrics),
+                    "mean": row.mean(metric),
+                    "std": row.std(metric),
+                    "min": min(run[metric] for run in row.metrics),
+                    "max": max(run[metric] for run in row.metrics),
+                }
+                values |= _bounds("", row.interval(metric))
+                if pair is not None:
+                    values |= _test_values(pair, metric, bootstraps)
+                rows.append(tuple(values.get(name) for name in CSV_COLUMNS))
+        return Table(tuple(map(Column, CSV_COLUMNS)), tuple(rows))
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values.
@@ -539,148 +519,19 @@ def indistinguishable_rows(against_best: Mapping[str, PairedTest]) -> list[str]:
     ]
 
 
-def latex_table(
-    table: ResultTable, indistinguishable: Mapping[str, Collection[str]] | None = None
-) -> str:
-    r"""Format a LaTeX table with the best means of each column in bold. It needs ``\usepackage{booktabs}``.
-
-    Args:
-        table: Table.
-        indistinguishable: By metric, names of rows that are not distinguishable from the best. They get a dagger.
-
-    Returns:
-        LaTeX.
-    """
-    indistinguishable = indistinguishable or {}
-    heads = " & ".join(
-        rf"\multicolumn{{{len(group.labels)}}}{{c}}{{{group.title}}}" if group.title else ""
-        for group in table.columns
-    )
-    # Columns of LaTeX count from 1, and the first one holds the names.
-    ends = [*accumulate(len(group.labels) for group in table.columns)]
-    rules = " ".join(
-        rf"\cmidrule(lr){{{end - len(group.labels) + 2}-{end + 1}}}"
-        for group, end in zip(table.columns, ends, strict=True)
-        if group.title
-    )
-    names = " & ".join(
-        escape_latex(label) for group in table.columns for label in group.labels.values()
-    )
-    rows = []
-    for row in table.rows:
-        cells = [escape_latex(row.name)]
-        for metric in table.metrics:
-            mean = row.mean_cell(metric)
-            if table.is_best(row, metric):
-                mean = rf"\mathbf{{{mean}}}"
-            elif row.name in indistinguishable.get(metric, ()):
-                mean += r"^{\dagger}"
-            spread = row.spread_cell(metric).replace("–", "--")
-            cells.append(f"${mean}$" + (rf" {{\scriptsize {spread}}}" if spread else ""))
-        rows.append(cells)
-    legend = ""
-    if any(indistinguishable.values()):
-        legend = r" $\dagger$: not distinguishable from the best of its column over these seeds (paired $t$-tests with Holm's correction)."
-    lines = [
-        r"\begin{table}",
-        r"  \centering",
-        rf"  \caption{{{escape_latex(table.caption())}{legend}}}",
-        r"  \label{tab:comparison}",
-        rf"  \begin{{tabular}}{{l{'r' * len(table.metrics)}}}",
-        r"    \toprule",
-        rf"    & {heads} \\",
-        f"    {rules}",
-        rf"    & {names} \\",
-        r"    \midrule",
-        *(rf"    {' & '.join(cells)} \\" for cells in rows),
-        r"    \midrule",
-        rf"    chance & {' & '.join(map(table.chance_cell, table.metrics))} \\",
-        r"    \bottomrule",
-        r"  \end{tabular}",
-        r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def csv_table(
-    table: ResultTable,
-    pairs: Mapping[str, Mapping[str, PairedTest]] | None = None,
-    bootstraps: Sequence[BootstrapSamples] = (),
-) -> str:
-    """Format a line for each row and metric, with the columns ``CSV_COLUMNS``. Missing values are
-    empty.
-
-    Args:
-        table: Table.
-        pairs: By metric, paired tests with a reference row, by name.
-        bootstraps: Bootstrap samples of the same rows.
-
-    Returns:
-        CSV.
-    """
-    pairs = pairs or {}
-    text = io.StringIO()
-    writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for row in table.rows:
-        for metric in table.metrics:
-            pair = pairs.get(metric, {}).get(row.name)
-            values = {
-                "row": row.name,
-                "metric": metric,
-                "runs": len(row.metrics),
-                "mean": row.mean(metric),
-                "std": row.std(metric),
-                "min": min(run[metric] for run in row.metrics),
-                "max": max(run[metric] for run in row.metrics),
-            }
-            values |= _bounds("", row.interval(metric))
-            if pair is not None:
-                values |= {
-                    "reference": pair.b,
-                    **{name: getattr(pair, name) for name in _TEST_COLUMNS},
-                    **_bounds(
-                        "difference_", pair.interval if len(pair.seeds) >= MIN_SEEDS else None
-                    ),
-                }
-                # Captions and judged queries are resampled apart.
-                if resampled := next(
-                    (samples for samples in bootstraps if metric in samples.metrics), None
-                ):
-                    values |= _bounds(
-                        "images_", resampled.difference(pair.a, pair.b, metric).interval
-                    )
-            writer.writerow(values)
-    return text.getvalue()
+def _test_values(
+    pair: PairedTest, metric: str, bootstraps: Sequence[BootstrapSamples]
+) -> dict[str, Any]:
+    """The columns of a difference to the reference row."""
+    values = {"reference": pair.b, **{name: getattr(pair, name) for name in _TEST_COLUMNS}}
+    values |= _bounds("difference_", pair.interval if len(pair.seeds) >= MIN_SEEDS else None)
+    # Captions and judged queries are resampled apart.
+    if resampled := next((samples for samples in bootstraps if metric in samples.metrics), None):
+        values |= _bounds("images_", resampled.difference(pair.a, pair.b, metric).interval)
+    return values
 
 
 def _bounds(prefix: str, interval: Interval | None) -> dict[str, float]:
     return (
         {} if interval is None else {f"{prefix}low": interval.low, f"{prefix}high": interval.high}
-    )
-
-
-def escape_latex(text: str) -> str:
-    r"""Escape text for LaTeX.
-
-    Args:
-        text: Text.
-
-    Returns:
-        LaTeX.
-
-    Example:
-        >>> print(escape_latex('Goal(pair="sig_ms") & 50 %'))
-        Goal(pair="sig\_ms") \& 50 \%
-    """
-    text = re.sub(
-        r"[\\~^<>]|([#$%&_{}])",
-        lambda match: f"\\{match[0]}" if match[1] else _SPECIAL[match[0]],
-        text,
-    )
-    return (
-        text.replace("±", r"$\pm$")
-        .replace("−", "$-$")
-        .replace("γ", r"$\gamma$")
-        .replace("τ", r"$\tau$")
     )

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from visavis.core.errors import RunError
+from visavis.core.table_formats import format_markdown, format_text
 from visavis.evaluation import Evaluation
 from visavis.evaluation.bootstrap import BOOTSTRAP_METRICS
-from visavis.research.experiments.results_table import (
+from visavis.research.experiments.setting_results import (
     MeasurementConditions,
     ResultRow,
-    ResultTable,
+    SettingResults,
     bounds_of,
 )
 
@@ -34,7 +35,7 @@ def result(*recalls: float, num_images: int = 500) -> Evaluation:
 
 def table_of(results):
     """Table of the evaluations of each row."""
-    return ResultTable.from_runs(
+    return SettingResults.from_runs(
         {
             name: [(run.metrics, MeasurementConditions.from_evaluation(run)) for run in runs]
             for name, runs in results.items()
@@ -50,7 +51,7 @@ TABLE = table_of(
 )
 
 
-def test_result_table_mean_and_std_by_hand():
+def test_setting_results_mean_and_std_by_hand():
     first, second = TABLE.rows
     assert first.mean("i2t_r1") == 42
     assert first.std("i2t_r1") == pytest.approx(math.sqrt(((40 - 42) ** 2 + (44 - 42) ** 2) / 1))
@@ -60,10 +61,10 @@ def test_result_table_mean_and_std_by_hand():
     assert TABLE.best("t2i_r1") is first
 
 
-def test_result_table_of_one_run_has_no_std():
+def test_setting_results_of_one_run_has_no_std():
     table = table_of({"VLC": [result(1, 2, 3, 4, 5, 6)]})
     assert table.rows[0].std("rsum") is None
-    assert "range" not in table.text()
+    assert "range" not in format_text(table.table(row_notes=table.spread_kinds))
     assert "one seed" in table.caption()
 
 
@@ -79,7 +80,7 @@ def test_chance_equals_its_formula():
     )
 
 
-def test_result_table_rejects_mixed_conditions():
+def test_setting_results_rejects_mixed_conditions():
     with pytest.raises(
         RunError, match=r"got protocol plain: 500 images.* / protocol plain: 400 images"
     ):
@@ -88,8 +89,8 @@ def test_result_table_rejects_mixed_conditions():
         table_of({})
 
 
-def test_result_table_text_is_aligned_and_fits_80_columns():
-    lines = TABLE.text().split("\n")
+def test_setting_results_text_is_aligned_and_fits_80_columns():
+    lines = format_text(TABLE.table(row_notes=TABLE.spread_kinds)).split("\n")
     assert len({len(line) for line in lines[1:]}) == 1
     assert len(lines[1]) <= 80
     assert lines[2].split() == [
@@ -106,8 +107,8 @@ def test_result_table_text_is_aligned_and_fits_80_columns():
     assert lines[-1].split()[0] == "chance"
 
 
-def test_result_table_markdown_marks_best_and_conditions():
-    text = TABLE.markdown()
+def test_setting_results_markdown_marks_best_and_conditions():
+    text = format_markdown(TABLE.table("setting"))
     assert "| Unified | **51.5 (50.0–53.0)** |" in text
     assert "| **30.0** |" in text
     assert (
@@ -117,12 +118,14 @@ def test_result_table_markdown_marks_best_and_conditions():
     assert len({line.count("|") for line in text.split("\n\n")[0].split("\n")}) == 1
 
 
-def test_result_table_markdown_marks_ties_in_bold():
+def test_setting_results_markdown_marks_ties_in_bold():
     table = table_of(
         {"A": [result(40, 70, 80, 30, 60, 70)], "B": [result(40.04, 69, 80, 30, 60, 70)]}
     )
     first, second = (
-        line for line in table.markdown().splitlines() if line.startswith(("| A", "| B"))
+        line
+        for line in format_markdown(table.table("setting")).splitlines()
+        if line.startswith(("| A", "| B"))
     )
     assert first.startswith("| A | **40.0** | **70.0** | **80.0** |")
     assert second.startswith("| B | **40.0** | 69.0 | **80.0** |")
