@@ -83,16 +83,16 @@ COMMANDS = {
     "features": ("features {scenes} --visual scenes --out stores", {
         1: ALL_PATHS, "--visual": ENCODERS, "--text": ENCODERS, "--granularity": SPLITS, "--text-granularity": ["words", "regions"], "--crops": [*NUMBERS, "10"],
         "--out": PATHS, "--skip-bad": FLAG, "--json": FLAG}),
-    "convert": ("convert {bytes} --text-encoder {bert} --out made", {1: ALL_PATHS, "--text-encoder": ENCODERS, "--image-size": NUMBERS, "--out": ALL_PATHS, "--json": FLAG}),
+    "papers convert": ("papers convert {bytes} --text-encoder {bert} --out made", {1: ALL_PATHS, "--text-encoder": ENCODERS, "--image-size": NUMBERS, "--out": ALL_PATHS, "--json": FLAG}),
     "train": ("train {recipe} --data {scenes} --out run", {
         1: [*ALL_PATHS, "demo/x", "cocos-flickr8k"], "": OVERRIDES, "--data": ALL_PATHS, "--out": ALL_PATHS, "--resume": RUNS, "--json": FLAG}),
     "evaluate": ("evaluate {run}", {
         1: RUNS, "": RUNS, "--protocol": [*TEXTS, "plain", "coco-1k-5fold", "flickr8k"], "--split": SPLITS, "--data": ALL_PATHS, "--relevance": SPECS,
         "--feedback": ALL_PATHS, "--semantics": ["paper", *TEXTS], "--average": FLAG, "--memory": MEMORIES, "--json": FLAG}),
-    "diagnose": ("diagnose {run} --max-batches 1", {
+    "papers diagnose": ("papers diagnose {run} --max-batches 1", {
         1: RUNS, "--objective": SPECS, "--checkpoint": [*TEXTS, *NUMBERS, "start", "last"], "--epsilon": NUMBERS, "--max-batches": NUMBERS, "--data": ALL_PATHS,
         "--out": ALL_PATHS, "--memory": MEMORIES, "--json": FLAG}),
-    "anatomy": ("anatomy VLC() --out {run}", {1: SPECS, "": SPECS, "--json": FLAG}),  # an existing folder: rejected
+    "papers anatomy": ("papers anatomy VLC() --out {run}", {1: SPECS, "": SPECS, "--json": FLAG}),  # an existing folder: rejected
     "search": ("search {run} red", {1: RUNS, 2: [*TEXTS, "red " * 9999], "--collection": ALL_PATHS, "--top": NUMBERS, "--memory": MEMORIES, "--json": FLAG}),
     "index": ("index {run} {images} --out made", {
         1: RUNS, 2: ALL_PATHS, "--out": PATHS, "--store": "{text} {none} /dev/null/x s3:// ftp://x \0 {run}/run.toml vectors".split(), "--moment-seconds": NUMBERS,
@@ -111,14 +111,14 @@ COMMANDS = {
         1: RUNS, "": RUNS, "--feedback": PATHS}),
     "explain": ("explain {run} {images}/1.png red", {
         1: RUNS, 2: [*ALL_PATHS, "{images}/9.png"], 3: [*TEXTS, "red " * 9999], "--out": PATHS, "--json": FLAG}),
-    "coherence": ("coherence {run} --relevance SceneRelevance() --queries 1", {
+    "papers coherence": ("papers coherence {run} --relevance SceneRelevance() --queries 1", {
         1: RUNS, "--relevance": SPECS, "--caption-aggregation": ["paired", *TEXTS], "--queries": [*NUMBERS, *TEXTS], "--top": NUMBERS, "--irrelevant-share": NUMBERS,
         "--split": SPLITS, "--data": ALL_PATHS, "--seed": NUMBERS, "--out": ALL_PATHS, "--memory": MEMORIES, "--json": FLAG}),
-    "agreement": ("agreement {run}", {1: RUNS, "--data": ALL_PATHS, "--relevance": SPECS, "--json": FLAG}),
-    "relevance": ("relevance --estimator SceneRelevance()", {"--estimator": [*SPECS, *TEXTS], "--json": FLAG}),
-    "relevance thresholds": ("relevance thresholds {scenes} --estimator SceneRelevance() --num-pairs 100", {
+    "papers agreement": ("papers agreement {run}", {1: RUNS, "--data": ALL_PATHS, "--relevance": SPECS, "--json": FLAG}),
+    "papers relevance": ("papers relevance --estimator SceneRelevance()", {"--estimator": [*SPECS, *TEXTS], "--json": FLAG}),
+    "papers relevance thresholds": ("papers relevance thresholds {scenes} --estimator SceneRelevance() --num-pairs 100", {
         2: ALL_PATHS, "--estimator": SPECS, "--caption-aggregation": ["max", *TEXTS], "--num-pairs": NUMBERS, "--out": ALL_PATHS, "--json": FLAG}),
-    "relevance fit": ("relevance fit --out fitted --model {bert} --epochs 1 --batch-size 2", {
+    "papers relevance fit": ("papers relevance fit --out fitted --model {bert} --epochs 1 --batch-size 2", {
         "--out": ALL_PATHS, "--kind": ["cross", *TEXTS], "--model": ENCODERS, "--epochs": [number for number in NUMBERS if len(number) < 9], "--lr": NUMBERS,
         "--batch-size": NUMBERS, "--seed": NUMBERS, "--json": FLAG}),
 }

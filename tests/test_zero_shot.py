@@ -144,7 +144,7 @@ def test_pretrained_folder_searches_images(dual_encoders, scenes, kind):
 
 def test_pretrained_folder_is_compared_with_runs(dual_encoders, scenes, tmp_path):
     models = [dual_encoders / "clip", dual_encoders / "siglip"]
-    result = visavis.coherence(
+    result = visavis.papers_coherence(
         models, relevance="SceneRelevance()", data=scenes, queries=1, top=3, out=tmp_path / "new"
     )
     assert [(ranker.name, ranker.objective) for ranker in result.rankers[:2]] == [
@@ -159,7 +159,7 @@ def test_agreement_with_human_ratings(dual_encoders, rated, monkeypatch):
     monkeypatch.setattr(
         agreement, "measure_agreement", partial(agreement.measure_agreement, resamples=3)
     )
-    expert, *_ = visavis.agreement(dual_encoders / "clip", data=rated)
+    expert, *_ = visavis.papers_agreement(dual_encoders / "clip", data=rated)
     split = open_dataset(rated).split("test")
     images, texts = encoded(dual_encoders / "clip", split)
     first = torch.tensor([own[0] for own in split.captions_of])
@@ -177,7 +177,7 @@ def test_agreement_with_crisscrossed_captions(dual_encoders, coco, monkeypatch):
     monkeypatch.setattr(
         agreement, "measure_agreement", partial(agreement.measure_agreement, resamples=20)
     )
-    whole, others = visavis.agreement(dual_encoders / "clip", data=coco)
+    whole, others = visavis.papers_agreement(dual_encoders / "clip", data=coco)
     assert [
         (each.judgments, each.includes_own_captions, each.pairs, each.images, each.annotators)
         for each in (whole, others)
@@ -202,7 +202,7 @@ def test_agreement_with_crisscrossed_captions(dual_encoders, coco, monkeypatch):
         spearmanr(scores, [float(row["agg_score"]) for row in rows]).statistic, abs=1e-6
     )
     printed = CliRunner().invoke(
-        cli.app, ["agreement", str(dual_encoders / "clip"), "--data", str(coco)]
+        cli.app, ["papers", "agreement", str(dual_encoders / "clip"), "--data", str(coco)]
     )
     assert (
         f"{found['sampled_spearman'].value:.3f} ± {found['sampled_spearman'].std:.3f}"
@@ -218,11 +218,13 @@ def test_agreement_rejects_captions_alone(dual_encoders, coco, tmp_path):
         DataError,
         match=r"COCO_val2014_\d+\.jpg has no pixels: this data set has only captions or features",
     ):
-        visavis.agreement(dual_encoders / "clip", data=tmp_path)
+        visavis.papers_agreement(dual_encoders / "clip", data=tmp_path)
 
 
 def test_diagnose_uses_given_objective(dual_encoders, scenes):
-    found = visavis.diagnose(dual_encoders / "clip", data=scenes, objective=["Unified()", "VLC()"])
+    found = visavis.papers_diagnose(
+        dual_encoders / "clip", data=scenes, objective=["Unified()", "VLC()"]
+    )
     assert found.counts[0].objective == repr(Unified())
     assert found.counts[1].objective.startswith("VLC(")
     assert (found.step, found.batches, found.texts) == (0, 1, 24)
@@ -245,9 +247,9 @@ def test_pretrained_folder_reports_missing_parts(dual_encoders, scenes, tmp_path
     brings_no_data = r"clip: expected a data set, but .* Name one with --data\.$"
     for call in (
         lambda: visavis.evaluate(clip),
-        lambda: visavis.agreement(clip),
-        lambda: visavis.coherence(clip, relevance="SceneRelevance()", out=tmp_path / "new"),
-        lambda: visavis.diagnose(clip, objective="Unified()"),
+        lambda: visavis.papers_agreement(clip),
+        lambda: visavis.papers_coherence(clip, relevance="SceneRelevance()", out=tmp_path / "new"),
+        lambda: visavis.papers_diagnose(clip, objective="Unified()"),
     ):
         with pytest.raises(RunError, match=brings_no_data):
             call()
@@ -260,7 +262,7 @@ def test_pretrained_folder_reports_missing_parts(dual_encoders, scenes, tmp_path
         RunError,
         match=r"expected an objective, because a pretrained model has none\. Name one with --objective\.$",
     ):
-        visavis.diagnose(clip, data=scenes)
+        visavis.papers_diagnose(clip, data=scenes)
     with pytest.raises(
         RunError, match=r"expected a run folder with run\.toml, or a dual encoder such as CLIP"
     ):

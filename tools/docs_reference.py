@@ -243,7 +243,7 @@ def recipes() -> str:
     parts += [
         "## Tables and figures of papers",
         (
-            "`visavis catalog recipes --paper PAPER` prints each row with its figures and "
+            "`visavis papers list PAPER` prints each row with its figures and "
             "requirements."
         ),
     ]

@@ -124,7 +124,7 @@ def test_evaluate_compares_with_any_row(trained):
     )
     with pytest.raises(
         visavis.core.errors.VisavisError,
-        match=r"cocos/2/vse\+\+-coco-triplet': expected a row that measures a model, .* visavis diagnose",
+        match=r"cocos/2/vse\+\+-coco-triplet': expected a row that measures a model, .* visavis papers diagnose",
     ):
         visavis.evaluate(trained.run, published="cocos/2/vse++-coco-triplet")
 
@@ -161,7 +161,7 @@ def test_train_rejects_invalid_protocol_before_training(settings, sentence, toys
         visavis.train(ROW, out=tmp_path / "run", overrides=overrides(ROW, toys) | settings)
 
 
-LISTED = "visavis catalog recipes --paper"
+LISTED = "visavis papers list"
 
 
 @pytest.mark.parametrize(

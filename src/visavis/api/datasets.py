@@ -306,7 +306,7 @@ def features(
         ]
 
 
-def convert(
+def papers_convert(
     checkpoint: str | Path,
     out: str | Path,
     *,
@@ -342,8 +342,8 @@ def convert(
 
     Command line:
         ```sh
-        visavis convert epoch_32.pt --config ViT-B-32 --out models/clip
-        visavis convert openai/clip-vit-base-patch32 --max-length 248 --out models/long-clip
+        visavis papers convert epoch_32.pt --config ViT-B-32 --out models/clip
+        visavis papers convert openai/clip-vit-base-patch32 --max-length 248 --out models/long-clip
         ```
     """
     from visavis.core import storage
@@ -452,40 +452,53 @@ def demo(*, out: str | Path | None = None, progress: Progress | None = None) -> 
     return run_demo(out, progress or NoProgress())
 
 
-def catalog(
-    kind: str | None = None, *, paper: str | None = None
-) -> dict[str, list[dict[str, Any]]]:
+def catalog(kind: str | None = None) -> dict[str, list[dict[str, Any]]]:
     """List objectives, models, metrics, recipes and other parts. Each entry has its formula, source
     and defaults. Data formats, protocols and vector stores are listed, too.
 
     Args:
         kind: One catalog: objectives, models, metrics, formats, recipes, protocols, ... Default:
             all.
-        paper: Paper whose table rows are listed, such as goal. Default: all recipes.
 
     Returns:
         Entries by kind.
 
     Raises:
-        VisavisError: If the kind or the paper is unknown.
+        VisavisError: If the kind is unknown.
 
     Command line:
         ```sh
         visavis catalog objectives
-        visavis catalog recipes --paper goal
+        visavis catalog recipes
         ```
     """
-    from visavis.api.catalog_entries import CATALOGS, catalog_entries, table_rows
+    from visavis.api.catalog_entries import CATALOGS, catalog_entries
 
     if kind is not None and kind not in CATALOGS:
         raise VisavisError(
             f"catalog: expected a kind of entries, got {kind!r}: {suggest_name(kind, CATALOGS)}"
         )
-    if paper is not None:
-        if kind not in (None, "recipes"):
-            raise VisavisError(
-                f"paper: expected the catalog recipes, got {kind}. Run visavis catalog recipes "
-                f"--paper {paper}."
-            )
-        return {"recipes": table_rows(paper)}
     return {name: catalog_entries(name) for name in CATALOGS if kind in (None, name)}
+
+
+def papers_list(paper: str | None = None) -> dict[str, list[dict[str, Any]]]:
+    """List the rows of papers' tables with their published results. It also lists what each row
+    needs, its recipe, and the curves of figures.
+
+    Args:
+        paper: Paper whose rows are listed, such as goal. Default: all papers.
+
+    Returns:
+        The rows, under the key ``recipes``.
+
+    Raises:
+        VisavisError: If the paper is unknown.
+
+    Command line:
+        ```sh
+        visavis papers list goal
+        ```
+    """
+    from visavis.api.catalog_entries import table_rows
+
+    return {"recipes": table_rows(paper)}

@@ -454,7 +454,7 @@ def _evaluate_index(
     return replace(result, correction=str(correction.settings)) if correction else result
 
 
-def mine(
+def data_mine(
     run: str | Path,
     *,
     data: str | Path | None = None,
@@ -502,8 +502,8 @@ def mine(
 
     Command line:
         ```sh
-        visavis mine runs/mine
-        visavis mine openai/clip-vit-base-patch32 --data photos/ --max-ratio 0.9 --out negatives.safetensors
+        visavis data mine runs/mine
+        visavis data mine openai/clip-vit-base-patch32 --data photos/ --max-ratio 0.9 --out negatives.safetensors
         ```
     """
     from visavis.core.fields import validate_int
@@ -655,7 +655,7 @@ def _require_no_seed(keys: Sequence[str]) -> None:
         )
 
 
-def reproduce(
+def papers_reproduce(
     table: str | None = None,
     *,
     rows: str | Sequence[str] = (),
@@ -699,8 +699,8 @@ def reproduce(
 
     Command line:
         ```sh
-        visavis reproduce goal/3 --base-recipe heads-flickr8k --seeds 3
-        visavis reproduce unified/figure-3 --base-recipe heads-flickr8k
+        visavis papers reproduce goal/3 --base-recipe heads-flickr8k --seeds 3
+        visavis papers reproduce unified/figure-3 --base-recipe heads-flickr8k
         ```
     """
     from visavis.papers.reproduction.reproduction import resume_reproduction, start_reproduction

@@ -135,7 +135,7 @@ COMMANDS = {
     "features": Command(
         "dataset_tables:print_feature_stores", to_json=_stores_to_json, shares_work=True
     ),
-    "convert": Command(
+    "papers_convert": Command(
         "dataset_tables:print_converted_model",
         to_json=lambda converted, _: converted.to_recipe_sections(),
         options=("out",),
@@ -143,26 +143,27 @@ COMMANDS = {
     "train": Command("run_tables:print_trained", resumable=True, shares_work=True),
     "evaluate": Command("run_tables:print_evaluation"),
     "mteb": Command("run_tables:print_mteb_report"),
-    "mine": Command("run_tables:print_mining"),
+    "data_mine": Command("run_tables:print_mining"),
     "compare": Command("experiment_tables:print_comparison", resumable=True),
-    "reproduce": Command("experiment_tables:print_reproduction", resumable=True),
-    "diagnose": Command("diagnostic_tables:print_diagnosis"),
-    "probe": Command("diagnostic_tables:print_probes"),
+    "papers_list": Command("dataset_tables:print_catalog", to_json=lambda entries, _: entries),
+    "papers_reproduce": Command("experiment_tables:print_reproduction", resumable=True),
+    "papers_diagnose": Command("diagnostic_tables:print_diagnosis"),
+    "papers_probe": Command("diagnostic_tables:print_probes"),
     "explain": Command("diagnostic_tables:print_explanation"),
-    "anatomy": Command("diagnostic_tables:print_objective_profiles"),
-    "coherence": Command("experiment_tables:print_coherence"),
-    "agreement": Command(
+    "papers_anatomy": Command("diagnostic_tables:print_objective_profiles"),
+    "papers_coherence": Command("experiment_tables:print_coherence"),
+    "papers_agreement": Command(
         "experiment_tables:print_agreement", to_json=_entries_to_json("agreement")
     ),
-    "relevance": Command(
+    "papers_relevance": Command(
         "experiment_tables:print_estimator_evaluation",
         to_json=_entries_to_json("estimators"),
         options=("estimator",),
     ),
-    "relevance_thresholds": Command(
+    "papers_relevance_thresholds": Command(
         "experiment_tables:print_distributions", to_json=_entries_to_json("estimators")
     ),
-    "relevance_fit": Command("experiment_tables:print_fitted", options=("out",)),
+    "papers_relevance_fit": Command("experiment_tables:print_fitted", options=("out",)),
     "export": Command("run_tables:print_exported"),
     "index": Command("search_tables:print_index_report"),
     "search": Command(
@@ -180,15 +181,18 @@ COMMANDS = {
     "serve": Command(has_result=False),
     "mcp": Command(has_result=False),
 }
-"""The commands by the name of their API function, in the order of the help. ``data_check`` is the
-command ``data check``.
+"""The commands by the name of their API function, in the order of the help. `command_words` gives
+their words.
 """
 
 GROUPS: dict[str, str | None] = {
-    "data": "Check, audit, convert and create data sets.",
-    "relevance": None,
+    "data": "Check, audit, convert and create data sets, and mine negatives.",
+    "papers": "Reproduce published tables, and diagnose models as papers do.",
+    "papers_relevance": None,
 }
-"""Help of the groups of commands. The group ``relevance`` is a command as well."""
+"""Help of the groups of commands, outer groups first. The group ``papers relevance`` is a command as
+well.
+"""
 
 ENVIRONMENT_VARIABLES = {"token": "VISAVIS_TOKEN"}
 """Environment variables that set an option."""
@@ -228,7 +232,7 @@ def build_app(first_word: str = "") -> typer.Typer:
     Returns:
         The application, with all commands for any other word.
     """
-    names = [name for name in COMMANDS if name.partition("_")[0] == first_word] or list(COMMANDS)
+    names = [name for name in COMMANDS if command_words(name)[0] == first_word] or list(COMMANDS)
     # Typer adds the Python type of an argument to its name, such as list[str].
     setattr(TyperArgument, "display_type_rich", lambda self, ctx: None)  # noqa: B010, ARG005
     app = typer.Typer(
@@ -240,27 +244,43 @@ def build_app(first_word: str = "") -> typer.Typer:
         rich_markup_mode=None,
     )
     app.callback()(_main_options)
-    groups = {"": app}
+    groups: dict[tuple[str, ...], typer.Typer] = {(): app}
     for name, text in GROUPS.items():
         is_command = name in COMMANDS
-        groups[name] = typer.Typer(
+        groups[command_words(name)] = typer.Typer(
             help=text,
             no_args_is_help=not is_command,
             invoke_without_command=is_command,
             rich_markup_mode=None,
         )
     for name in names:
-        group, _, word = name.rpartition("_")
-        decorate = groups[name].callback if name in GROUPS else partial(groups[group].command, word)
+        words = command_words(name)
+        *outer, word = words
+        decorate = (
+            groups[words].callback if name in GROUPS else partial(groups[*outer].command, word)
+        )
         summary = docstring_summary(getattr(api, name))
         decorate(help=summary, epilog=examples_of(name), rich_help_panel=panel_of(name))(
             _callback(name, COMMANDS[name])
         )
-    first_words = {name.partition("_")[0] for name in names}
+    first_words = {command_words(name)[0] for name in names}
     for name in GROUPS:
-        if name in first_words:
-            app.add_typer(groups[name], name=name, rich_help_panel=panel_of(name))
+        *outer, word = words = command_words(name)
+        if words[0] in first_words:
+            groups[*outer].add_typer(groups[words], name=word, rich_help_panel=panel_of(name))
     return app
+
+
+def command_words(name: str) -> tuple[str, ...]:
+    """Return the words of a command or group: ``data_check`` is the command ``data check``.
+
+    Args:
+        name: Name of an API function or group.
+    """
+    outer = [group for group in GROUPS if name.startswith(f"{group}_")]
+    group = max(outer, key=len, default="")
+    word = name.removeprefix(f"{group}_").replace("_", "-")
+    return (*command_words(group), word) if group else (word,)
 
 
 def _print_version(is_set: bool) -> None:
@@ -369,7 +389,7 @@ def _check_processes(name: str, command: Command) -> None:
         sorted(each for each, properties in COMMANDS.items() if properties.shares_work)
     )
     raise VisavisError(
-        f"{name.replace('_', ' ')}: expected one process, got {processes}. Start it without "
+        f"{' '.join(command_words(name))}: expected one process, got {processes}. Start it without "
         f"torchrun, which {sharing} support."
     )
 
@@ -378,7 +398,7 @@ def _progress_bars(name: str, command: Command, stack: ExitStack) -> Progress:
     """Progress on stderr. A server that has started has none."""
     from visavis.cli.console import ProgressBars
 
-    title = name.replace("_", " ") if command.has_result else ""
+    title = " ".join(command_words(name)) if command.has_result else ""
     return stack.enter_context(ProgressBars(title))
 
 
@@ -640,7 +660,9 @@ def _how_to_continue(name: str, folder: str | None) -> str:
     program = shell_command()
     if folder is None:
         return f"Repeat it with: {program} {shlex.join(sys.argv[1:])}"
-    return f"Continue with: {program} {name.replace('_', ' ')} --resume {shlex.quote(folder)}"
+    return (
+        f"Continue with: {program} {' '.join(command_words(name))} --resume {shlex.quote(folder)}"
+    )
 
 
 @contextmanager

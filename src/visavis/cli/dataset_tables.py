@@ -241,5 +241,5 @@ def _print_recipes(entries: list[dict[str, Any]]) -> None:
     for (paper, number, summary), group in groupby(
         rows, lambda row: (row["paper"], row["table"], row["summary"])
     ):
-        command = f"{len(list(group))} rows: visavis catalog recipes --paper {paper}"
+        command = f"{len(list(group))} rows: visavis papers list {paper}"
         print_markup(f"  [cyan]{paper}/{number}/ROW[/cyan]  {escape(summary)} {command}")

@@ -8,17 +8,34 @@ from typer.core import TyperGroup
 
 from visavis import api
 from visavis.api.catalog_entries import docstring_commands
+from visavis.core.errors import VisavisError
 
 PANELS = {
     "Start": ("index", "search", "serve", "train", "evaluate"),
     "Try and check": ("demo", "doctor", "catalog"),
     "Data": ("data", "features"),
-    "Compare and benchmark": ("compare", "reproduce", "mteb"),
-    "Understand models and losses": ("diagnose", "probe", "explain", "mine", "anatomy"),
-    "Graded relevance": ("coherence", "agreement", "relevance"),
-    "Use and exchange models": ("classify", "mcp", "export", "convert"),
+    "Compare and explain models": ("compare", "explain", "mteb", "papers"),
+    "Use and exchange models": ("classify", "mcp", "export"),
 }
 """Panels of ``visavis --help`` with their commands and groups of commands."""
+
+MOVED = {
+    "mine": "data mine",
+    **{
+        name: f"papers {name}"
+        for name in (
+            "agreement",
+            "anatomy",
+            "coherence",
+            "convert",
+            "diagnose",
+            "probe",
+            "relevance",
+            "reproduce",
+        )
+    },
+}
+"""New words of commands that had another name."""
 
 
 def panel_of(name: str) -> str | None:
@@ -44,7 +61,29 @@ def examples_of(name: str) -> str:
 
 
 class CommandGroup(TyperGroup):
-    """Group whose help lists the commands by panel, as plain text."""
+    """Group whose help lists the commands by panel, as plain text, and whose errors name the new
+    words of moved commands.
+    """
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command.
+
+        Args:
+            ctx: Context of Typer.
+            cmd_name: Name of the command.
+
+        Returns:
+            The command. None if there is none.
+
+        Raises:
+            VisavisError: If the command has another name now.
+        """
+        command = super().get_command(ctx, cmd_name)
+        if command is None and cmd_name in MOVED:
+            raise VisavisError(
+                f"{cmd_name}: expected the new name of this command. Run visavis {MOVED[cmd_name]}."
+            )
+        return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands of each panel.

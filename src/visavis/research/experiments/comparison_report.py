@@ -255,7 +255,7 @@ def _commands(comparison: Comparison) -> list[tuple[str, str]]:
             "Train the best run again from its recipe.",
             f"{visavis} train {quote_argument(best.folder / 'run.toml')}",
         ),
-        ("Count the contributing samples of the best model.", f"{visavis} diagnose {run}"),
+        ("Count the contributing samples of the best model.", f"{visavis} papers diagnose {run}"),
         ("Search with the best model.", f"{visavis} search {run} 'a text query'"),
     ]
 
