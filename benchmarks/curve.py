@@ -1,4 +1,4 @@
-"""The table of ``visavis index --compression`` over the images of a run's data, by their cached
+"""The table of ``visavis indexes measure`` over the images of a run's data, by their cached
 features.
 
 With ``--items``, the images are repeated with noise to a larger collection.

@@ -712,8 +712,6 @@ def test_evaluation_commands_reject_invalid_options(call, run, tmp_path):
             ["--section", "Coherence(relevance='SceneRelevnce()')"],
             r"SceneRelevnce\b.*SceneRelevance",
         ),
-        ("evaluate", ["--model", "x"], r"--model: expected an index"),
-        ("evaluate", ["--feedback", "x", "--split", "val"], r"--feedback: .* Remove --split"),
         ("papers agreement", [], r"ExpertAnnotations\.txt"),
         ("papers coherence", ["--relevance", "SceneRelevance()", "--seed", "-1"], r"seed\b.*-1"),
         ("papers diagnose", ["--max-batches", "0"], r"\b0\b"),
@@ -897,7 +895,7 @@ def test_help_shows_examples_that_parse(name):
         assert tuple(context.command_path.split()[1:]) == commands.command_words(name)
 
 
-@pytest.mark.parametrize("group", ["", "data", "papers", "papers relevance"])
+@pytest.mark.parametrize("group", ["", "data", "indexes", "papers", "papers relevance"])
 def test_help_has_each_command_on_one_whole_line(group, monkeypatch):
     """In a terminal of 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
@@ -909,6 +907,16 @@ def test_help_has_each_command_on_one_whole_line(group, monkeypatch):
     assert set(shown) >= names
     assert not [line for line in shown.values() if "..." in line or line[-1] != "."]
     assert max(map(len, lines)) <= 80
+
+
+def test_help_fits_two_screens_and_first_page_has_few_entries(monkeypatch):
+    """In a terminal of 80 columns with 50 lines."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert sum(map(len, help_texts.PANELS.values())) <= 18
+    for name in commands.COMMANDS:
+        words = commands.command_words(name)
+        lines = CliRunner().invoke(cli.app, [*words, "--help"]).output.splitlines()
+        assert len(lines) <= 100, name
 
 
 def test_help_lists_each_command_in_one_panel():
@@ -925,10 +933,14 @@ def test_help_lists_each_command_in_one_panel():
 
 def test_moved_commands_name_their_new_words(call):
     for old, new in help_texts.MOVED.items():
-        assert call(old, "--help")[0] == 1
-        expected = f"visavis: {old}: expected the new name of this command. Run visavis {new}.\n"
-        assert call(old, "run", "--json") == (1, "", expected)
-        assert call(*new.split(), "--help")[0] == 0
+        expected = f"visavis: {old}: expected its new name. Run visavis {new}.\n"
+        assert call(*old.split(), "x", "--json") == (1, "", expected)
+        if "--" in old:
+            assert call(*f"{old}=x".split(), "x")[2] == expected
+        command = re.split(r" --|,", new)[0].split()
+        code, out, _ = call(*command, "--help")
+        assert code == 0
+        assert set(re.findall(r"--[a-z-]+", new)) <= set(re.findall(r"--[a-z-]+", out))
 
 
 def test_version_option_prints_the_version(call):

@@ -76,7 +76,7 @@ NOT_RUN = {
     ],
     "several GPUs or machines": [
         "torchrun *",
-        "* --engine ray *",
+        "* --workers ray:8*",
     ],
     "an embedding model, with which test_embedding_model.py of models and training runs these commands": [
         "visavis evaluate FOLDER *",
@@ -95,8 +95,8 @@ NOT_RUN = {
     ],
     "a model that knows more than one that is trained in seconds": [
         "* --max-irrelevant *",
-        "visavis index * --correction *",
-        "* --compression",
+        "visavis indexes correct *",
+        "visavis indexes measure *",
     ],
     "a program of another project": [
         "ir_measures *",

@@ -156,7 +156,7 @@ def test_ensemble_rejects_mismatched_runs(runs, scenes, tmp_path):
         visavis.evaluate([runs[0], tmp_path / "val"])
     assert visavis.evaluate([runs[0], tmp_path / "val"], split="val").num_images == 8
     with pytest.raises(RunError, match="expected a second network in peer, found none"):
-        visavis.evaluate(runs, average=True)
+        visavis.papers_evaluate(runs, average=True)
 
 
 def test_run_without_recipe_needs_named_data(runs, scenes, tmp_path):

@@ -113,7 +113,10 @@ def test_data_check_reports_names_the_system_rejects(folder):
         (["search", "run", "\udcff"], "query: expected a text of valid Unicode, got '\\udcff'."),
         (["train", "demo", "name='\udcff'"], "overrides: expected a text of valid Unicode, got"),
         # A store may have a longer address, and a name that is not UTF-8 is a path of Linux.
-        (["evaluate", "index", "--store", "s3://" + "a" * 300], "--store: expected an index"),
+        (
+            ["indexes", "evaluate", "index", "x", "--store", "s3://" + "a" * 300],
+            "expected an index",
+        ),
         (["data", "check", "\udcff"], "\\xff: expected a path in UTF-8"),
     ],
 )

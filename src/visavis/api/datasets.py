@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from visavis.api.arguments import parse_overrides, to_list
+from visavis.api.arguments import parse_overrides, parse_workers, to_list
 from visavis.core.errors import RefusedOverwrite, VisavisError, suggest_name
 from visavis.core.progress import NoProgress, Progress
 
@@ -211,8 +211,7 @@ def features(
     full_decoding: bool = False,
     out: str | Path | None = None,
     skip_bad: bool = False,
-    engine: Literal["local", "ray"] = "local",
-    workers: int | None = None,
+    workers: int | str | None = None,
     progress: Progress | None = None,
 ) -> list[FeatureStore]:
     """Cache the features of frozen encoders for a data set. An interrupted call resumes. Processes
@@ -230,9 +229,8 @@ def features(
             files.
         out: Folder for the stores. Default: the cache, where training finds them.
         skip_bad: Leave out broken images and captions, and list them.
-        engine: Encode locally, or on a Ray cluster.
-        workers: Number of processes of a Ray cluster, or that read images. Default: 2 on Ray, else
-            one per core for a GPU and none for a CPU.
+        workers: Number of processes that read images, or ray:NUMBER for a Ray cluster. Default: one
+            per core for a GPU, none for a CPU, and 2 on Ray.
         progress: Receives the progress.
 
     Returns:
@@ -257,6 +255,7 @@ def features(
     from visavis.training.processes import join_processes
 
     progress = progress or NoProgress()
+    engine, num_workers = parse_workers(workers)
     if not visual and not text:
         raise VisavisError(
             "features: expected an image encoder, a text encoder, or both, got none. Pass --visual "
@@ -295,7 +294,7 @@ def features(
             )
         for skipped in dataset.skipped:
             progress.message(f"left out: {skipped}")
-        compute = partial(cache_features, dataset, engine=engine, workers=workers, group=group)
+        compute = partial(cache_features, dataset, engine=engine, workers=num_workers, group=group)
         return [
             compute(
                 encoder,

@@ -38,7 +38,7 @@ from typer.core import TyperArgument
 
 from visavis import __version__, api
 from visavis.api.catalog_entries import docstring_arguments, docstring_summary
-from visavis.cli.help_texts import CommandGroup, examples_of, panel_of
+from visavis.cli.help_texts import CommandGroup, CommandWithMovedOptions, examples_of, panel_of
 from visavis.cli.logs import log_to_stderr
 from visavis.cli.terminal import (
     SignalReceived,
@@ -107,6 +107,13 @@ def _query(values: Values) -> str:
     return values.get("query", str(values["run"]) if "collection" in values else "")
 
 
+def _classification_to_json(result: Any, values: Values) -> Values:
+    if not isinstance(result, list):
+        return result.to_json()
+    texts = [{"text": text, "score": score} for text, score in result]
+    return {"image": values["images"], "texts": texts}
+
+
 def _entries_to_json(key: str) -> Callable[[Any, Values], Values]:
     return lambda entries, _: {key: [entry.to_json() for entry in entries]}
 
@@ -146,6 +153,7 @@ COMMANDS = {
     "data_mine": Command("run_tables:print_mining"),
     "compare": Command("experiment_tables:print_comparison", resumable=True),
     "papers_list": Command("dataset_tables:print_catalog", to_json=lambda entries, _: entries),
+    "papers_evaluate": Command("run_tables:print_evaluation"),
     "papers_reproduce": Command("experiment_tables:print_reproduction", resumable=True),
     "papers_diagnose": Command("diagnostic_tables:print_diagnosis"),
     "papers_probe": Command("diagnostic_tables:print_probes"),
@@ -171,13 +179,25 @@ COMMANDS = {
         has_all=True,
         to_json=lambda results, values: {"query": _query(values), **results.to_json()},
     ),
-    "classify": Command(
-        "search_tables:print_ranked_texts",
-        to_json=lambda texts, values: {
-            "image": values["image"],
-            "texts": [{"text": text, "score": score} for text, score in texts],
-        },
+    "indexes_evaluate": Command("run_tables:print_evaluation"),
+    "indexes_list_queries": Command("search_tables:print_index_report"),
+    "indexes_use_queries": Command("search_tables:print_index_report"),
+    "indexes_restore_queries": Command("search_tables:print_index_report"),
+    "indexes_correct": Command("search_tables:print_index_report"),
+    "indexes_measure": Command("search_tables:print_index_report"),
+    "indexes_compress": Command("search_tables:print_index_report"),
+    "indexes_calibrate": Command(
+        to_json=lambda basis, values: {"folder": str(values["index"]), "basis": basis}
     ),
+    "indexes_move": Command(
+        "search_tables:print_index_report",
+        to_json=lambda report, values: (
+            {"folder": str(values["index"])} if report is None else report.to_json()
+        ),
+    ),
+    "indexes_prune": Command("search_tables:print_index_report"),
+    "indexes_default_model": Command(to_json=lambda model, _: {"model": model}),
+    "classify": Command("run_tables:print_classification", to_json=_classification_to_json),
     "serve": Command(has_result=False),
     "mcp": Command(has_result=False),
 }
@@ -187,6 +207,7 @@ their words.
 
 GROUPS: dict[str, str | None] = {
     "data": "Check, audit, convert and create data sets, and mine negatives.",
+    "indexes": "Change, measure and evaluate existing indexes.",
     "papers": "Reproduce published tables, and diagnose models as papers do.",
     "papers_relevance": None,
 }
@@ -197,7 +218,12 @@ well.
 ENVIRONMENT_VARIABLES = {"token": "VISAVIS_TOKEN"}
 """Environment variables that set an option."""
 
-METAVARS = {"overrides": "KEY=VALUE", "memory": "SIZE"}
+METAVARS = {
+    "overrides": "KEY=VALUE",
+    "memory": "SIZE",
+    "item_bytes": "SIZE",
+    "workers": "NUMBER",
+}
 """Values of parameters in the help, where the type does not decide."""
 METAVARS_BY_TYPE: dict[type, str] = {Path: "PATH", str: "TEXT", int: "INTEGER", float: "NUMBER"}
 """Values of parameters in the help, by the first type that a parameter accepts."""
@@ -257,7 +283,9 @@ def build_app(first_word: str = "") -> typer.Typer:
         words = command_words(name)
         *outer, word = words
         decorate = (
-            groups[words].callback if name in GROUPS else partial(groups[*outer].command, word)
+            groups[words].callback
+            if name in GROUPS
+            else partial(groups[*outer].command, word, cls=CommandWithMovedOptions)
         )
         summary = docstring_summary(getattr(api, name))
         decorate(help=summary, epilog=examples_of(name), rich_help_panel=panel_of(name))(
@@ -355,7 +383,7 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
             return
         if json:
             print_json(command.to_json(result, values))
-        elif command.printer:
+        elif command.printer and result is not None:
             print_result = resolve_name(f"visavis.cli.{command.printer}")
             print_result(result, **({"print_all": print_all} if command.has_all else {}))
         if command.has_failed(result):
@@ -586,7 +614,7 @@ def _convert_values(
             value = [*map(_expand, value)] if isinstance(value, list) else _expand(value)
             values[name] = value
         if types[name].container is Mapping:
-            values[name] = dict(_split_pair(name, text) for text in value)
+            values[name] = _split_pairs(name, value)
         elif types[name].container is not None and types[name].is_single and len(value) == 1:
             values[name] = value[0]
     return values
@@ -619,13 +647,20 @@ def _check_text(name: str, text: str, *, is_path: bool) -> None:
         )
 
 
-def _split_pair(option: str, text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator:
-        raise VisavisError(
-            f"--{option}: expected NAME=VALUE such as split=test, got {text!r}. Add the value."
-        )
-    return name, value
+def _split_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+    values = dict[str, str]()
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise VisavisError(
+                f"--{option}: expected NAME=VALUE such as split=test, got {text!r}. Add the value."
+            )
+        if name in values:
+            raise VisavisError(
+                f"--{option}: expected each name once, got {name} twice. Remove one of them."
+            )
+        values[name] = value
+    return values
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from visavis.cli.console import print_markup, print_table
-from visavis.cli.search_tables import print_feedback_evaluation
+from visavis.cli.search_tables import print_feedback_evaluation, print_ranked_texts
 from visavis.cli.terminal import print_line
 from visavis.core.encoded import DIRECTIONS
 from visavis.evaluation.published_row import (
@@ -96,6 +96,18 @@ def print_evaluation(result: Evaluation | FeedbackEvaluation | ZeroShotResult) -
     if result.pretrained is not None:
         print_line("Pretrained model:")
         print_evaluation(result.pretrained)
+
+
+def print_classification(result: list[tuple[str, float]] | ZeroShotResult) -> None:
+    """Print the labels of an image with their scores, or the accuracies of a folder of classes.
+
+    Args:
+        result: Labels and scores, best first, or accuracies.
+    """
+    if isinstance(result, list):
+        print_ranked_texts(result)
+    else:
+        print_evaluation(result)
 
 
 def _print_zero_shot(result: ZeroShotResult) -> None:
