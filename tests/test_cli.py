@@ -60,6 +60,9 @@ objective = "VLC()"
 """
 
 
+ALL_COMMANDS = commands.COMMANDS | commands.registered_commands()
+
+
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory):
     return write_synthetic_scenes(
@@ -871,13 +874,13 @@ def test_progress_bars_print_lines_to_a_log(monkeypatch, capsys):
     assert lines == ["features: 512/8,000  90/s", f"{start}  4 min 10 s left", waiting]
 
 
-@pytest.mark.parametrize("name", commands.COMMANDS)
+@pytest.mark.parametrize("name", ALL_COMMANDS)
 def test_help_has_no_python_types(name):
     result = CliRunner().invoke(cli.app, [*commands.command_words(name), "--help"])
     assert not re.search(r"<class|list\[|<(str|int|float|bool)>", result.output)
 
 
-@pytest.mark.parametrize("name", commands.COMMANDS)
+@pytest.mark.parametrize("name", ALL_COMMANDS)
 def test_help_shows_examples_that_parse(name):
     lines = (
         CliRunner().invoke(cli.app, [*commands.command_words(name), "--help"]).output.splitlines()
@@ -900,7 +903,7 @@ def test_help_has_each_command_on_one_whole_line(group, monkeypatch):
     """In a terminal of 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
     lines = CliRunner().invoke(cli.app, [*group.split(), "--help"]).output.splitlines()
-    inside = map(commands.command_words, commands.COMMANDS)
+    inside = map(commands.command_words, ALL_COMMANDS)
     outer = tuple(group.split())
     names = {words[len(outer)] for words in inside if words[: len(outer)] == outer != words}
     shown = {line.split()[0]: line for line in lines if line[:2] == "  " and line[2:3].islower()}
@@ -913,7 +916,7 @@ def test_help_fits_two_screens_and_first_page_has_few_entries(monkeypatch):
     """In a terminal of 80 columns with 50 lines."""
     monkeypatch.setenv("COLUMNS", "80")
     assert sum(map(len, help_texts.PANELS.values())) <= 18
-    for name in commands.COMMANDS:
+    for name in ALL_COMMANDS:
         words = commands.command_words(name)
         lines = CliRunner().invoke(cli.app, [*words, "--help"]).output.splitlines()
         assert len(lines) <= 100, name
@@ -926,7 +929,7 @@ def test_help_lists_each_command_in_one_panel():
     assert (
         sorted(listed)
         == sorted(panels)
-        == sorted({commands.command_words(name)[0] for name in commands.COMMANDS})
+        == sorted({commands.command_words(name)[0] for name in ALL_COMMANDS})
     )
     assert not [panel for panel in help_texts.PANELS if f"{panel}:" not in output.splitlines()]
 
@@ -986,7 +989,7 @@ def test_shells_complete_commands_and_options(variables, words):
 
 def test_commands_that_write_files_name_them_with_out():
     """A parameter with the new file or folder is called ``out``, and it is an option."""
-    for name, command in commands.COMMANDS.items():
+    for name, command in ALL_COMMANDS.items():
         function = getattr(visavis, name)
         for key, text in docstring_arguments(function).items():
             parameter = inspect.signature(function).parameters[key]

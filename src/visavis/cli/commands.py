@@ -26,7 +26,6 @@ from typing import (
     Annotated,
     Any,
     Literal,
-    NamedTuple,
     Union,
     get_args,
     get_origin,
@@ -47,39 +46,15 @@ from visavis.cli.terminal import (
     print_json,
     print_line,
 )
-from visavis.core.errors import ReportedByOtherProcess, VisavisError, format_value
-from visavis.core.own_code import allow_code
+from visavis.core.command import Command
+from visavis.core.errors import ReportedByOtherProcess, SpecError, VisavisError, format_value
+from visavis.core.own_code import allow_code, find_part, installed_names, named_parts
 from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
     from visavis.data.features.store import FeatureStore
 
 Values = dict[str, Any]
-
-
-class Command(NamedTuple):
-    """Properties of a command that do not follow from its API function.
-
-    Attributes:
-        printer: Module of ``visavis.cli`` and its function that prints the result. Default: the
-            progress messages are enough.
-        to_json: Converts a result and the arguments to JSON.
-        options: Positional parameters of the function that are options of the command.
-        has_all: Whether the printer has an argument for the option --all.
-        has_failed: Returns whether the exit code is 1.
-        resumable: Whether Ctrl-C leaves something that --resume continues.
-        has_result: Whether the command ends with a result. A server has none.
-        shares_work: Whether several processes of torchrun share its work.
-    """
-
-    printer: str = ""
-    to_json: Callable[[Any, Values], Values] = lambda result, _: result.to_json()
-    options: tuple[str, ...] = ()
-    has_all: bool = False
-    has_failed: Callable[[Any], bool] = lambda _: False
-    resumable: bool = False
-    has_result: bool = True
-    shares_work: bool = False
 
 
 def _demo_to_json(folder: Path, _: Values) -> Values:
@@ -114,95 +89,67 @@ def _classification_to_json(result: Any, values: Values) -> Values:
     return {"image": values["images"], "texts": texts}
 
 
-def _entries_to_json(key: str) -> Callable[[Any, Values], Values]:
-    return lambda entries, _: {key: [entry.to_json() for entry in entries]}
-
-
 COMMANDS = {
     "demo": Command(to_json=_demo_to_json),
     "doctor": Command(
-        "dataset_tables:print_environment",
+        printer="dataset_tables:print_environment",
         has_all=True,
         to_json=lambda checks, _: {
             check.name: {"value": check.value, "ok": check.ok, "fix": check.fix} for check in checks
         },
         has_failed=lambda checks: not all(check.ok for check in checks),
     ),
-    "catalog": Command("dataset_tables:print_catalog", to_json=lambda entries, _: entries),
+    "catalog": Command(printer="dataset_tables:print_catalog", to_json=lambda entries, _: entries),
     "data_check": Command(
-        "dataset_tables:print_check", has_all=True, has_failed=lambda report: not report.ok
+        printer="dataset_tables:print_check", has_all=True, has_failed=lambda report: not report.ok
     ),
-    "data_audit": Command("dataset_tables:print_audit", has_all=True),
-    "data_convert": Command("dataset_tables:print_converted", options=("out",)),
+    "data_audit": Command(printer="dataset_tables:print_audit", has_all=True),
+    "data_convert": Command(printer="dataset_tables:print_converted", options=("out",)),
     "data_scenes": Command(
-        "dataset_tables:print_scenes",
+        printer="dataset_tables:print_scenes",
         to_json=lambda folder, _: {"folder": str(folder)},
         options=("out",),
     ),
     "features": Command(
-        "dataset_tables:print_feature_stores", to_json=_stores_to_json, shares_work=True
+        printer="dataset_tables:print_feature_stores", to_json=_stores_to_json, shares_work=True
     ),
-    "papers_convert": Command(
-        "dataset_tables:print_converted_model",
-        to_json=lambda converted, _: converted.to_recipe_sections(),
-        options=("out",),
-    ),
-    "train": Command("run_tables:print_trained", resumable=True, shares_work=True),
-    "evaluate": Command("run_tables:print_evaluation"),
-    "mteb": Command("run_tables:print_mteb_report"),
-    "data_mine": Command("run_tables:print_mining"),
-    "compare": Command("experiment_tables:print_comparison", resumable=True),
-    "papers_list": Command("dataset_tables:print_catalog", to_json=lambda entries, _: entries),
-    "papers_evaluate": Command("run_tables:print_evaluation"),
-    "papers_reproduce": Command("experiment_tables:print_reproduction", resumable=True),
-    "papers_diagnose": Command("diagnostic_tables:print_diagnosis"),
-    "papers_probe": Command("diagnostic_tables:print_probes"),
-    "explain": Command("diagnostic_tables:print_explanation"),
-    "papers_anatomy": Command("diagnostic_tables:print_objective_profiles"),
-    "papers_coherence": Command("experiment_tables:print_coherence"),
-    "papers_agreement": Command(
-        "experiment_tables:print_agreement", to_json=_entries_to_json("agreement")
-    ),
-    "papers_relevance": Command(
-        "experiment_tables:print_estimator_evaluation",
-        to_json=_entries_to_json("estimators"),
-        options=("estimator",),
-    ),
-    "papers_relevance_thresholds": Command(
-        "experiment_tables:print_distributions", to_json=_entries_to_json("estimators")
-    ),
-    "papers_relevance_fit": Command("experiment_tables:print_fitted", options=("out",)),
-    "export": Command("run_tables:print_exported"),
-    "index": Command("search_tables:print_index_report"),
+    "train": Command(printer="run_tables:print_trained", resumable=True, shares_work=True),
+    "evaluate": Command(printer="run_tables:print_evaluation"),
+    "mteb": Command(printer="run_tables:print_mteb_report"),
+    "data_mine": Command(printer="run_tables:print_mining"),
+    "compare": Command(printer="experiment_tables:print_comparison", resumable=True),
+    "explain": Command(printer="diagnostic_tables:print_explanation"),
+    "export": Command(printer="run_tables:print_exported"),
+    "index": Command(printer="search_tables:print_index_report"),
     "search": Command(
-        "search_tables:print_results",
+        printer="search_tables:print_results",
         has_all=True,
         to_json=lambda results, values: {"query": _query(values), **results.to_json()},
     ),
-    "indexes_evaluate": Command("run_tables:print_evaluation"),
-    "indexes_list_queries": Command("search_tables:print_index_report"),
-    "indexes_use_queries": Command("search_tables:print_index_report"),
-    "indexes_restore_queries": Command("search_tables:print_index_report"),
-    "indexes_correct": Command("search_tables:print_index_report"),
-    "indexes_measure": Command("search_tables:print_index_report"),
-    "indexes_compress": Command("search_tables:print_index_report"),
+    "indexes_evaluate": Command(printer="run_tables:print_evaluation"),
+    "indexes_list_queries": Command(printer="search_tables:print_index_report"),
+    "indexes_use_queries": Command(printer="search_tables:print_index_report"),
+    "indexes_restore_queries": Command(printer="search_tables:print_index_report"),
+    "indexes_correct": Command(printer="search_tables:print_index_report"),
+    "indexes_measure": Command(printer="search_tables:print_index_report"),
+    "indexes_compress": Command(printer="search_tables:print_index_report"),
     "indexes_calibrate": Command(
         to_json=lambda basis, values: {"folder": str(values["index"]), "basis": basis}
     ),
     "indexes_move": Command(
-        "search_tables:print_index_report",
+        printer="search_tables:print_index_report",
         to_json=lambda report, values: (
             {"folder": str(values["index"])} if report is None else report.to_json()
         ),
     ),
-    "indexes_prune": Command("search_tables:print_index_report"),
+    "indexes_prune": Command(printer="search_tables:print_index_report"),
     "indexes_default_model": Command(to_json=lambda model, _: {"model": model}),
-    "classify": Command("run_tables:print_classification", to_json=_classification_to_json),
+    "classify": Command(printer="run_tables:print_classification", to_json=_classification_to_json),
     "serve": Command(has_result=False),
     "mcp": Command(has_result=False),
 }
 """The commands by the name of their API function, in the order of the help. `command_words` gives
-their words.
+their words. Further ones are registered, see `registered_commands`.
 """
 
 GROUPS: dict[str, str | None] = {
@@ -258,7 +205,13 @@ def build_app(first_word: str = "") -> typer.Typer:
     Returns:
         The application, with all commands for any other word.
     """
-    names = [name for name in COMMANDS if command_words(name)[0] == first_word] or list(COMMANDS)
+    if first_word.partition("=")[0] == "--code":
+        _allow_leading_code(sys.argv[1:])
+    is_group = any(command_words(name)[0] == first_word for name in GROUPS)
+    commands = {n: each for n, each in COMMANDS.items() if command_words(n)[0] == first_word}
+    if is_group:
+        commands |= registered_commands(first_word)
+    commands = commands or COMMANDS | registered_commands()
     # Typer adds the Python type of an argument to its name, such as list[str].
     setattr(TyperArgument, "display_type_rich", lambda self, ctx: None)  # noqa: B010, ARG005
     app = typer.Typer(
@@ -272,14 +225,14 @@ def build_app(first_word: str = "") -> typer.Typer:
     app.callback()(_main_options)
     groups: dict[tuple[str, ...], typer.Typer] = {(): app}
     for name, text in GROUPS.items():
-        is_command = name in COMMANDS
+        is_command = name in commands
         groups[command_words(name)] = typer.Typer(
             help=text,
             no_args_is_help=not is_command,
             invoke_without_command=is_command,
             rich_markup_mode=None,
         )
-    for name in names:
+    for name, command in commands.items():
         words = command_words(name)
         *outer, word = words
         decorate = (
@@ -287,16 +240,68 @@ def build_app(first_word: str = "") -> typer.Typer:
             if name in GROUPS
             else partial(groups[*outer].command, word, cls=CommandWithMovedOptions)
         )
-        summary = docstring_summary(getattr(api, name))
-        decorate(help=summary, epilog=examples_of(name), rich_help_panel=panel_of(name))(
-            _callback(name, COMMANDS[name])
-        )
-    first_words = {command_words(name)[0] for name in names}
+        function = function_of(name, command)
+        decorate(
+            help=docstring_summary(function),
+            epilog=examples_of(function),
+            rich_help_panel=panel_of(name),
+        )(_callback(name, command))
+    first_words = {command_words(name)[0] for name in commands}
     for name in GROUPS:
         *outer, word = words = command_words(name)
         if words[0] in first_words:
             groups[*outer].add_typer(groups[words], name=word, rich_help_panel=panel_of(name))
     return app
+
+
+def registered_commands(first_word: str = "") -> dict[str, Command]:
+    """Return the commands of named sources and of installed packages by name.
+
+    Args:
+        first_word: First word of the commands. Empty: all.
+
+    Returns:
+        The commands, installed ones in the order of their names.
+
+    Raises:
+        SpecError: If a command has the name of a command of visavis, or cannot be loaded.
+    """
+    installed = [
+        find_part(name, {}, Command, "commands")
+        for name in installed_names("commands")
+        if first_word in ("", command_words(name)[0])
+    ]
+    commands = dict[str, Command]()
+    for command in [*named_parts(Command), *installed]:
+        name = getattr(command.function, "__name__", "") if command is not None else ""
+        if command is None or not name or name in COMMANDS:
+            raise SpecError(
+                f"{name or 'a command'}: expected a command with a function and a name of its own, "
+                "got the name of a command of visavis. Rename the function."
+            )
+        commands[name] = command
+    return commands
+
+
+def function_of(name: str, command: Command) -> Callable[..., Any]:
+    """Return the function of a command.
+
+    Args:
+        name: Name of the command.
+        command: The command.
+    """
+    function: Callable[..., Any] = command.function or getattr(api, name)
+    return function
+
+
+def _allow_leading_code(arguments: Sequence[str]) -> None:
+    """Allow the sources of the options ``--code`` before the command, which may be one of them."""
+    words = list(arguments)
+    while words and words[0].partition("=")[0] == "--code":
+        option = words.pop(0)
+        source = option.partition("=")[2] or (words.pop(0) if words else "")
+        if source:
+            allow_code(source)
 
 
 def command_words(name: str) -> tuple[str, ...]:
@@ -339,7 +344,7 @@ def _main_options(
 
 def _callback(name: str, command: Command) -> Callable[..., None]:
     """The function that Typer calls, with a signature that Typer reads."""
-    function = getattr(api, name)
+    function = function_of(name, command)
     parameters = inspect.signature(function).parameters
     types = parameter_types(function)
     arguments = [
@@ -383,9 +388,8 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
             return
         if json:
             print_json(command.to_json(result, values))
-        elif command.printer and result is not None:
-            print_result = resolve_name(f"visavis.cli.{command.printer}")
-            print_result(result, **({"print_all": print_all} if command.has_all else {}))
+        elif (command.printer or hasattr(result, "table")) and result is not None:
+            _printer(command)(result, **({"print_all": print_all} if command.has_all else {}))
         if command.has_failed(result):
             raise typer.Exit(1)
 
@@ -393,6 +397,16 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
     run.__signature__ = _signature(name, command, types, arguments, split_last)  # type: ignore[attr-defined]
     run.__annotations__ = {}
     return run
+
+
+def _printer(command: Command) -> Callable[..., None]:
+    """The function that prints a result."""
+    if callable(command.printer):
+        return command.printer
+    printer: Callable[..., None] = resolve_name(
+        f"visavis.cli.{command.printer or 'console:print_result_table'}"
+    )
+    return printer
 
 
 def _is_first_process() -> bool:
@@ -438,7 +452,7 @@ def _signature(
     split_last: list[str] | None,
 ) -> inspect.Signature:
     """The parameters of an API function, arguments first, and the options that all commands have."""
-    function = getattr(api, name)
+    function = function_of(name, command)
     parameters = inspect.signature(function).parameters
     texts = docstring_arguments(function)
     ordered = sorted(parameters, key=lambda key: (key not in arguments, key != "overrides"))
@@ -446,7 +460,7 @@ def _signature(
         _typer_parameter(
             parameters[key],
             types[key],
-            texts[key],
+            texts.get(key, ""),
             is_argument=key in arguments,
             split_last=split_last,
         )
@@ -498,7 +512,12 @@ def parameter_types(function: Callable[..., Any]) -> dict[str, ParameterType]:
         Types by the name of the parameter.
     """
     return {
-        name: _parameter_type(name, _evaluate(annotation, function.__module__))
+        name: _parameter_type(
+            name,
+            _evaluate(annotation, function.__module__)
+            if isinstance(annotation, str)
+            else annotation,
+        )
         for name, annotation in function.__annotations__.items()
         # The type of the result is imported for type checking only: its module imports torch.
         if name != "return"

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 from rich.text import Text
 
-from visavis.cli.terminal import escape_control_characters, exit_quietly
+from visavis.cli.terminal import escape_control_characters, exit_quietly, print_line
 from visavis.core.progress import TrainingStep
 
 
@@ -57,6 +57,18 @@ MIN_TABLE_WIDTH = 150
 """Characters that a table may have on a narrow terminal: a line that is too wide is better than a
 truncated one.
 """
+
+
+def print_result_table(result: Any) -> None:
+    """Print the table of a result.
+
+    Args:
+        result: Result with a method ``table``, which returns a `visavis.core.table.Table`.
+    """
+    table = result.table()
+    print_table(table.columns, table.rows, text_columns=table.text_columns)
+    for note in table.notes:
+        print_line(note)
 
 
 def print_table(

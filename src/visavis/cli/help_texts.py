@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from visavis import api
 from visavis.api.catalog_entries import docstring_commands
 from visavis.core.errors import VisavisError
 
@@ -87,17 +87,18 @@ def panel_of(name: str) -> str | None:
     return next((panel for panel, names in PANELS.items() if name in names), None)
 
 
-def examples_of(name: str) -> str:
-    """Return the end of the help of a command: the section ``Command line:`` of its API function,
-    one command per line.
+def examples_of(function: Callable[..., Any]) -> str:
+    """Return the end of the help of a command: the section ``Command line:`` of its function, one
+    command per line.
 
     Args:
-        name: Name of an API function.
+        function: Function of the command.
     """
+    commands = docstring_commands(function)
+    if not commands:
+        return ""
     # Click keeps the line breaks of a paragraph that begins with this character.
-    return "\n".join(
-        ["\b", "Examples:", *(f"  {command}" for command in docstring_commands(getattr(api, name)))]
-    )
+    return "\n".join(["\b", "Examples:", *(f"  {command}" for command in commands)])
 
 
 class CommandWithMovedOptions(TyperCommand):
