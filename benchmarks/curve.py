@@ -1,4 +1,4 @@
-"""The table of ``visavis index --compression`` over the images of a run's data, by their cached
+"""The table of ``visavis indexes measure`` over the images of a run's data, by their cached
 features.
 
 With ``--items``, the images are repeated with noise to a larger collection.
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from visavis.cli.printers import print_compression
+from visavis.cli.console import print_tables
 from visavis.core.progress import NoProgress
 from visavis.data.words import tokenize
 from visavis.models.base import get_vectors
@@ -53,11 +53,10 @@ def main() -> None:
     own = None if options.items else chosen.tolist()
     asked = f"captions, {np.mean([len(tokenize(data.captions[one])) for one in first]):.1f} words on average"
     print(f"{os.uname().nodename}: {torch.get_num_threads()} threads")
-    print_compression(
-        compare_encodings(
-            rows, text[first], matcher.matryoshka_dims[:-1], positives=own, query_source=asked
-        )
+    report = compare_encodings(
+        rows, text[first], matcher.matryoshka_dims[:-1], positives=own, query_source=asked
     )
+    print_tables([report.table()])
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ Of the first two, the minimum of the repeats is printed. Each repeat opens the i
 
 With ``--queries``, the text side is trained on the index with this number of captions, five of each
 image, in the recipe of the index for one epoch. Then three commands are timed as a whole, with the
-start of Python: ``train``, ``index --queries`` and the first ``search`` by text.
+start of Python: ``train``, ``indexes use-queries`` and the first ``search`` by text.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def measure_queries(index: Path, root: Path, count: int) -> dict[str, float]:
     shutil.rmtree(run, ignore_errors=True)
     commands = {
         "train": ["train", "--index", index, "--data", captions, "--out", run],
-        "use": ["index", "--queries", run, "--out", index],
+        "use": ["indexes", "use-queries", index, run],
         "ask": ["search", index, "w1 w2 w3", "--top", "5"],
     }
     seconds = dict[str, float]()

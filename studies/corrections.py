@@ -12,7 +12,7 @@ sum of its three recalls.
   over runs, and the mean 95 % interval over test images (paired bootstrap). Also with the
   temperature or k of the largest validation gain of each run, if another than the default.
 - Check: twelve shifted banks, and the own bank with six kinds of test queries. The rule of
-  ``visavis index --correction`` reads only the validation split: on if its interval is above 0. Printed:
+  ``visavis indexes correct`` reads only the validation split: on if its interval is above 0. Printed:
   how many of all settings are on, the smallest test gain of those, and of all.
 - Transductive: the same with the test queries as the bank.
 

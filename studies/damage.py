@@ -83,7 +83,7 @@ TRIALS = (
     Trial(
         "finished run, diagnosed",
         ("runs/finished/**/*",),
-        ("diagnose", "runs/finished", "--max-batches", "1", "--json"),
+        ("papers", "diagnose", "runs/finished", "--max-batches", "1", "--json"),
     ),
     Trial(
         "finished run, resumed",

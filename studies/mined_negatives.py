@@ -164,7 +164,7 @@ def main() -> None:
             ):
                 file = (folder / f"{variant}-{seed}.safetensors").resolve()
                 if not file.exists():
-                    report = visavis.mine(run, out=file, **mining)
+                    report = visavis.data_mine(run, out=file, **mining)
                     dropped = ", ".join(
                         f"{each.direction} {100 * each.dropped:.1f} %" for each in report.directions
                     )

@@ -351,7 +351,7 @@ def more_counts_of(folder: Path) -> dict[str, float]:
 
 def paper_counts(folder: Path, **options: Any) -> list[ContributionCount]:
     """Contributing samples as the paper counts them, by objective and epsilon."""
-    counts = visavis.diagnose(folder, max_batches=BATCHES, **options).counts
+    counts = visavis.papers_diagnose(folder, max_batches=BATCHES, **options).counts
     return [count for count in counts if count.semantics == "paper"]
 
 

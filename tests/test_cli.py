@@ -60,6 +60,9 @@ objective = "VLC()"
 """
 
 
+ALL_COMMANDS = commands.COMMANDS | commands.registered_commands()
+
+
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory):
     return write_synthetic_scenes(
@@ -526,7 +529,8 @@ def test_train_rejects_damaged_data_without_skip_bad(call, recipe, scenes, tmp_p
 
 
 @pytest.mark.parametrize(
-    "command", [("relevance", "thresholds"), ("data", "audit"), ("compare", "demo", "--data")]
+    "command",
+    [("papers", "relevance", "thresholds"), ("data", "audit"), ("compare", "demo", "--data")],
 )
 def test_broken_data_names_commands_that_can_skip(call, tmp_path, command):
     (tmp_path / "captions.csv").write_text("filename,caption\na.png,a dog\na.png,\n")
@@ -534,7 +538,7 @@ def test_broken_data_names_commands_that_can_skip(call, tmp_path, command):
     code, _, err = call(*command, tmp_path)
     advice = re.search(
         r"pass --skip-bad to `visavis (\w+)`, `(\w+)` or `(data \w+)`, or data\.skip_bad=true to "
-        r"`(\w+)` or `(\w+)`",
+        r"`(\w+)` or `(papers \w+)`",
         err,
     )
     assert code == 1 and advice, err
@@ -585,9 +589,9 @@ COMMANDS = {
     "resume": "train --resume {run}",
     "evaluate": "evaluate {run}",
     "graded": "evaluate {run} --section Coherence(relevance='SceneRelevance()',semantics='paper')",
-    "diagnose": "diagnose {run} --objective TripletHN --objective NTXent(tau=0.2)",
+    "diagnose": "papers diagnose {run} --objective TripletHN --objective NTXent(tau=0.2)",
     "search": "search {run} red",
-    "coherence": "coherence {run} --relevance SceneRelevance() --queries 1 --out seen",
+    "coherence": "papers coherence {run} --relevance SceneRelevance() --queries 1 --out seen",
     "catalog": "catalog",
     "recipes": "catalog recipes",
 }
@@ -686,10 +690,10 @@ def test_json_and_progress_bars_do_not_mix(scenes, tmp_path, monkeypatch):
 def test_commands_report_missing_inputs_on_one_line(call, tmp_path, as_json):
     for command, pattern in [
         ("evaluate gone", r"gone\b.*run\.toml"),
-        ("diagnose gone", r"gone\b.*run\.toml"),
-        ("agreement gone", r"gone\b.*run\.toml"),
+        ("papers diagnose gone", r"gone\b.*run\.toml"),
+        ("papers agreement gone", r"gone\b.*run\.toml"),
         ("search gone dog", r"gone\b"),
-        ("coherence gone", r"gone\b.*run\.toml"),
+        ("papers coherence gone", r"gone\b.*run\.toml"),
         ("train --resume gone", r"gone\b"),
         ("features gone --visual scenes", r"gone\b"),
         ("data check gone", r"gone\b"),
@@ -711,18 +715,16 @@ def test_evaluation_commands_reject_invalid_options(call, run, tmp_path):
             ["--section", "Coherence(relevance='SceneRelevnce()')"],
             r"SceneRelevnce\b.*SceneRelevance",
         ),
-        ("evaluate", ["--model", "x"], r"--model: expected an index"),
-        ("evaluate", ["--feedback", "x", "--split", "val"], r"--feedback: .* Remove --split"),
-        ("agreement", [], r"ExpertAnnotations\.txt"),
-        ("coherence", ["--relevance", "SceneRelevance()", "--seed", "-1"], r"seed\b.*-1"),
-        ("diagnose", ["--max-batches", "0"], r"\b0\b"),
-        ("diagnose", ["--objective", "VLC(gama=3)"], r"gama\b.*gamma"),
+        ("papers agreement", [], r"ExpertAnnotations\.txt"),
+        ("papers coherence", ["--relevance", "SceneRelevance()", "--seed", "-1"], r"seed\b.*-1"),
+        ("papers diagnose", ["--max-batches", "0"], r"\b0\b"),
+        ("papers diagnose", ["--objective", "VLC(gama=3)"], r"gama\b.*gamma"),
     ]:
-        assert_failed_start(call(command, run, *options), pattern, tmp_path, [])
+        assert_failed_start(call(*command.split(), run, *options), pattern, tmp_path, [])
 
 
 def test_option_with_choices_lists_them(call, run):
-    code, _, err = call("coherence", run, "--caption-aggregation", "worst")
+    code, _, err = call("papers", "coherence", run, "--caption-aggregation", "worst")
     assert code == 2
     assert "is not one of" in err
     assert "Traceback" not in err
@@ -757,7 +759,7 @@ def test_agreement_correlates_runs_with_judgments(call, run, scenes, tmp_path, m
     crowd = "".join(f"{pair}\t0\t{k % 3}\t2\n" for k, pair in enumerate(pairs))
     (data / "ExpertAnnotations.txt").write_text(expert)
     (data / "CrowdFlowerAnnotations.txt").write_text(crowd)
-    code, out, err = call("agreement", run, run, "--data", data, "--json")
+    code, out, err = call("papers", "agreement", run, run, "--data", data, "--json")
     assert code == 0, err
     results = json.loads(out)["agreement"]
     assert [
@@ -769,7 +771,9 @@ def test_agreement_correlates_runs_with_judgments(call, run, scenes, tmp_path, m
         ("crowd", True, 288),
         ("crowd", False, 264),
     ]
-    code, out, err = call("agreement", run, "--data", data, "--relevance", "SceneRelevance()")
+    code, out, err = call(
+        "papers", "agreement", run, "--data", data, "--relevance", "SceneRelevance()"
+    )
     assert code == 0, err
     assert "each expert with the mean of the other two" in out
     assert "SceneRelevance() minus the first" in out
@@ -778,7 +782,10 @@ def test_agreement_correlates_runs_with_judgments(call, run, scenes, tmp_path, m
         (other / "run.toml").read_text().replace(str(scenes), str(data))
     )
     assert_failed_start(
-        call("agreement", other, run), r"run\b.*other\b.*--data", tmp_path, ["data", "other"]
+        call("papers", "agreement", other, run),
+        r"run\b.*other\b.*--data",
+        tmp_path,
+        ["data", "other"],
     )
 
 
@@ -867,15 +874,17 @@ def test_progress_bars_print_lines_to_a_log(monkeypatch, capsys):
     assert lines == ["features: 512/8,000  90/s", f"{start}  4 min 10 s left", waiting]
 
 
-@pytest.mark.parametrize("name", commands.COMMANDS)
+@pytest.mark.parametrize("name", ALL_COMMANDS)
 def test_help_has_no_python_types(name):
-    result = CliRunner().invoke(cli.app, [*name.split("_"), "--help"])
+    result = CliRunner().invoke(cli.app, [*commands.command_words(name), "--help"])
     assert not re.search(r"<class|list\[|<(str|int|float|bool)>", result.output)
 
 
-@pytest.mark.parametrize("name", commands.COMMANDS)
+@pytest.mark.parametrize("name", ALL_COMMANDS)
 def test_help_shows_examples_that_parse(name):
-    lines = CliRunner().invoke(cli.app, [*name.split("_"), "--help"]).output.splitlines()
+    lines = (
+        CliRunner().invoke(cli.app, [*commands.command_words(name), "--help"]).output.splitlines()
+    )
     examples = [line.strip() for line in lines[lines.index("  Examples:") + 1 :]]
     assert examples
     assert examples == docstring_commands(getattr(visavis, name))
@@ -886,19 +895,31 @@ def test_help_shows_examples_that_parse(name):
         while arguments := [*context._protected_args, *context.args]:
             found, command, rest = context.command.resolve_command(context, arguments)
             context = command.make_context(found, rest, parent=context)
-        assert context.command_path.split()[1:] == name.split("_")
+        assert tuple(context.command_path.split()[1:]) == commands.command_words(name)
 
 
-@pytest.mark.parametrize("group", ["", "data", "relevance"])
+@pytest.mark.parametrize("group", ["", "data", "indexes", "papers", "papers relevance"])
 def test_help_has_each_command_on_one_whole_line(group, monkeypatch):
     """In a terminal of 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
     lines = CliRunner().invoke(cli.app, [*group.split(), "--help"]).output.splitlines()
-    names = [name.removeprefix(f"{group}_") for name in commands.COMMANDS]
+    inside = map(commands.command_words, ALL_COMMANDS)
+    outer = tuple(group.split())
+    names = {words[len(outer)] for words in inside if words[: len(outer)] == outer != words}
     shown = {line.split()[0]: line for line in lines if line[:2] == "  " and line[2:3].islower()}
-    assert group or set(shown) >= {name for name in names if "_" not in name} - {"relevance"}
+    assert set(shown) >= names
     assert not [line for line in shown.values() if "..." in line or line[-1] != "."]
     assert max(map(len, lines)) <= 80
+
+
+def test_help_fits_two_screens_and_first_page_has_few_entries(monkeypatch):
+    """In a terminal of 80 columns with 50 lines."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert sum(map(len, help_texts.PANELS.values())) <= 18
+    for name in ALL_COMMANDS:
+        words = commands.command_words(name)
+        lines = CliRunner().invoke(cli.app, [*words, "--help"]).output.splitlines()
+        assert len(lines) <= 100, name
 
 
 def test_help_lists_each_command_in_one_panel():
@@ -908,9 +929,21 @@ def test_help_lists_each_command_in_one_panel():
     assert (
         sorted(listed)
         == sorted(panels)
-        == sorted({name.partition("_")[0] for name in commands.COMMANDS})
+        == sorted({commands.command_words(name)[0] for name in ALL_COMMANDS})
     )
     assert not [panel for panel in help_texts.PANELS if f"{panel}:" not in output.splitlines()]
+
+
+def test_moved_commands_name_their_new_words(call):
+    for old, new in help_texts.MOVED.items():
+        expected = f"visavis: {old}: expected its new name. Run visavis {new}.\n"
+        assert call(*old.split(), "x", "--json") == (1, "", expected)
+        if "--" in old:
+            assert call(*f"{old}=x".split(), "x")[2] == expected
+        command = re.split(r" --|,", new)[0].split()
+        code, out, _ = call(*command, "--help")
+        assert code == 0
+        assert set(re.findall(r"--[a-z-]+", new)) <= set(re.findall(r"--[a-z-]+", out))
 
 
 def test_version_option_prints_the_version(call):
@@ -927,10 +960,10 @@ def test_version_option_prints_the_version(call):
         (
             {
                 "_VISAVIS_COMPLETE": "complete_bash",
-                "COMP_WORDS": "visavis relev",
+                "COMP_WORDS": "visavis pap",
                 "COMP_CWORD": "1",
             },
-            "relevance",
+            "papers",
         ),
         (
             {
@@ -956,7 +989,7 @@ def test_shells_complete_commands_and_options(variables, words):
 
 def test_commands_that_write_files_name_them_with_out():
     """A parameter with the new file or folder is called ``out``, and it is an option."""
-    for name, command in commands.COMMANDS.items():
+    for name, command in ALL_COMMANDS.items():
         function = getattr(visavis, name)
         for key, text in docstring_arguments(function).items():
             parameter = inspect.signature(function).parameters[key]

@@ -350,7 +350,6 @@ def test_evaluate_command_prints_the_correction(run):
         ({"correction": "CSLS", "bank": "test"}, ["--bank queries", "transductive"]),
         ({"correction": "CSLS", "bank": "nowhere"}, ["nowhere"]),
         ({"correction": "CSLS", "bank": "missing.txt"}, ["missing.txt"]),
-        ({"correction": "CSLS", "feedback": "votes.jsonl"}, ["--feedback", "correction"]),
     ],
 )
 def test_evaluate_rejects_wrong_banks(run, options, words):

@@ -14,6 +14,7 @@ from tests.docs import PROJECT
 
 import visavis
 from visavis import cli
+from visavis.cli.commands import command_words
 from visavis.core.own_code import loaded_classes
 from visavis.core.progress import NoProgress
 from visavis.data.file_names import VIDEO_SUFFIXES
@@ -212,7 +213,7 @@ def test_command_line_page_names_commands_with_free_names():
     named = names_after("docs/guides/command-line.md", "Without it,", "create the next free name")
     functions = {name: getattr(visavis, name) for name in dir(visavis) if name.islower()}
     numbered = {
-        name
+        " ".join(command_words(name))
         for name, function in functions.items()
         if inspect.isfunction(function)
         and re.search(r"out: .*``runs/[^`]*<n>", inspect.getdoc(function) or "")

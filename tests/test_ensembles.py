@@ -156,7 +156,7 @@ def test_ensemble_rejects_mismatched_runs(runs, scenes, tmp_path):
         visavis.evaluate([runs[0], tmp_path / "val"])
     assert visavis.evaluate([runs[0], tmp_path / "val"], split="val").num_images == 8
     with pytest.raises(RunError, match="expected a second network in peer, found none"):
-        visavis.evaluate(runs, average=True)
+        visavis.papers_evaluate(runs, average=True)
 
 
 def test_run_without_recipe_needs_named_data(runs, scenes, tmp_path):
@@ -176,7 +176,7 @@ def test_ensemble_in_place_of_run_reports_its_runs(tmp_path):
         (folder / name).mkdir(parents=True)
         (folder / name / "run.toml").touch()
     (folder / "ensemble.toml").touch()
-    for call in (visavis.diagnose, lambda run: visavis.explain(run, "a.jpg", "a dog")):
+    for call in (visavis.papers_diagnose, lambda run: visavis.explain(run, "a.jpg", "a dog")):
         with pytest.raises(
             RunError,
             match=r"both: expected one run, got an ensemble of a and b\. Name one of these runs, such as .*a",

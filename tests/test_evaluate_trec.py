@@ -5,7 +5,7 @@ import pytest
 from ir_measures import AP, RR, Rprec, Success
 
 import visavis
-from visavis.core.errors import RefusedOverwrite, RunError
+from visavis.core.errors import RefusedOverwrite
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation import Protocol, protocols
 
@@ -58,5 +58,3 @@ def test_trec_files_of_several_protocols_and_models(dual_encoders, scenes, tmp_p
         assert theirs == pytest.approx({key: evaluation.metrics[key] for key in theirs})
     with pytest.raises(RefusedOverwrite, match="already exists"):
         visavis.evaluate(models, data=scenes, trec=trec / "plain")
-    with pytest.raises(RunError, match="Remove --trec"):
-        visavis.evaluate(tmp_path, feedback=tmp_path / "votes.jsonl", trec=trec)

@@ -28,7 +28,7 @@ from tests.processes import Command
 
 import visavis
 from visavis import cli
-from visavis.core.errors import DataError, VisavisError
+from visavis.core.errors import DataError, RunError, VisavisError
 from visavis.core.progress import NoProgress
 from visavis.data import hub_files
 from visavis.data.hub_files import HubUnreachableError, fetch_hub_files, list_hub_files
@@ -504,10 +504,11 @@ def test_named_model_is_default_only_if_set_and_is_kept(photos, dual_encoders):
     first = visavis.index(photos, model=model)
     assert (first.folder, first.num_items, saved_model()) == ("indexes/photos", 14, None)
     assert visavis.index(photos).num_unchanged == 14, "the index keeps its model"
-    visavis.index(photos, model=model, set_default=True)
+    assert visavis.indexes_default_model(model) == str(model)
     assert saved_model() == str(model)
-    with pytest.raises(VisavisError, match=r"--set-default: expected a folder and --model"):
-        visavis.index(photos, set_default=True)
+    with pytest.raises(RunError, match="nowhere"):
+        visavis.indexes_default_model("nowhere")
+    assert saved_model() == str(model)
     (check,) = [check for check in visavis.doctor() if check.name == "default model"]
     assert check.value == f"{model} ({settings_file()})"
     hits = visavis.search("a red star", collection=photos, top=2).hits
@@ -537,17 +538,17 @@ def test_attributes_filter_products(photos, dual_encoders):
     report = visavis.index(photos, model=dual_encoders / "clip")
     assert report.skipped == ("'gone.png': listed in attributes.csv, but not among the images.",)
     hits = visavis.search(
-        "a star", collection=photos, metadata={"color": "red"}, top=20, group_duplicates=False
+        "a star", collection=photos, filter={"color": "red", "duplicates": "show"}, top=20
     ).hits
     assert {hit.item.path for hit in hits} == set(names[1::2])
     with pytest.raises(
         DataError,
         match=r"^metadata: expected one of the names color, price, got 'hue'\. Filter by one of them\.$",
     ):
-        visavis.search("a star", collection=photos, metadata={"hue": "red"})
+        visavis.search("a star", collection=photos, filter={"hue": "red"})
     assert (
         "passes the filters"
-        in visavis.search("a star", collection=photos, metadata={"color": "pink"}).message
+        in visavis.search("a star", collection=photos, filter={"color": "pink"}).message
     )
     table.write_text(f"filename,color\n{names[0]},green\n")
     update = visavis.index(photos)

@@ -71,6 +71,12 @@ OVERRIDES = f"""
     phases.0.optimizer.lr=nan phases.0.schedule.warmup=nan memory=0 training.threads=100000000000 training.threads=0 published=cocos x={"[" * 3000}
     phases.0.supervision=GradedSupervision(relevance='CBoW()') phases.0.supervision=NoisySupervision() evaluation.relevance=CBoW()""".split()
 FLAG = None
+FILTERS = {
+    "path": [*TEXTS, "[", "%"],
+    "kind": [*TEXTS, "video"],
+    "after": [*TEXTS, *NUMBERS, "9999-12-31"],
+    "before": ["0001-01-01", *NUMBERS],
+}
 
 # A valid command, and invalid values of its options. A number is the index of an argument, "" is
 # one more argument.
@@ -83,42 +89,50 @@ COMMANDS = {
     "features": ("features {scenes} --visual scenes --out stores", {
         1: ALL_PATHS, "--visual": ENCODERS, "--text": ENCODERS, "--granularity": SPLITS, "--text-granularity": ["words", "regions"], "--crops": [*NUMBERS, "10"],
         "--out": PATHS, "--skip-bad": FLAG, "--json": FLAG}),
-    "convert": ("convert {bytes} --text-encoder {bert} --out made", {1: ALL_PATHS, "--text-encoder": ENCODERS, "--image-size": NUMBERS, "--out": ALL_PATHS, "--json": FLAG}),
+    "papers convert": ("papers convert {bytes} --text-encoder {bert} --out made", {1: ALL_PATHS, "--text-encoder": ENCODERS, "--image-size": NUMBERS, "--out": ALL_PATHS, "--json": FLAG}),
     "train": ("train {recipe} --data {scenes} --out run", {
         1: [*ALL_PATHS, "demo/x", "cocos-flickr8k"], "": OVERRIDES, "--data": ALL_PATHS, "--out": ALL_PATHS, "--resume": RUNS, "--json": FLAG}),
     "evaluate": ("evaluate {run}", {
         1: RUNS, "": RUNS, "--protocol": [*TEXTS, "plain", "coco-1k-5fold", "flickr8k"], "--split": SPLITS, "--data": ALL_PATHS, "--relevance": SPECS,
-        "--feedback": ALL_PATHS, "--semantics": ["paper", *TEXTS], "--average": FLAG, "--memory": MEMORIES, "--json": FLAG}),
-    "diagnose": ("diagnose {run} --max-batches 1", {
+        "--trec": PATHS, "--memory": MEMORIES, "--json": FLAG}),
+    "papers evaluate": ("papers evaluate {run}", {
+        2: RUNS, "--published": [*TEXTS, "unified/2/clip-coco"], "--average": FLAG, "--split": SPLITS, "--memory": MEMORIES, "--json": FLAG}),
+    "papers diagnose": ("papers diagnose {run} --max-batches 1", {
         1: RUNS, "--objective": SPECS, "--checkpoint": [*TEXTS, *NUMBERS, "start", "last"], "--epsilon": NUMBERS, "--max-batches": NUMBERS, "--data": ALL_PATHS,
         "--out": ALL_PATHS, "--memory": MEMORIES, "--json": FLAG}),
-    "anatomy": ("anatomy VLC() --out {run}", {1: SPECS, "": SPECS, "--json": FLAG}),  # an existing folder: rejected
-    "search": ("search {run} red", {1: RUNS, 2: [*TEXTS, "red " * 9999], "--collection": ALL_PATHS, "--top": NUMBERS, "--memory": MEMORIES, "--json": FLAG}),
+    "papers anatomy": ("papers anatomy VLC() --out {run}", {1: SPECS, "": SPECS, "--json": FLAG}),  # an existing folder: rejected
+    "search": ("search {run} red", {1: RUNS, 2: [*TEXTS, "red " * 9999], "--collection": ALL_PATHS, "--top": NUMBERS, "--json": FLAG}),
     "index": ("index {run} {images} --out made", {
         1: RUNS, 2: ALL_PATHS, "--out": PATHS, "--store": "{text} {none} /dev/null/x s3:// ftp://x \0 {run}/run.toml vectors".split(), "--moment-seconds": NUMBERS,
-        "--embedding-dim": NUMBERS, "--compression": FLAG, "--engine": TEXTS, "--workers": NUMBERS, "--device": TEXTS, "--memory": MEMORIES, "--json": FLAG}),
+        "--embedding-dim": NUMBERS, "--workers": [*NUMBERS, *TEXTS, "ray:0", "ray:x"], "--device": TEXTS, "--json": FLAG}),
     "search INDEX": ("search {index} red", {
         1: RUNS, 2: [*TEXTS, "red " * 9999], "--image": ALL_PATHS, "--like": [*TEXTS, "0.png"], "--without": TEXTS, "--collection": ALL_PATHS,
-        "--path": [*TEXTS, "[", "%"], "--kind": [*TEXTS, "video"], "--after": [*TEXTS, *NUMBERS, "9999-12-31"], "--before": ["0001-01-01", *NUMBERS],
-        "--metadata": [*TEXTS, "a=b"], "--no-group-duplicates": FLAG, "--rerank": RUNS, "--model": RUNS, "--top": NUMBERS, "--memory": MEMORIES, "--json": FLAG}),
+        "--filter": [*TEXTS, "a=b", "duplicates=show", "duplicates=x", *(f"{name}={value}" for name, values in FILTERS.items() for value in values)],
+        "--rerank": RUNS, "--top": NUMBERS, "--json": FLAG}),
     "classify": ("classify {index} {images}/1.png {text}", {
-        1: RUNS, 2: ALL_PATHS, 3: ALL_PATHS, "--model": RUNS, "--top": NUMBERS, "--memory": MEMORIES, "--json": FLAG}),
-    "evaluate INDEX": ("evaluate {index} --feedback {text}", {
-        1: RUNS, "--feedback": ALL_PATHS, "--model": RUNS, "--split": SPLITS, "--memory": MEMORIES, "--json": FLAG}),
+        1: RUNS, 2: ALL_PATHS, 3: ALL_PATHS, "--templates": ALL_PATHS, "--top": NUMBERS, "--memory": MEMORIES, "--json": FLAG}),
+    "indexes evaluate": ("indexes evaluate {index} {text}", {2: RUNS, 3: ALL_PATHS, "--store": ALL_PATHS, "--memory": MEMORIES, "--json": FLAG}),
+    "indexes use-queries": ("indexes use-queries {index} {text}", {2: RUNS, 3: RUNS, "--json": FLAG}),
+    "indexes list-queries": ("indexes list-queries {index}", {2: RUNS, "--json": FLAG}),
+    "indexes restore-queries": ("indexes restore-queries {index}", {2: RUNS, "--json": FLAG}),
+    "indexes calibrate": ("indexes calibrate {index} captions", {2: RUNS, 3: ["collection", *TEXTS], "--json": FLAG}),
+    "indexes correct": ("indexes correct {index} CSL", {2: RUNS, 3: [*SPECS, *TEXTS], "--bank": ALL_PATHS, "--memory": MEMORIES, "--json": FLAG}),
+    "indexes compress": ("indexes compress {index} 2KB", {2: RUNS, 3: MEMORIES, "--memory": MEMORIES, "--json": FLAG}),
+    "indexes move": ("indexes move {index} {text}", {2: RUNS, 3: ALL_PATHS, "--model": RUNS, "--json": FLAG}),
     "serve": ("serve {index} --port {busy}", {  # a busy port: no server keeps running
         1: RUNS, "": RUNS, "--host": [*TEXTS, "0.0.0.0", "::1", "nobody.invalid"], "--token": TEXTS, "--feedback": PATHS}),
     "mcp": ("mcp {index} --store {folder}", {  # not the store of the index: no server keeps running
         1: RUNS, "": RUNS, "--feedback": PATHS}),
     "explain": ("explain {run} {images}/1.png red", {
         1: RUNS, 2: [*ALL_PATHS, "{images}/9.png"], 3: [*TEXTS, "red " * 9999], "--out": PATHS, "--json": FLAG}),
-    "coherence": ("coherence {run} --relevance SceneRelevance() --queries 1", {
+    "papers coherence": ("papers coherence {run} --relevance SceneRelevance() --queries 1", {
         1: RUNS, "--relevance": SPECS, "--caption-aggregation": ["paired", *TEXTS], "--queries": [*NUMBERS, *TEXTS], "--top": NUMBERS, "--irrelevant-share": NUMBERS,
         "--split": SPLITS, "--data": ALL_PATHS, "--seed": NUMBERS, "--out": ALL_PATHS, "--memory": MEMORIES, "--json": FLAG}),
-    "agreement": ("agreement {run}", {1: RUNS, "--data": ALL_PATHS, "--relevance": SPECS, "--json": FLAG}),
-    "relevance": ("relevance --estimator SceneRelevance()", {"--estimator": [*SPECS, *TEXTS], "--json": FLAG}),
-    "relevance thresholds": ("relevance thresholds {scenes} --estimator SceneRelevance() --num-pairs 100", {
+    "papers agreement": ("papers agreement {run}", {1: RUNS, "--data": ALL_PATHS, "--relevance": SPECS, "--json": FLAG}),
+    "papers relevance": ("papers relevance --estimator SceneRelevance()", {"--estimator": [*SPECS, *TEXTS], "--json": FLAG}),
+    "papers relevance thresholds": ("papers relevance thresholds {scenes} --estimator SceneRelevance() --num-pairs 100", {
         2: ALL_PATHS, "--estimator": SPECS, "--caption-aggregation": ["max", *TEXTS], "--num-pairs": NUMBERS, "--out": ALL_PATHS, "--json": FLAG}),
-    "relevance fit": ("relevance fit --out fitted --model {bert} --epochs 1 --batch-size 2", {
+    "papers relevance fit": ("papers relevance fit --out fitted --model {bert} --epochs 1 --batch-size 2", {
         "--out": ALL_PATHS, "--kind": ["cross", *TEXTS], "--model": ENCODERS, "--epochs": [number for number in NUMBERS if len(number) < 9], "--lr": NUMBERS,
         "--batch-size": NUMBERS, "--seed": NUMBERS, "--json": FLAG}),
 }

@@ -113,7 +113,10 @@ def test_data_check_reports_names_the_system_rejects(folder):
         (["search", "run", "\udcff"], "query: expected a text of valid Unicode, got '\\udcff'."),
         (["train", "demo", "name='\udcff'"], "overrides: expected a text of valid Unicode, got"),
         # A store may have a longer address, and a name that is not UTF-8 is a path of Linux.
-        (["evaluate", "index", "--store", "s3://" + "a" * 300], "--store: expected an index"),
+        (
+            ["indexes", "evaluate", "index", "x", "--store", "s3://" + "a" * 300],
+            "expected an index",
+        ),
         (["data", "check", "\udcff"], "\\xff: expected a path in UTF-8"),
     ],
 )
@@ -135,48 +138,48 @@ def test_links_in_a_loop_are_skipped_or_refused(folder):
 
 
 WORK = {
-    "anatomy": "visavis.papers.diagnostics.objective_profile.profile_objectives",
-    "coherence": "visavis.papers.relevance.runs.open_rankers",
+    "papers_anatomy": "visavis.papers.diagnostics.objective_profile.profile_objectives",
+    "papers_coherence": "visavis.papers.relevance.runs.open_rankers",
     "compare": "visavis.research.experiments.run_comparison.cache_setting_features",
-    "convert": "visavis.models.encoders.checkpoint_files.read_checkpoint",
+    "papers_convert": "visavis.models.encoders.checkpoint_files.read_checkpoint",
     "data_convert": "visavis.papers.convert_features._parse_source",
     "data_scenes": "visavis.data.synthetic.write_synthetic_clips",
     "demo": "visavis.research.demo_run._run_stages",
-    "diagnose": "visavis.papers.diagnostics.contribution_analysis.diagnose_run",
+    "papers_diagnose": "visavis.papers.diagnostics.contribution_analysis.diagnose_run",
     "export": "visavis.models.retriever.Retriever.load",
     "explain": "visavis.research.attention_maps.attention_map",
     "features": "visavis.data.dataset_reader.open_dataset",
     "index": "visavis.models.retriever.Retriever.load",
-    "mine": "visavis.training.runs.mine_negatives._encode",
+    "data_mine": "visavis.training.runs.mine_negatives._encode",
     "mteb": "visavis.models.retriever.Retriever.load",
-    "relevance_fit": "visavis.papers.relevance.fine_tuning.read_stsb",
-    "relevance_thresholds": "visavis.papers.relevance.estimator_quality.relevance_distributions",
-    "reproduce": "visavis.research.experiments.run_comparison.cache_setting_features",
+    "papers_relevance_fit": "visavis.papers.relevance.fine_tuning.read_stsb",
+    "papers_relevance_thresholds": "visavis.papers.relevance.estimator_quality.relevance_distributions",
+    "papers_reproduce": "visavis.research.experiments.run_comparison.cache_setting_features",
     "train": "visavis.training.training_run.prepare_training",
 }
 """The function of each command that does its work."""
 ARGUMENTS = {
-    "anatomy": ("VLC()",),
-    "coherence": ("run",),
-    "convert": ("weights.pt",),
+    "papers_anatomy": ("VLC()",),
+    "papers_coherence": ("run",),
+    "papers_convert": ("weights.pt",),
     "data_convert": (["features.pkl"],),
-    "diagnose": ("run",),
+    "papers_diagnose": ("run",),
     "explain": ("run", "image.png", "red"),
     "export": ("run",),
     "features": ("scenes",),
     "index": ("run", "scenes"),
-    "mine": ("run",),
+    "data_mine": ("run",),
     "mteb": ("run",),
-    "relevance_thresholds": ("scenes",),
-    "reproduce": ("cocos/1",),
+    "papers_relevance_thresholds": ("scenes",),
+    "papers_reproduce": ("cocos/1",),
     "train": ("demo",),
 }
 OPTIONS = {
-    "coherence": {"relevance": "CBoW()"},
+    "papers_coherence": {"relevance": "CBoW()"},
     "compare": {"objective": ["VLC()", "NTXent()"], "data": "scenes"},
     "features": {"visual": "scenes"},
     "mteb": {"tasks": "Flickr30kT2IRetrieval"},
-    "reproduce": {"base_recipe": "demo", "overrides": {"data.path": "scenes"}},
+    "papers_reproduce": {"base_recipe": "demo", "overrides": {"data.path": "scenes"}},
     "train": {"data": "scenes"},
 }
 
@@ -196,7 +199,9 @@ def test_existing_output_is_refused_before_any_work(command, folder, monkeypatch
     (folder / "full" / "letter.txt").write_text("dear")
     (folder / "full.png").write_text("dear")
     name = (
-        "full.png" if command in ("explain", "diagnose", "mine", "relevance_thresholds") else "full"
+        "full.png"
+        if command in ("explain", "papers_diagnose", "data_mine", "papers_relevance_thresholds")
+        else "full"
     )
     module, _, function = WORK[command].rpartition(".")
 

@@ -207,9 +207,9 @@ PHASES = {
         NOTHING,
     ),
     "diagnose": (
-        ["diagnose", "run"],
+        ["papers", "diagnose", "run"],
         ("training.recipes.data_module", "DataModule", "loader", 5),
-        "diagnose ",
+        "papers diagnose ",
         NOTHING,
     ),
     "export": (

@@ -65,8 +65,8 @@ def call(monkeypatch, tmp_path):
         "doctor",
         "catalog",
         "evaluate {run}",
-        "diagnose {run} --objective TripletHN",
-        "coherence {run} --relevance SceneRelevance() --queries 1",
+        "papers diagnose {run} --objective TripletHN",
+        "papers coherence {run} --relevance SceneRelevance() --queries 1",
     ],
 )
 @pytest.mark.parametrize("as_json", [False, True])

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import visavis
 from visavis import cli, evaluation
 from visavis.core.encoded import Encoded
-from visavis.core.errors import DataError, RecipeError, RunError
+from visavis.core.errors import DataError, RecipeError, RunError, VisavisError
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation.classification import class_vectors, zero_shot_accuracy
@@ -144,7 +144,7 @@ def test_pretrained_folder_searches_images(dual_encoders, scenes, kind):
 
 def test_pretrained_folder_is_compared_with_runs(dual_encoders, scenes, tmp_path):
     models = [dual_encoders / "clip", dual_encoders / "siglip"]
-    result = visavis.coherence(
+    result = visavis.papers_coherence(
         models, relevance="SceneRelevance()", data=scenes, queries=1, top=3, out=tmp_path / "new"
     )
     assert [(ranker.name, ranker.objective) for ranker in result.rankers[:2]] == [
@@ -159,7 +159,7 @@ def test_agreement_with_human_ratings(dual_encoders, rated, monkeypatch):
     monkeypatch.setattr(
         agreement, "measure_agreement", partial(agreement.measure_agreement, resamples=3)
     )
-    expert, *_ = visavis.agreement(dual_encoders / "clip", data=rated)
+    expert, *_ = visavis.papers_agreement(dual_encoders / "clip", data=rated)
     split = open_dataset(rated).split("test")
     images, texts = encoded(dual_encoders / "clip", split)
     first = torch.tensor([own[0] for own in split.captions_of])
@@ -177,7 +177,7 @@ def test_agreement_with_crisscrossed_captions(dual_encoders, coco, monkeypatch):
     monkeypatch.setattr(
         agreement, "measure_agreement", partial(agreement.measure_agreement, resamples=20)
     )
-    whole, others = visavis.agreement(dual_encoders / "clip", data=coco)
+    whole, others = visavis.papers_agreement(dual_encoders / "clip", data=coco)
     assert [
         (each.judgments, each.includes_own_captions, each.pairs, each.images, each.annotators)
         for each in (whole, others)
@@ -202,7 +202,7 @@ def test_agreement_with_crisscrossed_captions(dual_encoders, coco, monkeypatch):
         spearmanr(scores, [float(row["agg_score"]) for row in rows]).statistic, abs=1e-6
     )
     printed = CliRunner().invoke(
-        cli.app, ["agreement", str(dual_encoders / "clip"), "--data", str(coco)]
+        cli.app, ["papers", "agreement", str(dual_encoders / "clip"), "--data", str(coco)]
     )
     assert (
         f"{found['sampled_spearman'].value:.3f} ± {found['sampled_spearman'].std:.3f}"
@@ -218,11 +218,13 @@ def test_agreement_rejects_captions_alone(dual_encoders, coco, tmp_path):
         DataError,
         match=r"COCO_val2014_\d+\.jpg has no pixels: this data set has only captions or features",
     ):
-        visavis.agreement(dual_encoders / "clip", data=tmp_path)
+        visavis.papers_agreement(dual_encoders / "clip", data=tmp_path)
 
 
 def test_diagnose_uses_given_objective(dual_encoders, scenes):
-    found = visavis.diagnose(dual_encoders / "clip", data=scenes, objective=["Unified()", "VLC()"])
+    found = visavis.papers_diagnose(
+        dual_encoders / "clip", data=scenes, objective=["Unified()", "VLC()"]
+    )
     assert found.counts[0].objective == repr(Unified())
     assert found.counts[1].objective.startswith("VLC(")
     assert (found.step, found.batches, found.texts) == (0, 1, 24)
@@ -245,9 +247,9 @@ def test_pretrained_folder_reports_missing_parts(dual_encoders, scenes, tmp_path
     brings_no_data = r"clip: expected a data set, but .* Name one with --data\.$"
     for call in (
         lambda: visavis.evaluate(clip),
-        lambda: visavis.agreement(clip),
-        lambda: visavis.coherence(clip, relevance="SceneRelevance()", out=tmp_path / "new"),
-        lambda: visavis.diagnose(clip, objective="Unified()"),
+        lambda: visavis.papers_agreement(clip),
+        lambda: visavis.papers_coherence(clip, relevance="SceneRelevance()", out=tmp_path / "new"),
+        lambda: visavis.papers_diagnose(clip, objective="Unified()"),
     ):
         with pytest.raises(RunError, match=brings_no_data):
             call()
@@ -260,7 +262,7 @@ def test_pretrained_folder_reports_missing_parts(dual_encoders, scenes, tmp_path
         RunError,
         match=r"expected an objective, because a pretrained model has none\. Name one with --objective\.$",
     ):
-        visavis.diagnose(clip, data=scenes)
+        visavis.papers_diagnose(clip, data=scenes)
     with pytest.raises(
         RunError, match=r"expected a run folder with run\.toml, or a dual encoder such as CLIP"
     ):
@@ -306,9 +308,7 @@ def classes(tmp_path_factory):
 @kinds
 def test_zero_shot_accuracy_equals_published_rule(kind, prompts, classes, dual_encoders, tmp_path):
     (tmp_path / "templates.txt").write_bytes("\r\n\r\n".join(prompts).encode())
-    result = visavis.evaluate(
-        dual_encoders / kind, classes=classes, templates=tmp_path / "templates.txt"
-    )
+    result = visavis.classify(dual_encoders / kind, classes, templates=tmp_path / "templates.txt")
     model, names = visavis.load(dual_encoders / kind), ["circle", "red square", "star"]
     weights = []  # as CLIP's notebook builds its classifier, one class after the other
     for name in names:
@@ -362,7 +362,7 @@ def test_zero_shot_of_attention_model_averages_scores(classes, tmp_path, scenes)
     (tmp_path / "scan.toml").write_text(recipe)
     run = visavis.train(tmp_path / "scan.toml", data=scenes, out=tmp_path / "run").run
     (tmp_path / "templates.txt").write_text("\n".join(TEMPLATES))
-    result = visavis.evaluate(run, classes=classes, templates=tmp_path / "templates.txt")
+    result = visavis.classify(run, classes, templates=tmp_path / "templates.txt")
     files, names = sorted(classes.rglob("*.png")), ["circle", "red square", "star"]
     scores = [
         np.asarray(
@@ -383,26 +383,24 @@ def test_zero_shot_of_attention_model_averages_scores(classes, tmp_path, scenes)
 def test_wrong_templates_name_the_line(prompts, words, classes, dual_encoders, tmp_path):
     (tmp_path / "t.txt").write_text(prompts)
     with pytest.raises(DataError, match=mentions("t.txt", *words)):
-        visavis.evaluate(dual_encoders / "clip", classes=classes, templates=tmp_path / "t.txt")
+        visavis.classify(dual_encoders / "clip", classes, templates=tmp_path / "t.txt")
 
 
 def test_folder_without_classes_is_rejected(classes, dual_encoders, tmp_path):
     with pytest.raises(DataError, match=mentions("at least two folders", "got 1")):
-        visavis.evaluate(
+        visavis.classify(
             dual_encoders / "clip",
-            classes=shutil.copytree(classes / "star", tmp_path / "x" / "star").parent,
+            shutil.copytree(classes / "star", tmp_path / "x" / "star").parent,
         )
     shutil.copy(next((classes / "star").glob("*.png")), tmp_path / "x" / "lost.png")
     with pytest.raises(DataError, match=mentions("lost.png", "class")):
-        visavis.evaluate(dual_encoders / "clip", classes=tmp_path / "x")
-    with pytest.raises(RunError, match=mentions("--classes", "split")):
-        visavis.evaluate(dual_encoders / "clip", classes=classes, split="val")
-    with pytest.raises(RunError, match=mentions("--templates", "--classes")):
-        visavis.evaluate(dual_encoders / "clip", templates="t.txt")
+        visavis.classify(dual_encoders / "clip", tmp_path / "x")
+    with pytest.raises(VisavisError, match=mentions("labels", "got 2 labels")):
+        visavis.classify(dual_encoders / "clip", classes, ["circle", "star"])
 
 
 def test_command_prints_zero_shot_accuracy(classes, dual_encoders):
-    arguments = ["evaluate", str(dual_encoders / "clip"), "--classes", str(classes)]
+    arguments = ["classify", str(dual_encoders / "clip"), str(classes)]
     printed = CliRunner().invoke(cli.app, arguments)
     assert printed.exit_code == 0, printed.output
     assert "top-1 accuracy" in printed.output and "3 classes, 12 images" in printed.output
@@ -435,11 +433,11 @@ def test_class_names_follow_folders_or_a_file(classes, dual_encoders, tmp_path):
     folder = shutil.copytree(classes, tmp_path / "classes")
     (folder / "star").rename(folder / "blue-star_big")
     clip = dual_encoders / "clip"
-    result = visavis.evaluate(clip, classes=folder)
+    result = visavis.classify(clip, folder)
     assert [each.name for each in result.classes] == ["blue star big", "circle", "red square"]
     lines = "circle\ta round, flat shape\nblue-star_big star\nother\tunused\n\nred_square red box\n"
     (tmp_path / "names.txt").write_text(lines)
-    named = visavis.evaluate(clip, classes=folder, class_names=tmp_path / "names.txt")
+    named = visavis.classify(clip, folder, tmp_path / "names.txt")
     assert [each.name for each in named.classes] == ["star", "a round, flat shape", "red box"]
     for content, words in (
         ("circle a\nred_square b\n", ("blue-star_big",)),
@@ -449,9 +447,7 @@ def test_class_names_follow_folders_or_a_file(classes, dual_encoders, tmp_path):
     ):
         (tmp_path / "wrong.txt").write_text(content)
         with pytest.raises(DataError, match=mentions(*words)):
-            visavis.evaluate(clip, classes=folder, class_names=tmp_path / "wrong.txt")
-    with pytest.raises(RunError, match=mentions("--class-names", "--classes")):
-        visavis.evaluate(clip, class_names=tmp_path / "names.txt")
+            visavis.classify(clip, folder, tmp_path / "wrong.txt")
 
 
 def test_classes_with_equal_prompts_are_named(classes, dual_encoders, tmp_path, recwarn):
@@ -459,7 +455,7 @@ def test_classes_with_equal_prompts_are_named(classes, dual_encoders, tmp_path, 
     for name in ("train", "test"):
         shutil.copytree(folder / "star", folder / name)
     # The tokenizer lacks both words.
-    visavis.evaluate(dual_encoders / "clip", classes=folder)
+    visavis.classify(dual_encoders / "clip", folder)
     (warned,) = (str(each.message) for each in recwarn)
     assert warned.startswith(
         "classes: the model cannot distinguish 2 of 5, because their prompts have equal scores: "
@@ -472,7 +468,7 @@ def test_class_without_images_is_rejected(classes, dual_encoders, tmp_path):
     (folder / "empty").mkdir()
     (folder / ".hidden").mkdir()
     with pytest.raises(DataError, match=mentions("got none in empty")):
-        visavis.evaluate(dual_encoders / "clip", classes=folder)
+        visavis.classify(dual_encoders / "clip", folder)
 
 
 def test_score_that_is_nan_is_rejected():
@@ -486,7 +482,7 @@ def test_score_that_is_nan_is_rejected():
 def test_classify_with_templates_as_evaluate(kind, classes, dual_encoders, tmp_path):
     (tmp_path / "t.txt").write_text("\n".join(TEMPLATES))
     (tmp_path / "labels.txt").write_text("circle\nred square\nstar\n")
-    result = visavis.evaluate(dual_encoders / kind, classes=classes, templates=tmp_path / "t.txt")
+    result = visavis.classify(dual_encoders / kind, classes, templates=tmp_path / "t.txt")
     folders = {"circle": "circle", "red square": "red_square", "star": "star"}
     for each in result.classes:
         best = [
@@ -517,5 +513,5 @@ def test_zero_shot_equals_sentence_transformers_of_a_model(classes, dual_encoder
         np.abs(scores - (ours.encode_images(files) @ ours.encode_texts(prompts).T).numpy()).max()
         < 1e-5
     )
-    result = visavis.evaluate(folder, classes=classes)
+    result = visavis.classify(folder, classes)
     assert result.top1.value == pytest.approx(100 * (scores.argmax(1) == labels).mean())

@@ -200,7 +200,7 @@ def eq_13_slope() -> Shown:
     Correct: $sim = sigma (1 - sigma) / tau$, 100 times as much at tau = 0.01, compared with the same epsilon = 0.01.
     Effect: Table 4 reports that about one triplet contributes. With the derivative there are many times more. The number depends on
         epsilon.
-    visavis: ``visavis diagnose`` counts as the table does, in both directions, so that a run can be compared with it. With ``--with-slope``
+    visavis: ``visavis papers diagnose`` counts as the table does, in both directions, so that a run can be compared with it. With ``--with-slope``
         it counts by eqs. 12 and 13 as printed.
     """
     images, captions = _five_captions(128, noise=3.0)

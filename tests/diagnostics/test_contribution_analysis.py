@@ -1,4 +1,4 @@
-"""`visavis diagnose`: counts of batches at any checkpoint, and errors."""
+"""`visavis papers diagnose`: counts of batches at any checkpoint, and errors."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_diagnosis_averages_batches(run):
     """Mean and deviation over the two full batches of 128 of the 280 captions, each counted here by
     itself.
     """
-    result = visavis.diagnose(run, objective=["NTXent(tau=0.2)", "TripletHN()"])
+    result = visavis.papers_diagnose(run, objective=["NTXent(tau=0.2)", "TripletHN()"])
     assert (result.batches, result.images, result.texts, result.epsilon) == (
         2,
         BATCH_SIZE,
@@ -126,7 +126,7 @@ def test_diagnosis_averages_batches(run):
 
 def test_diagnosis_is_frozen_and_repeatable(run):
     before = (run / "model" / "model.safetensors").read_bytes()
-    one, two = (visavis.diagnose(run, max_batches=1) for _ in range(2))
+    one, two = (visavis.papers_diagnose(run, max_batches=1) for _ in range(2))
     assert one == two
     assert one.batches == 1
     assert (run / "model" / "model.safetensors").read_bytes() == before
@@ -142,20 +142,20 @@ def test_diagnosis_is_frozen_and_repeatable(run):
 
 def test_diagnosis_lists_own_objective_first(run):
     own = repr(phase_of_best_model(run, read_run_recipe(run))[0].objective)
-    result = visavis.diagnose(
+    result = visavis.papers_diagnose(
         run, objective=[own, "Unified(gamma=5)", "Unified(gamma=5.0)"], max_batches=1
     )
     named = [count.objective for count in result.counts if count.semantics == "paper"]
     assert named == [own, repr(Unified(gamma=5))]
     assert (
-        visavis.diagnose(run, objective="VLC()", max_batches=1)
+        visavis.papers_diagnose(run, objective="VLC()", max_batches=1)
         .counts[-1]
         .objective.startswith("VLC(")
     )
 
 
 def test_diagnosis_includes_released_counts(run):
-    result = visavis.diagnose(run, objective=["Triplet()"], max_batches=1)
+    result = visavis.papers_diagnose(run, objective=["Triplet()"], max_batches=1)
     paper, released = (count for count in result.counts if count.objective.startswith("Triplet("))
     assert (paper.semantics, released.semantics) == ("paper", "reference")
     assert released_targets(TripletHN(), 4, 4) is None
@@ -176,9 +176,11 @@ def test_batch_measures_without_moved_queries():
 
 
 def test_diagnosis_counts_each_epsilon(run):
-    swept = visavis.diagnose(run, objective="NTXent()", epsilon=[0.01, 0.2, 0.01], max_batches=1)
+    swept = visavis.papers_diagnose(
+        run, objective="NTXent()", epsilon=[0.01, 0.2, 0.01], max_batches=1
+    )
     assert (swept.epsilon, swept.epsilons) == (0.01, (0.01, 0.2))
-    alone = visavis.diagnose(run, objective="NTXent()", epsilon=0.2, max_batches=1)
+    alone = visavis.papers_diagnose(run, objective="NTXent()", epsilon=0.2, max_batches=1)
     assert [count for count in swept.counts if count.epsilon == 0.2] == list(alone.counts)
     assert [count["epsilon"] for count in swept.to_json()["counts"][:2]] == [0.01, 0.2]
 
@@ -186,9 +188,9 @@ def test_diagnosis_counts_each_epsilon(run):
 def test_diagnosis_counts_smooth_ap_with_slope(run, capsys):
     """The factor 1/tau is the same as an epsilon that is tau times smaller."""
     options = {"objective": ["SmoothAP(tau=0.01)", "TripletHN()"], "max_batches": 1}
-    printed = visavis.diagnose(run, with_slope=True, epsilon=0.01, **options)
-    smaller = visavis.diagnose(run, epsilon=0.01 * 0.01, **options)
-    default = visavis.diagnose(run, epsilon=0.01, **options)
+    printed = visavis.papers_diagnose(run, with_slope=True, epsilon=0.01, **options)
+    smaller = visavis.papers_diagnose(run, epsilon=0.01 * 0.01, **options)
+    default = visavis.papers_diagnose(run, epsilon=0.01, **options)
     counts = [
         {count.objective.partition("(")[0]: count.mean["i2t_per_query"] for count in result.counts}
         for result in (printed, smaller, default)
@@ -219,7 +221,8 @@ def test_load_checkpoint_reproduces_initial_weights(run):
     )
     assert found == row["val"]
     start, best = (
-        visavis.diagnose(run, checkpoint=name, max_batches=1).counts for name in ("start", "best")
+        visavis.papers_diagnose(run, checkpoint=name, max_batches=1).counts
+        for name in ("start", "best")
     )
     _, best_step = phase_of_best_model(run, read_run_recipe(run))
     assert (start == best) == (best_step == point.step)
@@ -234,21 +237,21 @@ def test_load_checkpoint_rejects_other_initial_weights(run, tmp_path):
     with pytest.raises(
         RunError, match=r"initial weights could not be reproduced .* Install .*torch \d"
     ):
-        visavis.diagnose(tmp_path / "run", checkpoint="start", max_batches=1)
+        visavis.papers_diagnose(tmp_path / "run", checkpoint="start", max_batches=1)
 
 
 def test_load_checkpoint_finds_saved_checkpoints(run):
     """Two checkpoints: at the end of the second phase, and at that of the first, where the next one
     stands ready to begin.
     """
-    last = visavis.diagnose(run, checkpoint="last", max_batches=1)
+    last = visavis.papers_diagnose(run, checkpoint="last", max_batches=1)
     assert (last.checkpoint, last.step, last.counts[0].objective) == (
         "last",
         24,
         repr(read_run_recipe(run).phases[1].objective),
     )
-    assert visavis.diagnose(run, checkpoint="24", max_batches=1).counts == last.counts
-    assert visavis.diagnose(run, checkpoint=16, max_batches=1).step == 16
+    assert visavis.papers_diagnose(run, checkpoint="24", max_batches=1).counts == last.counts
+    assert visavis.papers_diagnose(run, checkpoint=16, max_batches=1).step == 16
     data_module, matcher = open_run(run, read_run_recipe(run), NoProgress())
     load_checkpoint(run, "last", data_module, matcher, NoProgress())
     for name, tensor in Checkpoint.latest(RunFolder(run).checkpoints).weights.items():
@@ -257,7 +260,7 @@ def test_load_checkpoint_finds_saved_checkpoints(run):
 
 def test_diagnosis_report_holds_counts_and_plots(run, tmp_path):
     page = tmp_path / "page.html"
-    found = visavis.diagnose(
+    found = visavis.papers_diagnose(
         run, objective="TripletHN()", epsilon=[0.01, 0.1], max_batches=1, out=page
     )
     written = page.read_text()
@@ -269,11 +272,11 @@ def test_diagnosis_report_holds_counts_and_plots(run, tmp_path):
         assert f"<td>{count.mean['t2i_in_batch']:.2f}<small>±0.00</small></td>" in rows
         assert "text to image</th>" in rows
     with pytest.raises(RefusedOverwrite):
-        visavis.diagnose(run, max_batches=1, out=page)
+        visavis.papers_diagnose(run, max_batches=1, out=page)
 
 
 def test_diagnosis_json_has_null_without_moved_queries(run):
-    result = visavis.diagnose(run, objective=["TripletHN(margin=-3)"], max_batches=1)
+    result = visavis.papers_diagnose(run, objective=["TripletHN(margin=-3)"], max_batches=1)
     (count,) = [
         count
         for count in json.loads(json.dumps(result.to_json()))["counts"]
@@ -308,16 +311,16 @@ def test_diagnosis_json_has_null_without_moved_queries(run):
 )
 def test_diagnosis_rejects_invalid_arguments(run, given, kind, sentence):
     with pytest.raises(kind, match=sentence):
-        visavis.diagnose(run, **given)
+        visavis.papers_diagnose(run, **given)
 
 
 def test_diagnosis_rejects_incomplete_run(run, tmp_path):
     with pytest.raises(RunError, match=r"expected a run folder with run\.toml"):
-        visavis.diagnose(tmp_path)
+        visavis.papers_diagnose(tmp_path)
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").unlink()
     with pytest.raises(RunError, match=r"expected a validation in metrics\.jsonl"):
-        visavis.diagnose(tmp_path / "run")
+        visavis.papers_diagnose(tmp_path / "run")
     (tmp_path / "run" / "model" / "model.safetensors").unlink()
     with pytest.raises(RunError, match="expected a model, but the training has not reached"):
-        visavis.diagnose(tmp_path / "run")
+        visavis.papers_diagnose(tmp_path / "run")

@@ -129,7 +129,9 @@ def test_profile_of_every_objective_is_finite(kind):
 @pytest.mark.slow
 def test_profile_report_holds_plots_and_values(tmp_path):
     out = tmp_path / "anatomy"
-    found = visavis.anatomy(["Unified(gamma=1)", "Unified(gamma=1.0)", "Goal(pair='lin')"], out=out)
+    found = visavis.papers_anatomy(
+        ["Unified(gamma=1)", "Unified(gamma=1.0)", "Goal(pair='lin')"], out=out
+    )
     assert sorted(path.name for path in out.iterdir()) == [
         "1-Unified.png",
         "2-Goal.png",
@@ -145,7 +147,7 @@ def test_profile_report_holds_plots_and_values(tmp_path):
     assert "http" not in page
     assert f"<td>{found.profiles[0].rotation.norm[0]:.3f}</td>" in page
     with pytest.raises(RefusedOverwrite):
-        visavis.anatomy("Triplet()", out=out)
+        visavis.papers_anatomy("Triplet()", out=out)
 
 
 def test_profile_rejects_missing_objective_without_folder(tmp_path):
@@ -154,7 +156,7 @@ def test_profile_rejects_missing_objective_without_folder(tmp_path):
         ([], "objective: expected at least one objective"),
     ):
         with pytest.raises(SpecError, match=sentence):
-            visavis.anatomy(specs, out=tmp_path / "new")
+            visavis.papers_anatomy(specs, out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 

@@ -50,7 +50,7 @@ def diagnosis(tmp_path_factory) -> ContributionAnalysis:
     )
     (folder / "tiny.toml").write_text(RECIPE)
     run = visavis.train(folder / "tiny.toml", data=scenes, out=folder / "run").run
-    return visavis.diagnose(
+    return visavis.papers_diagnose(
         run, objective=["TripletHN(margin=0.2)", "SmoothAP(tau=0.01)", "VLC(gamma=40)"]
     )
 

@@ -30,7 +30,7 @@ def table(recipe, tmp_path_factory):
     """Two rows of a table of GOAL, trained and fine-tuned in the paper, which is the same run here."""
     out = tmp_path_factory.mktemp("table") / "goal"
     rows, overrides = ["r152-con-con", "r152-*cir-sig-ms"], {"training.clip_norm": 1.5}
-    return visavis.reproduce(
+    return visavis.papers_reproduce(
         "goal/3",
         rows=rows,
         base_recipe=str(recipe),
@@ -115,7 +115,7 @@ def test_reproduce_resume_keeps_finished_runs(table):
         for runs in table.outcomes.values()
         for one in runs
     }
-    again = visavis.reproduce(resume=table.folder, seeds=2, workers=1)
+    again = visavis.papers_reproduce(resume=table.folder, seeds=2, workers=1)
     assert [one.to_json() for one in again.values] == [one.to_json() for one in table.values]
     assert {folder: (folder / "result.json").stat().st_mtime_ns for folder in before} == before
 
@@ -160,7 +160,7 @@ def test_reproduction_rank_agreement_and_std_by_hand(tmp_path):
 @pytest.fixture(scope="module")
 def counted(recipe, tmp_path_factory):
     """Two rows of counts of contributing samples of COCOS."""
-    return visavis.reproduce(
+    return visavis.papers_reproduce(
         "cocos/2",
         rows="vse++-flickr30k-*",
         base_recipe=str(recipe),
@@ -173,7 +173,7 @@ def test_reproduce_counts_contributing_samples(counted):
     """The counts are those of a diagnosis, by the definition and as the released code counts."""
     row_id = "cocos/2/vse++-flickr30k-triplet"
     [run] = counted.outcomes[row_id]
-    by_semantics = {count.semantics: count for count in visavis.diagnose(run.folder).counts}
+    by_semantics = {count.semantics: count for count in visavis.papers_diagnose(run.folder).counts}
     values = [one for one in counted.values if one.row.id == row_id]
     assert {one.semantics for one in values} == {"paper", "reference"}
     for one in values:
@@ -193,7 +193,7 @@ def test_reproduce_counts_contributing_samples(counted):
 def test_reproduce_resume_keeps_counts(counted):
     files = [*counted.folder.glob("runs/*/contributions.json")]
     before = [file.stat().st_mtime_ns for file in files]
-    again = visavis.reproduce(resume=counted.folder, workers=1)
+    again = visavis.papers_reproduce(resume=counted.folder, workers=1)
     assert [one.to_json() for one in again.values] == [one.to_json() for one in counted.values]
     assert len(files) == 2 and [file.stat().st_mtime_ns for file in files] == before
 
@@ -228,7 +228,7 @@ def test_reproduce_evaluates_pretrained_rows(recipe, dual_encoders, tmp_path):
         "training.batch_size": 16,
         "epochs": 1,
     }
-    made = visavis.reproduce(
+    made = visavis.papers_reproduce(
         "unified/2",
         rows=["clip-flickr30k", "clip-flickr30k-unified"],
         base_recipe="clip/linear",
@@ -242,18 +242,18 @@ def test_reproduce_evaluates_pretrained_rows(recipe, dual_encoders, tmp_path):
     assert untrained.metrics == expected.all_metrics
     assert untrained.metrics != made.outcomes["unified/2/clip-flickr30k-unified"][0].metrics
     assert f"clip-flickr30k: {clip}, evaluated without training." in made.remarks
-    again = visavis.reproduce(resume=tmp_path / "out", workers=1)
+    again = visavis.papers_reproduce(resume=tmp_path / "out", workers=1)
     assert [one.to_json() for one in again.values] == [one.to_json() for one in made.values]
 
 
 def test_reproduce_reports_missing_pretrained_models(recipe, tmp_path):
     """A model that cannot be loaded is a failed row. Missing data is an error before any run."""
     base = {"base_recipe": str(recipe), "out": tmp_path / "out", "workers": 1}
-    made = visavis.reproduce("unified/2", rows="clip-coco", **base)
+    made = visavis.papers_reproduce("unified/2", rows="clip-coco", **base)
     assert [one.reached for one in made.values] == [None] * 7
     assert any("openai/clip-vit-large-patch14-336" in text for text in made.remarks)
     with pytest.raises(visavis.VisavisError, match="MS-COCO with its images"):
-        visavis.reproduce(
+        visavis.papers_reproduce(
             "unified/2",
             rows="clip-coco",
             overrides={"data.path": str(tmp_path / "none"), "epochs": 1},
@@ -266,7 +266,7 @@ def test_reproduce_reports_missing_pretrained_models(recipe, tmp_path):
 def figure(recipe, tmp_path_factory):
     """Figure 3 of Unified, two seeds."""
     out = tmp_path_factory.mktemp("figure") / "unified"
-    return visavis.reproduce(
+    return visavis.papers_reproduce(
         "unified/figure-3", base_recipe=str(recipe), seeds=2, out=out, workers=1
     )
 
@@ -324,12 +324,12 @@ def test_figure_counts_the_runs_that_did_not_fail(figure):
 
 def test_figure_of_similarities_is_resumed(recipe, tmp_path):
     """The runs of figure 4 are those of figure 3. An interrupted figure is continued."""
-    made = visavis.reproduce(
+    made = visavis.papers_reproduce(
         "unified/figure-4", rows="vlc", base_recipe=str(recipe), out=tmp_path / "out", workers=1
     )
     for name in ("reproduction.json", "reproduction.md", "figure.png"):
         (made.folder / name).unlink()
-    again = visavis.reproduce(resume=made.folder, workers=1)
+    again = visavis.papers_reproduce(resume=made.folder, workers=1)
     assert again.points == made.points
     assert [column.title for column in again.point_table().columns] == [
         "objective",
@@ -371,16 +371,16 @@ def test_reproduce_rejects_untrainable_rows_and_other_folders(tmp_path):
         RecipeError,
         match="expected a row that can be trained, got none: scores are sampled at random",
     ):
-        visavis.reproduce("ladder/1", rows="random-1k", out=tmp_path / "out")
+        visavis.papers_reproduce("ladder/1", rows="random-1k", out=tmp_path / "out")
     with pytest.raises(RunError, match=r"expected table\.json in it"):
-        visavis.reproduce(resume=tmp_path)
+        visavis.papers_reproduce(resume=tmp_path)
     with pytest.raises(RunError, match="table: expected a table such as goal/3, got none"):
-        visavis.reproduce()
+        visavis.papers_reproduce()
 
 
 def test_reproduce_names_the_missing_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VISAVIS_DATA", str(tmp_path))
     with pytest.raises(visavis.VisavisError, match="MS-COCO"):
-        visavis.reproduce("goal/3", rows="r152-con-con")
+        visavis.papers_reproduce("goal/3", rows="r152-con-con")
     assert not (tmp_path / "runs").exists()

@@ -44,7 +44,7 @@ def test_evaluate_feedback_matches_hand_values(index, tmp_path):
         (QueryKey(text="red -blue"), hits[0], True),
         (QueryKey(similar_to=hits[1].key), hits[0], True),
     ]
-    result = visavis.evaluate(index, feedback=write(tmp_path / "votes.jsonl", votes + other))
+    result = visavis.indexes_evaluate(index, write(tmp_path / "votes.jsonl", votes + other))
     assert (result.queries, result.candidates, result.skipped) == (1, 70, 2)
     assert result.recall == {
         1: 0.0,
@@ -58,13 +58,13 @@ def test_evaluate_feedback_ignores_withdrawn_judgments(index, tmp_path):
     item = next(iter(open_index(index).items.values()))
     votes = [(QueryKey(text="a circle"), item, True), (QueryKey(text="a circle"), item, None)]
     with pytest.raises(DataError, match="expected a text query with a relevant item"):
-        visavis.evaluate(index, feedback=write(tmp_path / "votes.jsonl", votes))
+        visavis.indexes_evaluate(index, write(tmp_path / "votes.jsonl", votes))
 
 
 def test_evaluate_feedback_requires_index(run, index, tmp_path):
     with pytest.raises(RunError, match="expected an index"):
-        visavis.evaluate(run, feedback=tmp_path / "votes.jsonl")
+        visavis.indexes_evaluate(run, tmp_path / "votes.jsonl")
     with pytest.raises(
-        RunError, match=r"expected a run or a model, got an index\. Pass --feedback FILE"
+        RunError, match=r"expected a run or a model, got an index\. .* visavis indexes evaluate"
     ):
         visavis.evaluate(index)

@@ -194,7 +194,7 @@ def test_relevance_command_evaluates_estimators(people, vectors_file, tiny_model
         f"CrossEncoder(model={str(tiny_models / 'cross')!r})",
     ]
     before = dict(os.environ)
-    rows = visavis.relevance(specs)
+    rows = visavis.papers_relevance(specs)
     assert dict(os.environ) == before
     assert [row.estimator for row in rows] == specs
     for row in rows:
@@ -208,12 +208,19 @@ def test_relevance_command_evaluates_estimators(people, vectors_file, tiny_model
     assert rows[0].million_pairs_s < 1000
     shown = CliRunner().invoke(
         app,
-        ["relevance", *(part for spec in specs for part in ("--estimator", spec)), "--json"],
+        [
+            "papers",
+            "relevance",
+            *(part for spec in specs for part in ("--estimator", spec)),
+            "--json",
+        ],
         catch_exceptions=False,
     )
     content = json.loads(shown.stdout)["estimators"]
     assert [row["pearson"] for row in content] == [row.pearson for row in rows]
-    shown = CliRunner().invoke(app, ["relevance", "--estimator", words], catch_exceptions=False)
+    shown = CliRunner().invoke(
+        app, ["papers", "relevance", "--estimator", words], catch_exceptions=False
+    )
     assert "0.79 on STS-B, split not stated" in shown.stdout
     assert f"{rows[0].pearson['STS-B test']:.3f}" in shown.stdout
 
@@ -229,7 +236,7 @@ def test_fine_tuned_model_is_reproducible_and_readable(people, tiny_models, tmp_
         "lr": 0.01 if kind == "bi" else 0.003,
         "batch_size": 8,
     }
-    fitted = verbs.relevance_fit(out, **options)
+    fitted = verbs.papers_relevance_fit(out, **options)
     assert len(fitted.dev) == 4
     assert (
         len(set(fitted.dev)) > 1
@@ -244,12 +251,12 @@ def test_fine_tuned_model_is_reproducible_and_readable(people, tiny_models, tmp_
     assert read.item() == pytest.approx(
         kept.relevance(["a dog runs"], ["the cat sleeps"]).clamp(0, 1).item(), abs=0.01
     )  # kept as float16
-    again = verbs.relevance_fit(tmp_path / "again", **options)
+    again = verbs.papers_relevance_fit(tmp_path / "again", **options)
     assert again.dev == fitted.dev
-    assert verbs.relevance_fit(tmp_path / "other", **options, seed=1).dev != fitted.dev
+    assert verbs.papers_relevance_fit(tmp_path / "other", **options, seed=1).dev != fitted.dev
     assert json.loads((out / "fit.json").read_text())["dev"] == list(fitted.dev)
     with pytest.raises(RefusedOverwrite):
-        verbs.relevance_fit(out, **options)
+        verbs.papers_relevance_fit(out, **options)
 
 
 def test_regression_decays_matrices_only(tiny_models):
@@ -284,7 +291,7 @@ def test_recipe_of_ladder_paper_refines_by_fine_tuned_bert(
     relevance that the recipe names.
     """
     monkeypatch.chdir(tmp_path)
-    fitted = verbs.relevance_fit(
+    fitted = verbs.papers_relevance_fit(
         "sts-bert",
         kind="regression",
         model=str(tiny_models / "bert"),
@@ -320,7 +327,7 @@ def test_fine_tuned_model_keeps_pooling(people, tiny_models, tmp_path):
     (base / "modules.json").write_text(json.dumps(modules))
     (base / "1_Pooling").mkdir()
     (base / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
-    verbs.relevance_fit(tmp_path / "fitted", model=str(base), epochs=1)
+    verbs.papers_relevance_fit(tmp_path / "fitted", model=str(base), epochs=1)
     assert open_text_encoder(str(tmp_path / "fitted")).pooling.mode == "first"
 
 
@@ -335,7 +342,7 @@ def test_fine_tuned_model_keeps_pooling(people, tiny_models, tmp_path):
 )
 def test_fine_tuning_rejects_invalid_arguments(people, tmp_path, wrong, sentence):
     with pytest.raises(VisavisError, match=f"^{sentence}"):
-        verbs.relevance_fit(tmp_path / "fitted", **wrong)
+        verbs.papers_relevance_fit(tmp_path / "fitted", **wrong)
     assert not (tmp_path / "fitted").exists()
 
 
@@ -353,7 +360,7 @@ def scenes(tmp_path_factory):
 
 def test_thresholds_are_quantiles_of_training_pairs(scenes, tmp_path):
     plot = tmp_path / "relevance.png"
-    (row,) = verbs.relevance_thresholds(
+    (row,) = verbs.papers_relevance_thresholds(
         scenes, estimator="SceneRelevance()", num_pairs=3000, out=plot
     )
     from visavis.data.dataset_reader import open_dataset
@@ -370,7 +377,7 @@ def test_thresholds_are_quantiles_of_training_pairs(scenes, tmp_path):
         assert share <= (relevance >= value - 0.001).mean() + 1 / row.pairs
     assert plot.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(RefusedOverwrite, match=r"already exists\. Nothing was changed"):
-        verbs.relevance_thresholds(scenes, estimator="SceneRelevance()", out=plot)
+        verbs.papers_relevance_thresholds(scenes, estimator="SceneRelevance()", out=plot)
 
 
 def test_ladder_specs_are_objectives():
@@ -398,7 +405,7 @@ def test_thresholds_reject_invalid_number_of_pairs(scenes):
     with pytest.raises(
         SpecError, match=r"num_pairs: expected an integer from 1 to 100,000,000, got 0"
     ):
-        verbs.relevance_thresholds(scenes, estimator="SceneRelevance()", num_pairs=0)
+        verbs.papers_relevance_thresholds(scenes, estimator="SceneRelevance()", num_pairs=0)
 
 
 @pytest.mark.parametrize(
@@ -415,7 +422,7 @@ def test_thresholds_reject_invalid_number_of_pairs(scenes):
 def test_relevance_command_reports_errors_in_one_line(
     people, monkeypatch, capsys, arguments, sentence
 ):
-    monkeypatch.setattr("sys.argv", ["visavis", "relevance", *arguments])
+    monkeypatch.setattr("sys.argv", ["visavis", "papers", "relevance", *arguments])
     with pytest.raises(SystemExit, match="1"):
         main()
     error = capsys.readouterr().err
@@ -432,7 +439,7 @@ def test_sample_relevance_rejects_one_image(scenes):
 
 
 def test_thresholds_command_prints_ladders(scenes):
-    command = ["relevance", "thresholds", str(scenes), "--estimator", "SceneRelevance()"]
+    command = ["papers", "relevance", "thresholds", str(scenes), "--estimator", "SceneRelevance()"]
     text, content = (
         CliRunner().invoke(app, [*command, *more], catch_exceptions=False).stdout
         for more in (["--num-pairs", "100"], ["--num-pairs", "100", "--json"])
@@ -444,7 +451,7 @@ def test_thresholds_command_prints_ladders(scenes):
 @pytest.mark.long
 @pytest.mark.data
 def test_paper_threshold_does_not_suit_short_word_vectors(data_folder):
-    word, without = verbs.relevance_thresholds(
+    word, without = verbs.papers_relevance_thresholds(
         "flickr8k", estimator=["CBoW()", "CBoW(removed_components=1)"], num_pairs=10_000
     )
     assert word.mean > 0.8

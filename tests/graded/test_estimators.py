@@ -399,7 +399,7 @@ def test_function_relevance_rejects_invalid_results():
 def test_cross_encoder_rejects_other_models(tiny_models, tmp_path):
     with pytest.raises(
         DataError,
-        match=r"got none for classifier.* Use a cross-encoder with one output, such as one of visavis relevance fit",
+        match=r"got none for classifier.* Use a cross-encoder with one output, such as one of visavis papers relevance fit",
     ):
         CrossEncoder(model=str(tiny_models / "bert"))(["a"], ["dog"])
     encoder = open_text_pair_encoder(str(tiny_models / "cross"))

@@ -255,7 +255,7 @@ def test_judgments_report_missing_empty_and_invalid_files(split: Dataset, tmp_pa
             measure_agreement(make_judgments(), {"run": np.where(np.arange(480) == 3, np.nan, 1.0)})
         )
     with pytest.raises(RunError, match=r"^run, index: expected at least one folder"):
-        visavis.agreement([])
+        visavis.papers_agreement([])
 
 
 @pytest.mark.slow

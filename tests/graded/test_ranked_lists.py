@@ -283,7 +283,7 @@ def runs(scenes, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def comparison(runs, tmp_path_factory):
-    return visavis.coherence(
+    return visavis.papers_coherence(
         runs, relevance="SceneRelevance()", queries=2, out=tmp_path_factory.mktemp("seen") / "new"
     )
 
@@ -439,7 +439,7 @@ def test_ranked_list_plot_frames_positive(comparison):
 
 def test_coherence_of_one_run_with_named_query(runs, scenes, tmp_path):
     data = open_dataset(scenes).split("test")
-    found = visavis.coherence(
+    found = visavis.papers_coherence(
         runs[0],
         relevance="SceneRelevance()",
         queries=data.images[3].name,
@@ -496,7 +496,7 @@ def test_coherence_rejects_invalid_arguments_without_folder(
         for key, value in change.items()
     }
     with pytest.raises(kind, match=sentence) as error:
-        visavis.coherence(
+        visavis.papers_coherence(
             runs, **{"relevance": "SceneRelevance()", "out": tmp_path / "new", **change}
         )
     assert "\n" not in str(error.value)
@@ -518,6 +518,6 @@ def test_coherence_rejects_other_data_and_existing_folder(runs, tmp_path):
         RunError,
         match=r"run-2: expected split test of scenes, .*run-0 ranks, got another split test of others",
     ):
-        visavis.coherence([runs[0], run], relevance="SceneRelevance()", out=tmp_path / "new")
+        visavis.papers_coherence([runs[0], run], relevance="SceneRelevance()", out=tmp_path / "new")
     with pytest.raises(RefusedOverwrite, match="already exists"):
-        visavis.coherence(runs, relevance="SceneRelevance()", out=run)
+        visavis.papers_coherence(runs, relevance="SceneRelevance()", out=run)

@@ -179,7 +179,7 @@ def assert_same(folder, plain, texts=("a red circle", "red")):
 
 def test_converted_clip_matches_open_clip(checkpoint, donor, tmp_path):
     file, plain = checkpoint
-    converted = visavis.convert(file, tmp_path / "out", text_encoder=str(donor[0]))
+    converted = visavis.papers_convert(file, tmp_path / "out", text_encoder=str(donor[0]))
     model = assert_same(tmp_path / "out", plain)
     image = Image.fromarray(
         np.random.default_rng(0).integers(0, 255, (SIDE, SIDE, 3), dtype=np.uint8)
@@ -211,6 +211,7 @@ def test_convert_open_clip_supports_quick_gelu_and_wrappers(donor, tmp_path):
         {"resize_mode": "squash", "interpolation": "bilinear"},
     )
     command = [
+        "papers",
         "convert",
         str(tmp_path / "open_clip_model.safetensors"),
         "--config",
@@ -235,7 +236,9 @@ def test_convert_open_clip_rejects_other_checkpoints(checkpoint, donor, tmp_path
 
     def refused(sentence, config="", checkpoint=file, **more):
         with pytest.raises(VisavisError, match=sentence):
-            visavis.convert(checkpoint, out, text_encoder=str(donor[0]), config=config, **more)
+            visavis.papers_convert(
+                checkpoint, out, text_encoder=str(donor[0]), config=config, **more
+            )
         assert not out.exists()
 
     refused("image_size", image_size=32)
@@ -305,14 +308,14 @@ def test_extension_names_the_options_that_do_not_apply(tmp_path):
         VisavisError,
         match=r"^max_length: expected no other option, got config=c\.json, image_size=32\. Convert .* first",
     ):
-        visavis.convert(
+        visavis.papers_convert(
             tmp_path / "clip", tmp_path / "long", max_length=99, config="c.json", image_size=32
         )
     with pytest.raises(
         VisavisError,
         match=r"^max_length: expected an integer from 1 to .*, got 0\. Set max_length to a number in this range\.$",
     ):
-        visavis.convert(tmp_path / "clip", tmp_path / "long", max_length=0)
+        visavis.papers_convert(tmp_path / "clip", tmp_path / "long", max_length=0)
 
 
 WRAPPED = {
@@ -367,8 +370,8 @@ def test_convert_names_the_models_of_a_checkpoint_with_several(checkpoint, donor
         DataError,
         match=r"got no key for the weights state_dict, state_dict_ema\. Pass --key state_dict, or another one",
     ):
-        visavis.convert(file, tmp_path / "out", text_encoder=str(donor[0]))
-    visavis.convert(file, tmp_path / "out", text_encoder=str(donor[0]), key="state_dict_ema")
+        visavis.papers_convert(file, tmp_path / "out", text_encoder=str(donor[0]))
+    visavis.papers_convert(file, tmp_path / "out", text_encoder=str(donor[0]), key="state_dict_ema")
     assert_same(tmp_path / "out", plain)
 
 

@@ -132,7 +132,7 @@ def test_colpali_index_search_equals_score(colpali, pages, tmp_path):
     assert read_manifest(tmp_path / "index").late_interaction == "t2i"
     files, text = sorted(pages.iterdir()), "a red circle"
     scores = visavis.load(colpali).score(files, [text])[:, 0]
-    found = visavis.search(tmp_path / "index", text, top=6, group_duplicates=False)
+    found = visavis.search(tmp_path / "index", text, top=6, filter={"duplicates": "show"})
     assert {hit.name: hit.score for hit in found} == pytest.approx(
         {file.name: score.item() for file, score in zip(files, scores, strict=True)}, abs=1e-5
     )

@@ -287,7 +287,7 @@ def test_code_of_model_card_gives_equal_vectors(kind, kind_folders, images, tmp_
 def test_longer_texts_keep_vectors_of_short_ones(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(dual_encoder_kinds, "LENGTH", 24)
     folder = dual_encoder_kinds.write_dual_encoder(kind, tmp_path / "model")
-    visavis.convert(folder, tmp_path / "long", max_length=40)
+    visavis.papers_convert(folder, tmp_path / "long", max_length=40)
     model, longer = visavis.load(folder), visavis.load(tmp_path / "long")
     assert longer.processor.pretrained_tokenizer.max_length == 40
     assert not torch.allclose(longer.encode_texts([LONG]), model.encode_texts([LONG]), atol=1e-3)
@@ -297,7 +297,7 @@ def test_longer_texts_keep_vectors_of_short_ones(kind, tmp_path, monkeypatch):
 
 def test_models_of_other_texts_are_not_extended(kind_folders, tmp_path):
     with pytest.raises(DataError, match=r"expected a CLIP, SigLIP or MetaCLIP model, got .*altcli"):
-        visavis.convert(kind_folders("altclip"), tmp_path / "long", max_length=40)
+        visavis.papers_convert(kind_folders("altclip"), tmp_path / "long", max_length=40)
 
 
 @pytest.mark.slow

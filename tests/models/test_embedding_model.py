@@ -159,7 +159,7 @@ def test_index_and_search_equal_scores(embedders, name, tmp_path):
     assert report.num_items == 5
     files, text = sorted((tmp_path / "photos").iterdir()), TEXTS[0]
     scores = visavis.load(embedders / name).score(files, [text])[:, 0]
-    found = visavis.search(tmp_path / "index", text, top=5, group_duplicates=False)
+    found = visavis.search(tmp_path / "index", text, top=5, filter={"duplicates": "show"})
     assert {hit.name: hit.score for hit in found} == pytest.approx(
         {file.name: score.item() for file, score in zip(files, scores, strict=True)}, abs=1e-5
     )

@@ -1,4 +1,4 @@
-"""Hostile inputs of ``convert`` and ``data convert``: each is converted or refused with one error,
+"""Hostile inputs of ``papers convert`` and ``data convert``: each is converted or refused with one error,
 within seconds.
 """
 
@@ -269,7 +269,7 @@ def attempt(case: int, folder: Path, text: str, words: tuple) -> None:
     folder.mkdir()
     if case % 2:
         arguments = hostile_checkpoint(rng, folder, text, words)
-        call = lambda: visavis.convert(**arguments)  # noqa: E731
+        call = lambda: visavis.papers_convert(**arguments)  # noqa: E731
     else:
         arguments = hostile_features(rng, folder)
         call = lambda: visavis.data_convert(arguments, out=folder / "out")  # noqa: E731
@@ -294,7 +294,7 @@ def attempt(case: int, folder: Path, text: str, words: tuple) -> None:
 def test_hostile_inputs_are_refused_in_time(cases, bert, donor, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.chdir(tmp_path)
     torch.save(published(), tmp_path / "valid.pt")
-    visavis.convert(tmp_path / "valid.pt", tmp_path / "valid", text_encoder=str(bert))
+    visavis.papers_convert(tmp_path / "valid.pt", tmp_path / "valid", text_encoder=str(bert))
     for case in cases:
         attempt(case, tmp_path / str(case), str(bert), donor)
 

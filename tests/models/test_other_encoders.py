@@ -213,7 +213,7 @@ def test_longer_clip_equals_the_original_on_short_texts(dual_encoders, kind, tmp
     monkeypatch.setattr(conversion, "KEPT_POSITIONS", 8)
     folder = dual_encoders / kind
     short, processor = open_dual_encoder(str(folder))
-    out = visavis.convert(folder, tmp_path / "long", max_length=40).folder
+    out = visavis.papers_convert(folder, tmp_path / "long", max_length=40).folder
     model, long_processor = open_dual_encoder(str(out))
     assert _positions(out) == 40
     first, second = (
@@ -256,20 +256,22 @@ def test_cut_captions_are_reported_before_a_training(dual_encoders, few_scenes, 
     )
     warning = next(text for text in messages if "are cut after" in text)
     assert "captions are cut after 12 tokens. The longest has" in warning
-    assert f"visavis convert {clip} --max-length" in warning
+    assert f"visavis papers convert {clip} --max-length" in warning
 
 
 def test_invalid_extensions_are_refused(dual_encoders, towers, tmp_path):
     with pytest.raises(DataError, match=r"max_length: expected more than the 12 tokens"):
-        visavis.convert(dual_encoders / "clip", tmp_path / "a", max_length=12)
+        visavis.papers_convert(dual_encoders / "clip", tmp_path / "a", max_length=12)
     with pytest.raises(DataError, match=r"expected a model that reads more than 20 tokens, got 12"):
-        visavis.convert(dual_encoders / "clip", tmp_path / "a", max_length=40)
+        visavis.papers_convert(dual_encoders / "clip", tmp_path / "a", max_length=40)
     with pytest.raises(
         DataError, match="expected a CLIP, SigLIP or MetaCLIP model, got a model of kind bert"
     ):
-        visavis.convert(towers / "bert", tmp_path / "b", max_length=99)
+        visavis.papers_convert(towers / "bert", tmp_path / "b", max_length=99)
     with pytest.raises(VisavisError, match="max_length: expected no other option"):
-        visavis.convert(dual_encoders / "clip", tmp_path / "c", max_length=99, config="ViT-B-32")
+        visavis.papers_convert(
+            dual_encoders / "clip", tmp_path / "c", max_length=99, config="ViT-B-32"
+        )
     assert not list(tmp_path.iterdir())
 
 

@@ -140,7 +140,7 @@ def test_every_command_ranks_in_two_stages(run, scenes):
     assert torch.equal(model.encode_images(images), visual.vectors["embedding"])
     hits = visavis.search(run, test.captions[0], top=4)
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
-    assert visavis.diagnose(run, max_batches=1).batches == 1
+    assert visavis.papers_diagnose(run, max_batches=1).batches == 1
     assert visavis.evaluate(run, section="Coherence(relevance='SceneRelevance()')").sections
     assert visavis.evaluate([run, run]).metrics == found
 

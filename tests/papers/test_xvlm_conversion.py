@@ -136,7 +136,9 @@ def test_convert_xvlm_maps_every_weight(prefix, bert, tmp_path):
     torch.save(
         {"model": given, "config": {"k_test": 128}} if prefix else given, tmp_path / "xvlm.pth"
     )
-    converted = visavis.convert(tmp_path / "xvlm.pth", tmp_path / "out", text_encoder=str(bert))
+    converted = visavis.papers_convert(
+        tmp_path / "xvlm.pth", tmp_path / "out", text_encoder=str(bert)
+    )
     model = converted.to_recipe_sections()["model"]
     assert (model["fusion_layers"], model["embedding_dim"], model["temperature"]) == (2, 6, 0.0625)
     visual, text = (load_pretrained_model(tmp_path / "out" / part) for part in ("visual", "text"))
@@ -177,7 +179,14 @@ def test_convert_xvlm_maps_every_weight(prefix, bert, tmp_path):
 
 def test_convert_command_prints_recipe(bert, tmp_path):
     torch.save(published(), tmp_path / "xvlm.pth")
-    command = ["convert", str(tmp_path / "xvlm.pth"), "--text-encoder", str(bert), "--out"]
+    command = [
+        "papers",
+        "convert",
+        str(tmp_path / "xvlm.pth"),
+        "--text-encoder",
+        str(bert),
+        "--out",
+    ]
     output = CliRunner().invoke(app, [*command, str(tmp_path / "one")]).stdout
     sections = tomllib.loads(output[output.index("[visual]") :])
     assert sections["visual"] == {
@@ -195,7 +204,7 @@ def test_convert_command_prints_recipe(bert, tmp_path):
 
 def test_converted_xvlm_evaluates_and_searches(bert, tmp_path):
     torch.save(published(), tmp_path / "xvlm.pth")
-    visavis.convert(tmp_path / "xvlm.pth", tmp_path / "out", text_encoder=str(bert))
+    visavis.papers_convert(tmp_path / "xvlm.pth", tmp_path / "out", text_encoder=str(bert))
     scenes = write_synthetic_scenes(
         tmp_path / "scenes", num_train=4, num_val=4, num_test=6, captions_per_image=2, size=32
     )
@@ -218,18 +227,18 @@ def left_out(name):
 
 def test_convert_xvlm_scales_windows_with_image_size(bert, tmp_path):
     torch.save(published(), tmp_path / "xvlm.pth")
-    visavis.convert(
+    visavis.papers_convert(
         tmp_path / "xvlm.pth", tmp_path / "out", text_encoder=str(bert), image_size=2 * SIDE
     )
     config = load_pretrained_model(tmp_path / "out" / "visual").config
     assert (config.image_size, config.window_size) == (2 * SIDE, 2 * WINDOW)
     with pytest.raises(DataError, match="scales windows of 2 for 16 pixels to an integer, got 20"):
-        visavis.convert(
+        visavis.papers_convert(
             tmp_path / "xvlm.pth", tmp_path / "odd", text_encoder=str(bert), image_size=20
         )
     torch.save(published(mask=False), tmp_path / "bare.pth")
     with pytest.raises(DataError, match="expected the image size of its training"):
-        visavis.convert(tmp_path / "bare.pth", tmp_path / "odd", text_encoder=str(bert))
+        visavis.papers_convert(tmp_path / "bare.pth", tmp_path / "odd", text_encoder=str(bert))
     assert not (tmp_path / "odd").exists()
 
 
@@ -259,14 +268,14 @@ def test_convert_xvlm_reports_invalid_checkpoint(change, sentence, bert, tmp_pat
     change(given)
     torch.save(given, tmp_path / "xvlm.pth", pickle_module=pickle)
     with pytest.raises(DataError, match=sentence):
-        visavis.convert(tmp_path / "xvlm.pth", tmp_path / "out", text_encoder=str(bert))
+        visavis.papers_convert(tmp_path / "xvlm.pth", tmp_path / "out", text_encoder=str(bert))
     assert not (tmp_path / "out").exists()
 
 
 def test_convert_xvlm_checks_checkpoint_before_text_encoder(bert, tmp_path):
     def check(file, message):
         with pytest.raises(DataError, match=message):
-            visavis.convert(file, tmp_path / "out", text_encoder=str(tmp_path / "nowhere"))
+            visavis.papers_convert(file, tmp_path / "out", text_encoder=str(tmp_path / "nowhere"))
 
     check(tmp_path / "none.pth", r"none\.pth")
     torch.save({"fc.weight": torch.ones(2, 2)}, tmp_path / "other.pth")
@@ -296,10 +305,10 @@ def test_convert_xvlm_rejects_bert_with_fewer_layers(bert, tmp_path):
         tmp_path / "xvlm.pth",
     )
     with pytest.raises(DataError, match=r"and 3 text layers .* and 2\. Pass the text model"):
-        visavis.convert(tmp_path / "xvlm.pth", tmp_path / "out", text_encoder=str(bert))
+        visavis.papers_convert(tmp_path / "xvlm.pth", tmp_path / "out", text_encoder=str(bert))
 
 
 def test_read_checkpoint_rejects_other_files(bert, tmp_path):
     (tmp_path / "xvlm.pth").write_bytes(b"no archive")
     with pytest.raises(DataError, match="expected a checkpoint of tensors"):
-        visavis.convert(tmp_path / "xvlm.pth", tmp_path / "out", text_encoder=str(bert))
+        visavis.papers_convert(tmp_path / "xvlm.pth", tmp_path / "out", text_encoder=str(bert))

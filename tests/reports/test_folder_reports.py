@@ -86,12 +86,12 @@ def test_update_without_access_deletes_nothing(update, library):
 @pytest.mark.report(
     "photoprism/photoprism#3426", "files that were really deleted stay, because the folder is empty"
 )
-def test_deleted_library_is_removed_with_an_option(update, library):
+def test_deleted_library_is_removed_on_request(update, library, tmp_path):
     update()
     for path in library.rglob("*.png"):
         path.unlink()
-    assert "--remove-missing" in update().warnings[0]
-    assert update(remove_missing=True).num_items == 0
+    assert "visavis indexes prune" in update().warnings[0]
+    assert visavis.indexes_prune(tmp_path / "index").num_items == 0
 
 
 @pytest.mark.report("photoprism/photoprism#1010", "deleted folders stay in the index")

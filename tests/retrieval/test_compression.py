@@ -176,15 +176,16 @@ def test_index_rejects_untrained_dims(matryoshka_run, run, scenes, tmp_path):
     assert not (tmp_path / "index").exists()
 
 
-def test_index_command_reports_compression(matryoshka_run, scenes, tmp_path):
+def test_measure_command_reports_compression(matryoshka_run, scenes, tmp_path):
     def invoke(*arguments):
-        result = CliRunner().invoke(app, ["index", str(matryoshka_run), *map(str, arguments)])
+        result = CliRunner().invoke(app, [*map(str, arguments)])
         assert result.exit_code == 0, result.output
         return result
 
-    report = json.loads(
-        invoke(scenes, "--out", tmp_path / "set", "--compression", "--json").stdout
-    )["compression"]
+    invoke("index", matryoshka_run, scenes, "--out", tmp_path / "set")
+    report = json.loads(invoke("indexes", "measure", tmp_path / "set", "--json").stdout)[
+        "compression"
+    ]
     assert (report["num_items"], report["num_queries"], report["query_source"]) == (
         70,
         70,
@@ -192,9 +193,9 @@ def test_index_command_reports_compression(matryoshka_run, scenes, tmp_path):
     )
     assert {"float32", "first 16 only"} <= {encoding["name"] for encoding in report["encodings"]}
     assert all(0 <= encoding["caption_recall_at_10"] <= 100 for encoding in report["encodings"])
-    shown = invoke(
-        scenes / "images", "--out", tmp_path / "photos", "--embedding-dim", "16", "--compression"
-    )
+    photos = tmp_path / "photos"
+    invoke("index", matryoshka_run, scenes / "images", "--out", photos, "--embedding-dim", "16")
+    shown = invoke("indexes", "measure", photos)
     assert "vectors of the items with noise of length 0.3" in shown.output
     assert "first 16" not in shown.output
     assert (

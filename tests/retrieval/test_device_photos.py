@@ -248,7 +248,7 @@ def test_companion_that_was_an_item_is_removed(run, tmp_path):
     assert report.warnings == () and items_of(index).keys() == {"0.heic", "1.heic", "2.heic"}
     for number in range(3):
         (folder / f"{number}.heic").unlink()
-    visavis.index(run, folder, out=index, remove_missing=True)
+    visavis.indexes_prune(index)
     assert items_of(index).keys() == {"0.mov", "1.mov", "2.mov"}
 
 

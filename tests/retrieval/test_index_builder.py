@@ -337,7 +337,7 @@ def test_index_rejects_other_model_source_and_folder(run, photos, tmp_path, dual
     with pytest.raises(RunError, match="fingerprint"):
         build(other, photos, tmp_path / "index")
     with pytest.raises(RunError, match="fingerprint"):
-        open_index(tmp_path / "index", model=other)
+        visavis.indexes_move(tmp_path / "index", model=other)
     with pytest.raises(RunError, match="source: expected"):
         build(run, photos / "2024", tmp_path / "index")
     with pytest.raises(
@@ -687,7 +687,7 @@ def test_search_reports_unknown_words_of_index(recorder, run, photos, tmp_path):
 def test_search_rerank_puts_missing_images_last(recorder, run, photos, tmp_path):
     build(run, photos, tmp_path / "index")
     whole = visavis.search(
-        tmp_path / "index", "a red circle", rerank=run, top=6, group_duplicates=False
+        tmp_path / "index", "a red circle", rerank=run, top=6, filter={"duplicates": "show"}
     )
     (photos / whole[0].name).unlink()
     found = visavis.search(
@@ -695,7 +695,7 @@ def test_search_rerank_puts_missing_images_last(recorder, run, photos, tmp_path)
         "a red circle",
         rerank=run,
         top=40,
-        group_duplicates=False,
+        filter={"duplicates": "show"},
         progress=recorder,
     )
     assert [hit.name for hit in found][:5] == [hit.name for hit in whole][1:]

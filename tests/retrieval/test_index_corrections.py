@@ -30,7 +30,8 @@ TEXTS = ["a red circle", "a blue star above a square", "two green triangles"]
 @pytest.fixture(scope="module")
 def built(run, scenes, tmp_path_factory):
     folder = tmp_path_factory.mktemp("built") / "index"
-    visavis.index(run, scenes / "images", out=folder, correction="CSLS(k=3)")
+    visavis.index(run, scenes / "images", out=folder)
+    visavis.indexes_correct(folder, "CSLS(k=3)")
     return folder
 
 
@@ -82,9 +83,9 @@ def check_equal(results, reference):
 
 
 @pytest.mark.parametrize("kind", CATALOG)
-def test_search_equals_the_corrected_matrix(update, index, kind):
+def test_search_equals_the_corrected_matrix(index, kind):
     spec = repr(kind())
-    report = update(correction=kind())
+    report = visavis.indexes_correct(index, kind())
     assert report.correction.startswith(f"{spec} over 120 captions of train (fixed-bank): o")
     switch_on(index)
     for text in TEXTS:
@@ -131,7 +132,7 @@ def test_update_computes_biases_of_new_items(run, index, scenes, tmp_path):
     first.rename(first.with_name("moved.png"))
     Image.new("RGB", (48, 48), "red").save(tmp_path / "images" / "new.png")
     before = read_correction_file(index / CORRECTION_FILE)[0]
-    report = visavis.index(run, tmp_path / "images", out=index, moved=True)
+    report = visavis.indexes_move(index, tmp_path / "images")
     assert report.correction.startswith("CSLS(k=3) over 120 captions of train (fixed-bank): on.")
     after = read_correction_file(index / CORRECTION_FILE)[0]
     assert len(after["bias"]) == len(before["bias"]) + 1
@@ -166,18 +167,18 @@ def test_lost_biases_are_computed_again(update, index):
     check_equal(found(index, TEXTS[0]), expected(index, TEXTS[0], "CSLS(k=3)"))
 
 
-def test_none_removes_a_correction(update, index):
-    report = update(correction="none")
+def test_none_removes_a_correction(index):
+    report = visavis.indexes_correct(index, "none")
     assert report.correction is None
     assert not (index / CORRECTION_FILE).exists()
     assert not (index / BANK_FILE).exists()
     assert open_index(index).calibration is not None
 
 
-def test_harmful_bank_is_off(update, index, tmp_path):
+def test_harmful_bank_is_off(index, tmp_path):
     """One query a hundred times: the images that fit it best lose all their queries."""
     (tmp_path / "bank.txt").write_text("a red circle\n" * 100)
-    report = update(correction="InvertedSoftmax", bank=tmp_path / "bank.txt")
+    report = visavis.indexes_correct(index, "InvertedSoftmax", bank=tmp_path / "bank.txt")
     assert "over 100 texts (fixed-bank): off. Text to image, 120 captions of train: -" in (
         report.correction
     )
@@ -190,17 +191,17 @@ def test_harmful_bank_is_off(update, index, tmp_path):
 def test_correction_of_pretrained_model_needs_captions(dual_encoders, scenes, tmp_path):
     """Without captions nothing shows whether it helps, so it stays off."""
     (tmp_path / "bank.txt").write_text("a red circle\na blue star\n")
-    options = {"out": tmp_path / "index", "correction": "CSLS"}
+    bank = tmp_path / "bank.txt"
     model = dual_encoders / "clip"
+    visavis.index(model, scenes / "images", out=tmp_path / "index")
     with pytest.raises(RunError, match=mentions("--bank", "pretrained", ".txt")):
-        visavis.index(model, scenes / "images", **options)
-    options["bank"] = tmp_path / "bank.txt"
-    report = visavis.index(model, scenes / "images", **options)
+        visavis.indexes_correct(tmp_path / "index", "CSLS")
+    report = visavis.indexes_correct(tmp_path / "index", "CSLS", bank=bank)
     assert "(fixed-bank): off. Its effect cannot be checked" in report.correction
     # With captions, the check ranks all items for them.
-    options["out"] = tmp_path / "captioned"
-    options["bank"].write_text("a red circle\na blue star\n")
-    report = visavis.index(model, write_captioned(tmp_path, scenes), **options)
+    bank.write_text("a red circle\na blue star\n")
+    visavis.index(model, write_captioned(tmp_path, scenes), out=tmp_path / "captioned")
+    report = visavis.indexes_correct(tmp_path / "captioned", "CSLS", bank=bank)
     assert "Text to image, 120 captions of items: " in report.correction
 
 
@@ -219,7 +220,8 @@ def write_captioned(tmp_path, scenes):
 
 def test_late_interaction_is_corrected(late_run, scenes, tmp_path):
     folder = tmp_path / "index"
-    visavis.index(late_run, scenes / "images", out=folder, correction="CSLS(k=3)")
+    visavis.index(late_run, scenes / "images", out=folder)
+    visavis.indexes_correct(folder, "CSLS(k=3)")
     switch_on(folder)
     index = open_index(folder)
     items = index.store.all_vectors()
@@ -239,7 +241,7 @@ def test_late_interaction_is_corrected(late_run, scenes, tmp_path):
     ("options", "kind", "words"),
     [
         ({"correction": "CSL"}, SpecError, ["CSLS"]),
-        ({"bank": "train"}, VisavisError, ["--bank", "--correction"]),
+        ({"correction": "none", "bank": "train"}, VisavisError, ["--bank", "correction"]),
         (
             {"correction": "CSLS", "bank": "empty.txt"},
             DataError,
@@ -251,7 +253,7 @@ def test_index_rejects_wrong_corrections(tmp_path, monkeypatch, options, kind, w
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").write_text("\n")
     with pytest.raises(kind, match=mentions(*words)):
-        visavis.index("run", "images", **options)
+        visavis.indexes_correct("index", **options)
 
 
 def test_report_of_an_index_names_its_correction(update):

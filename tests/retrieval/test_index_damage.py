@@ -261,8 +261,8 @@ def test_unfinished_index_without_items_reports_the_reason(
     unfinished = (
         "The index is unfinished and has no items yet. Run visavis index again to complete it."
     )
-    for filters in ({}, {"path": "*.gif"}):
-        results = visavis.search(tmp_path / "index", "a red circle", **filters)
+    for condition in ({}, {"path": "*.gif"}):
+        results = visavis.search(tmp_path / "index", "a red circle", filter=condition)
         assert (list(results), results.message, results.to_json()["message"]) == (
             [],
             unfinished,
@@ -272,6 +272,6 @@ def test_unfinished_index_without_items_reports_the_reason(
     assert capsys.readouterr().out == f"{unfinished}\n"
     assert open_index(tmp_path / "index").is_unfinished
     build_index(run, scenes / "images", tmp_path / "index", progress=NoProgress())
-    results = visavis.search(tmp_path / "index", "a red circle", path="*.gif")
+    results = visavis.search(tmp_path / "index", "a red circle", filter={"path": "*.gif"})
     assert results.message == "No item of the index passes the filters."
     assert "message" not in visavis.search(tmp_path / "index", "a red circle").to_json()

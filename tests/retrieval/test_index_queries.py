@@ -53,7 +53,7 @@ def index(original, tmp_path):
 
 
 def names(index, text):
-    return [hit.name for hit in visavis.search(index, text, group_duplicates=False)]
+    return [hit.name for hit in visavis.search(index, text, filter={"duplicates": "show"})]
 
 
 def test_new_words_are_found_and_restored(index, words_run, run, foreign_captions, monkeypatch):
@@ -62,7 +62,7 @@ def test_new_words_are_found_and_restored(index, words_run, run, foreign_caption
     monkeypatch.setattr(
         "visavis.retrieval.index_builder.encode_in_shards", lambda *_: pytest.fail("encoded")
     )
-    result = visavis.index(queries=words_run, out=index).to_json()
+    result = visavis.indexes_use_queries(index, words_run).to_json()
     changed = [path for path, content in before.items() if path.read_bytes() != content]
     assert changed == [index / "index.json"], "vectors and items stay as they are"
     assert [model["active"] for model in result["models"]] == [False, True]
@@ -74,19 +74,19 @@ def test_new_words_are_found_and_restored(index, words_run, run, foreign_caption
         for caption, image in zip(data.captions[:40:4], data.image_of[:40:4], strict=True)
     ]
     assert np.mean(np.array(ranks) == 0) >= 0.7, "the text side has memorized its captions"
-    old = visavis.index(restore_queries=True, out=index).to_json()
+    old = visavis.indexes_restore_queries(index).to_json()
     assert [model["active"] for model in old["models"]] == [True, False]
     assert [model["previous"] for model in old["models"]] == [False, True]
-    again = visavis.index(restore_queries=True, out=index).to_json()
+    again = visavis.indexes_restore_queries(index).to_json()
     assert again == result, "a second roll back undoes the first"
-    assert visavis.index(queries="items", out=index).to_json() == old
-    assert visavis.index(queries=result["models"][1]["queries"], out=index).to_json() == result
-    assert visavis.index(queries=run, out=index).to_json() == old, "the run of the items is known"
-    assert visavis.index(list_queries=True, out=index).to_json() == old
+    assert visavis.indexes_use_queries(index, "items").to_json() == old
+    assert visavis.indexes_use_queries(index, result["models"][1]["queries"]).to_json() == result
+    assert visavis.indexes_use_queries(index, run).to_json() == old, "the run of the items is known"
+    assert visavis.indexes_list_queries(index).to_json() == old
 
 
 def test_texts_and_images_of_pair_use_their_models(index, words_run, run, scenes):
-    visavis.index(queries=words_run, out=index)
+    visavis.indexes_use_queries(index, words_run)
     with_words, items = visavis.load(words_run), visavis.load(run)
     opened = open_index(index)
     image = open_dataset(scenes).images[3]
@@ -110,7 +110,7 @@ def test_texts_and_images_of_pair_use_their_models(index, words_run, run, scenes
 
 
 def test_update_of_index_keeps_query_models(index, words_run, run, scenes):
-    visavis.index(queries=words_run, out=index)
+    visavis.indexes_use_queries(index, words_run)
     before = read_manifest(index)
     visavis.index(run, scenes, out=index)
     after = read_manifest(index)
@@ -120,16 +120,16 @@ def test_update_of_index_keeps_query_models(index, words_run, run, scenes):
 
 def test_query_models_of_other_vectors_are_refused(index, run, scenes, words_run, tmp_path):
     with pytest.raises(RunError, match="a previous query model, got none"):
-        visavis.index(restore_queries=True, out=index)
+        visavis.indexes_restore_queries(index)
     with pytest.raises(RunError, match="or the fingerprint of a query model"):
-        visavis.index(queries="nothing", out=index)
+        visavis.indexes_use_queries(index, "nothing")
     other, other_index = tmp_path / "other", tmp_path / "other-index"
     visavis.train(run / "run.toml", data=scenes, out=other, overrides={"seed": 9, "epochs": 1})
     with pytest.raises(RunError, match="images of its own"):
-        visavis.index(queries=other, out=index)
+        visavis.indexes_use_queries(index, other)
     visavis.index(other, scenes, out=other_index)
     with pytest.raises(RunError, match="trained on the vectors of this index"):
-        visavis.index(queries=words_run, out=other_index)
+        visavis.indexes_use_queries(other_index, words_run)
     with pytest.raises(RunError, match="encodes only texts"):
         visavis.index(words_run, scenes, out=tmp_path / "third")
     assert read_manifest(index).queries == ()
@@ -137,39 +137,41 @@ def test_query_models_of_other_vectors_are_refused(index, run, scenes, words_run
 
 def test_missing_models_are_named(index, words_run, run, scenes, tmp_path):
     moved = shutil.copytree(words_run, tmp_path / "moved")
-    visavis.index(queries=moved, out=index)
+    visavis.indexes_use_queries(index, moved)
     text = "a redzz"
     expected = names(index, text)
     moved.rename(tmp_path / "elsewhere")
-    with pytest.raises(RunError, match="with --model"):
+    with pytest.raises(RunError, match=r"run visavis indexes use-queries .*index RUN\.$"):
         visavis.search(index, text)
-    found = visavis.search(index, text, model=tmp_path / "elsewhere", group_duplicates=False)
-    assert [hit.name for hit in found] == expected
-    with pytest.raises(RunError, match="expected a model with fingerprint"):
-        visavis.search(index, text, model=run)
+    visavis.indexes_use_queries(index, tmp_path / "elsewhere")
+    assert names(index, text) == expected
     # A run that was trained again in the same folder replaces the earlier one.
-    visavis.index(queries=tmp_path / "elsewhere", out=index)
     shutil.rmtree(tmp_path / "elsewhere")
     visavis.train(
         data=scenes, index=index, out=tmp_path / "elsewhere", overrides={"epochs": 1, "seed": 3}
     )
-    visavis.index(queries=tmp_path / "elsewhere", out=index)
+    visavis.indexes_use_queries(index, tmp_path / "elsewhere")
     models = [each.model for each in read_manifest(index).queries]
     assert len(models) == len(set(models)) == 1
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"queries": "x"},
-        {"list_queries": True, "restore_queries": True, "out": "index"},
-        {"run": "photos", "restore_queries": True, "out": "index"},
-        {},
-    ],
-)
-def test_options_of_query_models_stand_alone(options):
-    with pytest.raises(VisavisError, match="expected"):
-        visavis.index(**options)
+def test_moved_model_of_items_is_recorded(index, run, scenes, words_run, tmp_path):
+    moved = tmp_path / "moved-run"
+    shutil.copytree(run, moved)
+    other = tmp_path / "moved-index"
+    visavis.index(moved, scenes, out=other)
+    text = "a red circle"
+    expected = names(other, text)
+    moved.rename(tmp_path / "elsewhere-run")
+    with pytest.raises(RunError, match=r"run visavis indexes move .*moved-index --model MODEL\.$"):
+        visavis.search(other, text)
+    with pytest.raises(RunError, match="expected a model with fingerprint"):
+        visavis.indexes_move(other, model=words_run)
+    assert visavis.indexes_move(other, model=tmp_path / "elsewhere-run") is None
+    assert names(other, text) == expected
+    assert visavis.index(tmp_path / "elsewhere-run", scenes, out=other).num_encoded == 0
+    with pytest.raises(VisavisError, match="source, model: expected the new place"):
+        visavis.indexes_move(other)
 
 
 def write_vectors(folder, names, vectors, kind):
@@ -206,7 +208,7 @@ def test_given_vectors_equal_index_of_model(kind, original, scenes, foreign_capt
     overrides = {"evaluation.validation": "train", "epochs": 1}
     options = {"index": tmp_path / "given", "skip_bad": True, "overrides": overrides}
     visavis.train(data=foreign_captions, out=run, **options)
-    visavis.index(queries=run, out=tmp_path / "given")
+    visavis.indexes_use_queries(tmp_path / "given", run)
     file.unlink()
     assert len(visavis.search(tmp_path / "given", "a redzz starzz")) == 5
     with pytest.raises(RunError, match="has none"):

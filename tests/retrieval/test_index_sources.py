@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import visavis
 from visavis.cli import app
-from visavis.core.errors import DataError, RunError, VisavisError
+from visavis.core.errors import DataError, RunError
 from visavis.core.progress import NoProgress
 from visavis.data import video
 from visavis.data.formats.image_files import Exclusion, scan_folder
@@ -188,7 +188,7 @@ def test_search_and_serve_of_folder_keep_items(run, photos, recorder, caplog):
         )
         assert len(paths(folder)) == 6
         results = visavis.search(
-            "a red circle", collection=photos, model=run, top=10, group_duplicates=False
+            "a red circle", collection=photos, top=10, filter={"duplicates": "show"}
         )
         assert len(results) == 6
     (photos / "sub").chmod(0o755)
@@ -261,20 +261,11 @@ def test_index_command_names_what_it_keeps(run, photos):
     assert (
         f"warning: {photos}: 'sub': the folder cannot be read: Permission denied." in result.output
     )
-    result = CliRunner().invoke(
-        app,
-        [
-            "index",
-            str(run),
-            str(photos),
-            "--out",
-            "index",
-            "--remove-missing",
-            "--exclude",
-            "usb",
-            "--json",
-        ],
-    )
+    with as_ordinary_user():
+        result = CliRunner().invoke(app, ["indexes", "prune", "index", "--json"])
+    report = json.loads(result.stdout)
+    assert (report["removed"], report["num_kept"]) == ([], 2)
+    result = CliRunner().invoke(app, [*arguments, "--exclude", "usb", "--json"])
     assert json.loads(result.stdout)["removed"] == ["usb/4.png", "usb/5.png"]
 
 
@@ -346,7 +337,7 @@ def test_moved_source_keeps_vectors(build, photos, tmp_path):
     (moved / "1.png").rename(moved / "renamed.png")
     with pytest.raises(
         RunError,
-        match=r"source: expected .*photos, .*moved\. Make another .* If the folder was moved, pass --moved\.$",
+        match=r"source: expected .*photos, .*moved\. Make another .* If the folder was moved, run visavis indexes move .*index .*moved\.$",
     ):
         build(moved)
     report = build(moved, moved=True)
@@ -366,10 +357,8 @@ def test_moved_source_keeps_vectors(build, photos, tmp_path):
     ):
         build(tmp_path / "other", moved=True)
     assert len(paths()) == 6
-    with pytest.raises(RunError, match="new: expected the index of the moved folder, got none"):
-        build(moved, out=tmp_path / "new", moved=True)
-    with pytest.raises(VisavisError, match="--moved: expected --out"):
-        visavis.index(moved, moved=True)
+    with pytest.raises(RunError, match="new: expected an index"):
+        visavis.indexes_move(tmp_path / "new", moved)
 
 
 JUNK = (

@@ -60,7 +60,7 @@ def test_index_search_equals_model_score(late_run, photos, tmp_path):
     model = visavis.load(late_run)
     for text in ("a red circle", "two squares"):
         scores = model.score(files, [text])[:, 0].numpy()
-        found = visavis.search(tmp_path / "index", text, top=40, group_duplicates=False)
+        found = visavis.search(tmp_path / "index", text, top=40, filter={"duplicates": "show"})
         assert [hit.score for hit in found] == pytest.approx(
             np.sort(scores)[::-1].tolist(), abs=1e-5
         )
@@ -127,9 +127,11 @@ def test_index_search_supports_all_queries(late_run, scenes, tmp_path):
     assert sum(1 + len(hit.duplicates) for hit in found) == 10
     assert all(hit.item.metadata["split"] == "test" for hit in found)
     reranked = visavis.search(
-        tmp_path / "index", "a red circle", rerank=late_run, top=70, group_duplicates=False
+        tmp_path / "index", "a red circle", rerank=late_run, top=70, filter={"duplicates": "show"}
     )
-    plain = visavis.search(tmp_path / "index", "a red circle", top=70, group_duplicates=False)
+    plain = visavis.search(
+        tmp_path / "index", "a red circle", top=70, filter={"duplicates": "show"}
+    )
     assert [hit.score for hit in reranked[:50]] == pytest.approx(
         [hit.score for hit in plain[:50]], abs=1e-5
     )
@@ -210,11 +212,10 @@ def test_damaged_snapshot_is_rebuilt(late_run, photos, tmp_path, monkeypatch, ca
 
 
 @pytest.mark.slow
-def test_index_command_reports_compression(late_run, scenes, tmp_path):
-    arguments = [str(late_run), str(scenes), "--out", str(tmp_path / "index"), "--compression"]
-    report = json.loads(CliRunner().invoke(app, ["index", *arguments, "--json"]).stdout)[
-        "compression"
-    ]
+def test_measure_command_reports_compression(late_run, scenes, tmp_path):
+    build(late_run, scenes, tmp_path / "index")
+    command = ["indexes", "measure", str(tmp_path / "index")]
+    report = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["compression"]
     assert (report["num_items"], report["num_queries"], report["query_source"]) == (
         70,
         50,
@@ -223,7 +224,7 @@ def test_index_command_reports_compression(late_run, scenes, tmp_path):
     exact, *compressed = report["encodings"]
     assert exact["name"] == "float32"
     assert all(encoding["stored_bytes"] < exact["stored_bytes"] for encoding in compressed)
-    shown = CliRunner().invoke(app, ["index", *arguments])
+    shown = CliRunner().invoke(app, command)
     assert "Search: exact, " in shown.output
     assert "bytes: per item" in shown.output
 

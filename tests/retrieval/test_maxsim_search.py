@@ -289,7 +289,7 @@ def test_compare_set_encodings_measures_exact_search():
     assert (compressed.name, compressed.stored_bytes) == ("all, 8 bits", 25 * DIM)
     assert compressed.recall_at_10 >= 98
     assert report.recommendation.startswith("Search: exact, ")
-    assert "Use --item-bytes 1000: " in report.recommendation
+    assert "Use visavis indexes compress INDEX 1000: " in report.recommendation
 
 
 def test_compare_set_encodings_reports_default_search(monkeypatch):

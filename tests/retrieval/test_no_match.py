@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import visavis
 from visavis.cli import app
-from visavis.core.errors import VisavisError
+from visavis.core.errors import RunError, VisavisError
 from visavis.core.progress import NoProgress
 from visavis.retrieval import no_match
 from visavis.retrieval.index_builder import build_index
@@ -200,14 +200,16 @@ def test_search_ends_at_share_of_irrelevant_results(index_folder):
         assert cut.no_match == (expected[0] < 0.5)
         assert all(hit.irrelevant_share < level or level == 1 for hit in cut.hits)
     worst = visavis.search(index_folder, text, top=70)[-1]
-    cut = visavis.search(index_folder, text, path=worst.name, max_irrelevant=0.3)
+    cut = visavis.search(index_folder, text, filter={"path": worst.name}, max_irrelevant=0.3)
     assert cut.no_match
     assert cut.message.startswith("Probably no match: even the best one is irrelevant")
     # With a filter, fewer irrelevant items are expected.
     with closing(open_index(index_folder)) as index:
         count = index.count(ItemFilter(path="*1.png"))
     assert 0 < count < 70
-    best = visavis.search(index_folder, text, top=1, path="*1.png", max_irrelevant=1.0)[0]
+    best = visavis.search(index_folder, text, top=1, filter={"path": "*1.png"}, max_irrelevant=1.0)[
+        0
+    ]
     (expected,) = HAND.match_probabilities(np.array([10 * best.score]), count)
     assert best.match_probability == pytest.approx(expected, abs=1e-5)
 
@@ -236,18 +238,23 @@ def test_search_can_ignore_captions(index_folder, run, tmp_path):
     captions = Calibration((0.0, 1.0), (0.0, 0.0), 70, 20, 2.0, 0.0)
     write_manifest(folder, replace(read_manifest(folder), calibration=captions))
     assert visavis.search(folder, text).no_match
+    with pytest.raises(RunError, match="expected an index"):
+        visavis.indexes_calibrate(run, "collection")
     assert not visavis.search(folder, text, max_irrelevant=0.9).hits
+    assert visavis.indexes_calibrate(folder, "collection") == "collection"
     for level in (0.3, 0.6, None):
         expected = visavis.search(index_folder, text, max_irrelevant=level or 1.0)
-        found = visavis.search(folder, text, max_irrelevant=level, ignore_captions=True)
+        found = visavis.search(folder, text, max_irrelevant=level)
         assert found.to_json() == expected.to_json()
     assert found.hits
-    with pytest.raises(VisavisError, match="--ignore-captions, got a run"):
-        visavis.search(run, text, ignore_captions=True)
-    with closing(open_index(folder, ignore_captions=True)) as index:
-        served = ServedIndex(index, has_probabilities=True)
+    # Queries without match probabilities are answered as before.
+    assert visavis.search(folder, like=found[0].item.key).hits
+    with closing(open_index(folder)) as index:
+        served = ServedIndex(index)
         hits = served.search(QueryKey(text), None, 5, ItemFilter()).hits
     assert [hit.match_probability for hit in hits] == [hit.match_probability for hit in found]
+    assert visavis.indexes_calibrate(folder, "captions") == "captions"
+    assert visavis.search(folder, text).no_match
 
 
 def test_max_irrelevant_names_what_is_missing(index_folder, run, scenes):

@@ -55,7 +55,8 @@ def write_photo(path: Path, seed: int = 0, **tags: str) -> Path:
 
 def found(index: Path, **filters: str) -> list[str]:
     """Files that ``visavis search`` finds."""
-    results = visavis.search(index, "a red star", top=50, group_duplicates=False, **filters)
+    conditions = {"duplicates": "show", **filters}
+    results = visavis.search(index, "a red star", top=50, filter=conditions)
     return sorted(hit.item.path for hit in results)
 
 
@@ -110,7 +111,7 @@ def test_any_date_is_kept_sorted_and_filtered(zone_name, zone, run, tmp_path):
     assert found(index, after="0001-01-01") == sorted(order)
     assert found(index, before="9999-12-31T23:59:59-14:00") == sorted(order)
     shown = CliRunner().invoke(
-        cli.app, ["search", str(index), "star", "--json", "--before", "1650", "--top", "9"]
+        cli.app, ["search", str(index), "star", "--json", "--filter", "before=1650", "--top", "9"]
     )
     assert shown.exit_code == 0 and "monk.jpg" in shown.output
     assert served(index, "/").status_code == 200

@@ -165,7 +165,7 @@ def test_confirmed_store_must_be_that_of_the_index(run, scenes, tmp_path, monkey
         with pytest.raises(RunError, match=problem):
             visavis.search("index", "a red circle", store=other)
         with pytest.raises(RunError, match=problem):
-            visavis.evaluate("index", feedback="votes.jsonl", store=other)
+            visavis.indexes_evaluate("index", "votes.jsonl", store=other)
         with pytest.raises(RunError, match=problem):
             visavis.serve("index", port=0, store=[other])
 

@@ -222,19 +222,20 @@ def test_update_of_compressed_index_equals_new_index(late_run, photos, tmp_path,
         open_index(index)
 
 
-def test_item_bytes_command(late_run, run, photos, tmp_path):
-    def invoke(model, *arguments):
-        command = ["index", model, photos, "--out", tmp_path / "index", *arguments]
+def test_compress_command(late_run, run, photos, tmp_path):
+    def invoke(name, size):
+        command = ["indexes", "compress", tmp_path / name, size]
         return CliRunner().invoke(app, list(map(str, command)))
 
-    for model, size, message in (
-        (run, "2KB", "expected a model with several vectors per item"),
-        (late_run, "2 apples", "item_bytes: expected bytes"),
+    build(run, photos, tmp_path / "one-vector")
+    build(late_run, photos, tmp_path / "index")
+    for name, size, message in (
+        ("one-vector", "2KB", "expected a model with several vectors per item"),
+        ("index", "2 apples", "item_bytes: expected bytes"),
     ):
-        result = invoke(model, "--item-bytes", size)
+        result = invoke(name, size)
         assert result.exit_code == 1, result.output
         assert message in str(result.exception)
-    assert not (tmp_path / "index").exists()
-    result = invoke(late_run, "--item-bytes", "0.4KB")
+    result = invoke("index", "0.4KB")
     assert result.exit_code == 0, result.output
     assert read_manifest(tmp_path / "index").item_bytes == 400

@@ -211,7 +211,7 @@ def blind(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def probes(blind):
-    return visavis.probe(blind)
+    return visavis.papers_probe(blind)
 
 
 def test_probe_of_bag_of_words_fails_only_on_order(probes):
@@ -226,7 +226,7 @@ def test_probe_of_bag_of_words_fails_only_on_order(probes):
 
 
 def test_probe_command_prints_report(blind, probes, capsys):
-    score_of = CliRunner().invoke(cli.app, ["probe", str(blind), "--json"])
+    score_of = CliRunner().invoke(cli.app, ["papers", "probe", str(blind), "--json"])
     assert json.loads(score_of.stdout) == json.loads(json.dumps(probes.to_json()))
     print_result(probes)
     shown = capsys.readouterr().out
@@ -249,7 +249,7 @@ def test_probe_of_clip_averages_ties_on_order(tmp_path):
     run = visavis.train(
         "synthetic-clips/ce-appearance", data=clips, out=tmp_path / "run", overrides=small
     ).run
-    probes = visavis.probe(run)
+    probes = visavis.papers_probe(run)
     assert [one.kind for one in probes.results] == ["order of events", "direction"]
     assert all(one.num_ties == one.num_pairs for one in probes.results)
     assert probes.skipped == (
@@ -267,4 +267,4 @@ def test_probe_rejects_captions_without_edits(blind, tmp_path):
     with pytest.raises(
         RunError, match=r"expected a caption that can be edited, got none in 2 images"
     ):
-        visavis.probe(blind, data=tmp_path)
+        visavis.papers_probe(blind, data=tmp_path)

@@ -107,7 +107,7 @@ def test_several_protocols_share_encoded_items(toys, monkeypatch):
 
 
 def test_missing_measurement_is_null(trained, capsys):
-    result = visavis.evaluate(trained.run, published="ladder/4/cvse++-res152-l3")
+    result = visavis.papers_evaluate(trained.run, published="ladder/4/cvse++-res152-l3")
     figures = result.to_json()["published"]["published"]
     assert figures["i2t_cs_at_200"] == {"published": 0.274, "reached": None, "difference": None}
     line = next(
@@ -120,14 +120,14 @@ def test_missing_measurement_is_null(trained, capsys):
 
 def test_evaluate_compares_with_any_row(trained):
     assert (
-        visavis.evaluate(trained.run, published="unified/2/clip-coco").published.id
+        visavis.papers_evaluate(trained.run, published="unified/2/clip-coco").published.id
         == "unified/2/clip-coco"
     )
     with pytest.raises(
         visavis.core.errors.VisavisError,
-        match=r"cocos/2/vse\+\+-coco-triplet': expected a row that measures a model, .* visavis diagnose",
+        match=r"cocos/2/vse\+\+-coco-triplet': expected a row that measures a model, .* visavis papers diagnose",
     ):
-        visavis.evaluate(trained.run, published="cocos/2/vse++-coco-triplet")
+        visavis.papers_evaluate(trained.run, published="cocos/2/vse++-coco-triplet")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_train_rejects_invalid_protocol_before_training(settings, sentence, toys
         visavis.train(ROW, out=tmp_path / "run", overrides=overrides(ROW, toys) | settings)
 
 
-LISTED = "visavis catalog recipes --paper"
+LISTED = "visavis papers list"
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ LISTED = "visavis catalog recipes --paper"
 def test_unknown_row_id_reports_nearest_row(named, sentence, trained):
     for call in (
         lambda: visavis.train(named),
-        lambda: visavis.evaluate(trained.run, published=named),
+        lambda: visavis.papers_evaluate(trained.run, published=named),
     ):
         with pytest.raises(visavis.core.errors.RecipeError, match=sentence) as raised:
             call()
@@ -215,4 +215,4 @@ def test_unknown_name_reports_how_to_list_rows(tmp_path):
         visavis.core.errors.RecipeError,
         match=rf"^published: 'x' is not a row of a paper's table: {expected}",
     ):
-        visavis.evaluate(tmp_path / "no such run", published="x")
+        visavis.papers_evaluate(tmp_path / "no such run", published="x")

@@ -183,12 +183,12 @@ def test_published_values_follow_laws_of_metrics(table):
         ),
         (
             "goal/6/x-vlm-coco-info-nce",
-            r"MS-COCO .* dataset_coco\.json .* folder xvlm .*visavis convert.*got no coco",
+            r"MS-COCO .* dataset_coco\.json .* folder xvlm .*visavis papers convert.*got no coco",
         ),
         (
             "goal/6/x-vlm-flickr30k-info-nce",
             (
-                r"Flickr30K .* dataset_flickr30k\.json .* folder xvlm .*visavis convert.*got no "
+                r"Flickr30K .* dataset_flickr30k\.json .* folder xvlm .*visavis papers convert.*got no "
                 r"flickr30k"
             ),
         ),

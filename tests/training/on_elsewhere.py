@@ -176,7 +176,7 @@ def test_training_and_later_commands_run_on_device(kind, few_scenes, tmp_path, m
     with elsewhere():
         visavis.train(tmp_path / "recipe.toml", data=few_scenes, out=tmp_path / "run")
         visavis.evaluate(tmp_path / "run")
-        visavis.diagnose(tmp_path / "run")
+        visavis.papers_diagnose(tmp_path / "run")
         model = visavis.load(tmp_path / "run")
         assert model.device == DEVICE
         assert model.score(

@@ -92,7 +92,7 @@ def test_each_variant_resumes_loads_and_runs_every_command(
             len(visavis.search(tmp_path / "whole", "a red circle", collection=few_scenes, top=3))
             == 3
         )
-        assert visavis.diagnose(tmp_path / "whole").counts[0].objective
+        assert visavis.papers_diagnose(tmp_path / "whole").counts[0].objective
     model = visavis.load(tmp_path / "whole")
     torch.testing.assert_close(model.encode_texts(["a red circle"]).norm(dim=1), torch.ones(1))
 
@@ -174,7 +174,7 @@ def test_scale_starts_at_pretrained_value_within_bounds(dual_encoders, small, tm
     assert ["temperature" in health["alerts"] for health in log] == [False, True, True]
     assert {health["scale"] for health in log[1:]} <= {0.5, 200.0}
     assert learned in [pytest.approx(health["scale"]) for health in log]
-    (own, *_) = visavis.diagnose(tmp_path / "run").counts
+    (own, *_) = visavis.papers_diagnose(tmp_path / "run").counts
     assert own.objective == repr(InfoNCE(tau=round(1 / learned, 6)))
 
 

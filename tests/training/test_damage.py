@@ -202,7 +202,7 @@ def test_damaged_log_is_reported(finished, change, sentence):
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     storage.write_json_lines(log, [change(rows[0]), *rows[1:]])
     with pytest.raises(RunError, match=sentence):
-        visavis.diagnose(finished, max_batches=1)
+        visavis.papers_diagnose(finished, max_batches=1)
 
 
 def without_hashes(file: Path) -> None:

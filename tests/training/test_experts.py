@@ -129,7 +129,7 @@ def test_expert_run_needs_unchanged_store(recipe, store, monkeypatch):
     assert visavis.evaluate(run, split="val", data=store / "dataset.json").to_json()[
         "rsum"
     ] == pytest.approx(trained.validation_rsum)
-    mined = visavis.mine(run, num_negatives=2, max_ratio=0, out=store / "n.safetensors")
+    mined = visavis.data_mine(run, num_negatives=2, max_ratio=0, out=store / "n.safetensors")
     assert [(each.queries, each.negatives) for each in mined.directions] == [(48, 2), (48, 2)]
     hits = visavis.search(run, "a dog", top=3)
     assert len({hit.name for hit in hits}) == 3

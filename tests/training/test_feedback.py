@@ -331,7 +331,7 @@ def test_feedback_run_ignores_line_order_and_resumes_exactly(
     resolved = (run / "run.toml").read_text()
     assert f'feedback = "{file}"' in resolved
     assert "FeedbackSupervision(unlabeled='ignore', slack=0.5)" in resolved
-    assert visavis.diagnose(run).to_json()
+    assert visavis.papers_diagnose(run).to_json()
     assert outcome(run)["model"] != outcome(without)["model"]
 
 

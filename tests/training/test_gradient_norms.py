@@ -256,18 +256,18 @@ def test_diagnose_compares_the_gradients_of_runs(recipes, scenes, tmp_path, comm
         for objective in ("TripletHN()", "Triplet(margin=0.1)")
         for seed in (1, 2)
     ]
-    found = visavis.diagnose(runs, max_batches=1, out=tmp_path / "report.html")
+    found = visavis.papers_diagnose(runs, max_batches=1, out=tmp_path / "report.html")
     assert [flow.name for flow in found.gradients] == ["TripletHN"] * 2 + ["Triplet"] * 2
     assert [list(flow.records) for flow in found.gradients] == [records(run) for run in runs]
-    assert found.counts == visavis.diagnose(runs[0], max_batches=1).counts
+    assert found.counts == visavis.papers_diagnose(runs[0], max_batches=1).counts
     page = (tmp_path / "report.html").read_text()
     assert "Gradients during training" in page
     assert "areas their range" in page
     assert all(str(run) in page for run in runs)
-    code, out, _ = command_line("diagnose", *runs, "--max-batches", 1, "--quiet")
+    code, out, _ = command_line("papers", "diagnose", *runs, "--max-batches", 1, "--quiet")
     assert code == 0
     assert "gradient norm" in out and "raw: before normalization" in out
     without = train(recipes["position"], scenes, tmp_path / "without", gradients_every=0)
-    assert visavis.diagnose(without, max_batches=1).gradients == ()
+    assert visavis.papers_diagnose(without, max_batches=1).gradients == ()
     with pytest.raises(RunError, match=r"without: expected recorded gradients .*gradients_every"):
-        visavis.diagnose([runs[0], without], max_batches=1)
+        visavis.papers_diagnose([runs[0], without], max_batches=1)

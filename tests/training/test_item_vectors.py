@@ -345,7 +345,7 @@ def test_text_sides_are_compared_and_averaged(
     assert len(runs) == 4
     mean, first = visavis.evaluate([text_run, runs[0]]), visavis.evaluate(text_run)
     assert mean.num_images == first.num_images and mean.metrics != first.metrics
-    visavis.diagnose(text_run)
+    visavis.papers_diagnose(text_run)
 
 
 def test_stopped_text_side_resumes(

@@ -70,7 +70,7 @@ def reference(scores, guide_scores, is_positive, size, max_ratio, rounding=0.0):
 )
 def test_mined_negatives_match_plain_loops(run, scenes, stopped_run, tmp_path, max_ratio, guided):
     guide = stopped_run if guided else None
-    report = visavis.mine(
+    report = visavis.data_mine(
         run,
         num_negatives=7,
         max_ratio=max_ratio,
@@ -107,11 +107,11 @@ def test_mined_negatives_match_plain_loops(run, scenes, stopped_run, tmp_path, m
 
 def test_mining_prints_numbers_and_examples(run, command_line, tmp_path):
     code, out, err = command_line(
-        "mine", run, "--num-negatives", 3, "--out", tmp_path / "n.safetensors"
+        "data", "mine", run, "--num-negatives", 3, "--out", tmp_path / "n.safetensors"
     )
     assert code == 0, err
     assert f"MinedNegativeSupervision(file='{tmp_path / 'n.safetensors'}')" in out.replace("\n", "")
-    code, out, err = command_line("mine", run, "--max-ratio", 0, "--json")
+    code, out, err = command_line("data", "mine", run, "--max-ratio", 0, "--json")
     assert code == 0, err
     report = json.loads(out)
     assert report["file"] == str(run / "negatives-1.safetensors")
@@ -132,7 +132,9 @@ def test_preselection_of_all_candidates_is_exact(scenes, tmp_path):
     run = visavis.train(values, data=scenes, out=tmp_path / "run").run
     split = train_split(run)[0]
     files = {
-        n: visavis.mine(run, num_negatives=4, preselect=n, out=tmp_path / f"{n}.safetensors").file
+        n: visavis.data_mine(
+            run, num_negatives=4, preselect=n, out=tmp_path / f"{n}.safetensors"
+        ).file
         for n in (0, 59, 20)
     }
     exact, nearly, some = (MinedNegatives.read(file, split) for file in files.values())
@@ -255,7 +257,7 @@ def test_filter_drops_planted_copies(scenes, recipe, tmp_path):
     def share_of_copies(**options):
         out, num_negatives = tmp_path / f"{len(options)}.safetensors", len(split.images) - 1
         mined = MinedNegatives.read(
-            visavis.mine(run, out=out, num_negatives=num_negatives, **options).file, split
+            visavis.data_mine(run, out=out, num_negatives=num_negatives, **options).file, split
         )
         return (
             (mined.negative_images == copy_of[torch.from_numpy(split.image_of)][:, None])
@@ -273,7 +275,7 @@ def test_mined_phase_trains_and_resumes_exactly(
     run, scenes, recipe, outcome, in_pieces, listener, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    visavis.mine(run, out="n.safetensors")
+    visavis.data_mine(run, out="n.safetensors")
     changes = SHORT | {
         "phases.1.supervision": "MinedNegativeSupervision(file='n.safetensors', per_query=2)"
     }
@@ -298,14 +300,14 @@ def test_mined_phase_trains_and_resumes_exactly(
 
 
 def test_changed_file_of_negatives_stops_a_resume(run, scenes, recipe, tmp_path, stop_at):
-    file = visavis.mine(run, out=tmp_path / "n.safetensors").file
+    file = visavis.data_mine(run, out=tmp_path / "n.safetensors").file
     changes = SHORT | {"phases.1.supervision": f"MinedNegativeSupervision(file='{file}')"}
     with pytest.raises(Stopped):
         visavis.train(
             recipe, data=scenes, out=tmp_path / "run", overrides=changes, progress=stop_at(5)
         )
     file.unlink()
-    visavis.mine(run, num_negatives=2, out=file)
+    visavis.data_mine(run, num_negatives=2, out=file)
     with pytest.raises(RunError, match=r"phases\.1\.supervision"):
         visavis.train(resume=tmp_path / "run")
 
@@ -315,9 +317,9 @@ def test_mining_errors_name_the_remedy(run, scenes, few_scenes, recipe, tmp_path
         changes = SHORT | {"phases.1.supervision": f"MinedNegativeSupervision(file='{file}')"}
         return visavis.train(recipe, out=tmp_path / "new", overrides=changes, **options)
 
-    file = visavis.mine(run, out=tmp_path / "n.safetensors").file
+    file = visavis.data_mine(run, out=tmp_path / "n.safetensors").file
     with pytest.raises(RefusedOverwrite, match="already exists"):
-        visavis.mine(run, out=file)
+        visavis.data_mine(run, out=file)
     with pytest.raises(
         DataError,
         match=r"expected negatives of split train of .*, got negatives of other images or captions",
@@ -325,22 +327,22 @@ def test_mining_errors_name_the_remedy(run, scenes, few_scenes, recipe, tmp_path
         train(file, data=few_scenes)
     with pytest.raises(DataError, match=r"missing.safetensors"):
         train(tmp_path / "missing.safetensors", data=scenes)
-    with pytest.raises(RecipeError, match=r"expected file='FILE' of visavis mine, got none"):
+    with pytest.raises(RecipeError, match=r"expected file='FILE' of visavis data mine, got none"):
         train("", data=scenes)
-    with pytest.raises(DataError, match=r"expected a file of visavis mine, got tensors"):
+    with pytest.raises(DataError, match=r"expected a file of visavis data mine, got tensors"):
         train(run / "model" / "model.safetensors", data=scenes)
     with pytest.raises(RunError, match=r"max_ratio: expected a number from 0 to 1, got 2"):
-        visavis.mine(run, max_ratio=2)
+        visavis.data_mine(run, max_ratio=2)
     with pytest.raises(
         DataError, match=r"expected one of its splits \(.*\), got nowhere\. Use one of them\.$"
     ):
-        visavis.mine(run, split="nowhere")
+        visavis.data_mine(run, split="nowhere")
     for name, minimum in (("num_negatives", 1), ("preselect", 0)):
         with pytest.raises(
             visavis.SpecError,
             match=rf"^{name}: expected an integer >= {minimum}, got -1\. Set {name} to {minimum} or more\.$",
         ):
-            visavis.mine(run, **{name: -1})
+            visavis.data_mine(run, **{name: -1})
     with pytest.raises(visavis.SpecError, match="per_query: expected at least 1"):
         MinedNegativeSupervision(file="n", per_query=0)
 
@@ -352,8 +354,8 @@ def test_mining_errors_name_the_remedy(run, scenes, few_scenes, recipe, tmp_path
             {"negative_captions": torch.zeros(4, 0, dtype=torch.int32)},
             "expected indices below .* got shape ",
         ),
-        ({"negative_captions": torch.full((4, 3), 0.5)}, "expected a file of visavis mine"),
-        ({"fingerprint": torch.tensor(3.0)}, "expected a file of visavis mine"),
+        ({"negative_captions": torch.full((4, 3), 0.5)}, "expected a file of visavis data mine"),
+        ({"fingerprint": torch.tensor(3.0)}, "expected a file of visavis data mine"),
         (
             {"negative_captions": torch.tensor(1, dtype=torch.int32)},
             "got negatives of other images or captions",
@@ -388,7 +390,7 @@ def test_damaged_negatives_are_refused(change, message, tmp_path):
 
 
 def test_mining_writes_no_padding(run, tmp_path):
-    file = visavis.mine(run, num_negatives=1_000_000, out=tmp_path / "n.safetensors").file
+    file = visavis.data_mine(run, num_negatives=1_000_000, out=tmp_path / "n.safetensors").file
     assert file.stat().st_size < 2**20
     mined = MinedNegatives.read(file, train_split(run)[0])
     for index in (mined.negative_captions, mined.negative_images):
@@ -405,7 +407,7 @@ def test_mining_keeps_a_file_that_appears_meanwhile(run, tmp_path):
     with pytest.raises(
         RefusedOverwrite, match=r"already exists.* The result is in .*n-1\.safetensors\.$"
     ):
-        visavis.mine(run, out=out, progress=Writer())
+        visavis.data_mine(run, out=out, progress=Writer())
     assert out.read_text() == "of another program"
     assert MinedNegatives.read(tmp_path / "n-1.safetensors", train_split(run)[0]).count
     assert sorted(path.name for path in tmp_path.iterdir()) == ["n-1.safetensors", "n.safetensors"]
@@ -417,10 +419,10 @@ def test_failed_write_of_negatives_leaves_no_file(run, tmp_path, monkeypatch):
 
     monkeypatch.setattr(MinedNegatives, "save", fail)
     with pytest.raises(StorageError):
-        visavis.mine(run, out=tmp_path / "n.safetensors")
+        visavis.data_mine(run, out=tmp_path / "n.safetensors")
     assert not list(tmp_path.iterdir())
 
 
 def test_mining_refuses_a_guide_without_filter(run, tmp_path):
     with pytest.raises(RunError, match="guide: expected none with max_ratio 0"):
-        visavis.mine(run, guide=run, max_ratio=0, out=tmp_path / "n.safetensors")
+        visavis.data_mine(run, guide=run, max_ratio=0, out=tmp_path / "n.safetensors")

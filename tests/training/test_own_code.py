@@ -191,7 +191,7 @@ def test_own_objective_that_is_no_dataclass_is_one_error(lab, code, as_object, u
         "parse": lambda: visavis.parse(objective),
         "train": lambda: visavis.train("tiny.toml", overrides={"objective": objective}, data="x"),
         "compare": lambda: visavis.compare("tiny.toml", objective=[objective], data="x"),
-        "anatomy": lambda: visavis.anatomy(objective),
+        "anatomy": lambda: visavis.papers_anatomy(objective),
     }
     with pytest.raises(
         visavis.VisavisError,
@@ -395,7 +395,7 @@ def test_stored_texts_never_run_code(lab, scenes):
         lambda: visavis.evaluate("run"),
         lambda: visavis.load("run").encode_texts(["a red circle"]),
         lambda: visavis.export("run", format="onnx", out="onnx"),
-        lambda: visavis.diagnose("run"),
+        lambda: visavis.papers_diagnose("run"),
         lambda: visavis.train(resume="run"),
         lambda: visavis.train("run/run.toml", out="again"),
         lambda: visavis.train("mine.toml", out="mine"),

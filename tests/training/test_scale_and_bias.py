@@ -409,7 +409,7 @@ def test_training_starts_from_run_with_or_without_bias(siglip, pairs, tmp_path):
 def test_diagnosis_uses_learned_scale_and_bias(siglip, pairs, tmp_path):
     visavis.train("clip/full", overrides=settings(siglip, pairs), out=tmp_path / "run")
     matcher = visavis.load(tmp_path / "run").matcher
-    own = visavis.parse(visavis.diagnose(tmp_path / "run").counts[0].objective)
+    own = visavis.parse(visavis.papers_diagnose(tmp_path / "run").counts[0].objective)
     assert (own.scale, own.bias) == (
         pytest.approx(matcher.scale().item()),
         matcher.logit_bias.item(),

@@ -409,7 +409,7 @@ def test_noisy_supervision_evaluates_mean_of_networks(recipes, scenes, tmp_path)
     test = open_dataset(scenes).split("test")
     images = [image.open() for image in test.images]
     mean = (first.score(images, test.captions) + second.score(images, test.captions)) / 2
-    both = visavis.evaluate(run, average=True).metrics
+    both = visavis.papers_evaluate(run, average=True).metrics
     top = mean.topk(5, dim=0).indices == torch.from_numpy(test.image_of)
     assert both["t2i_r5"] == pytest.approx(100 * top.any(0).float().mean().item())
     assert both != visavis.evaluate(run).metrics
@@ -425,7 +425,7 @@ def test_noisy_supervision_saves_peer_with_best_model(recipes, scenes, tmp_path)
     overrides = {"phases.0.optimizer.lr": 1e-12, "evaluation.validation": "train"} | later
     visavis.train(recipes / "NCR.toml", data=scenes, out=tmp_path / "run", overrides=overrides)
     with pytest.raises(RunError, match=r"expected a second network in peer, found none"):
-        visavis.evaluate(tmp_path / "run", average=True)
+        visavis.papers_evaluate(tmp_path / "run", average=True)
 
 
 CLIP = {

@@ -121,7 +121,7 @@ def test_video_model_trains_loads_and_searches(folder, recipe, tmp_path):
 
 def test_negatives_of_clips_are_mined_and_trained_with(folder, recipe, tmp_path):
     run = visavis.train(recipe, data=folder, out=tmp_path / "run").run
-    report = visavis.mine(run, num_negatives=3, max_ratio=0, out=tmp_path / "n.safetensors")
+    report = visavis.data_mine(run, num_negatives=3, max_ratio=0, out=tmp_path / "n.safetensors")
     assert [(each.queries, each.negatives) for each in report.directions] == [(8, 3), (16, 3)]
     assert all(example.negative.endswith(".mp4") for example in report.examples)
     changes = {

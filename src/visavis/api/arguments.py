@@ -6,15 +6,26 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from visavis.core.errors import DataError, RecipeError, RunError, SpecError, format_value
+from visavis.core.errors import (
+    DataError,
+    RecipeError,
+    RunError,
+    SpecError,
+    VisavisError,
+    format_value,
+)
 from visavis.core.fields import require_dataclass
 from visavis.core.own_code import name_part
 from visavis.core.progress import Progress
+
+if TYPE_CHECKING:
+    from visavis.data.parallel import Engine
+    from visavis.retrieval.items import ItemFilter
 
 T = TypeVar("T", str, float)
 
@@ -137,6 +148,62 @@ def read_bank(bank: str | Path) -> str | list[str]:
     if not (texts := read_lines(bank)):
         raise DataError(f"{bank}: expected one text per line, got an empty file. Add texts.")
     return texts
+
+
+def parse_workers(workers: int | str | None) -> tuple[Engine, int | None]:
+    """Parse how many processes share the work, and where they run.
+
+    Args:
+        workers: A number of processes, also as text, ``"ray"`` for a Ray cluster, or ``"ray:8"``
+            for 8 processes on it. None: the default.
+
+    Returns:
+        The engine, and the number of processes, or None for its default.
+
+    Raises:
+        VisavisError: If the text has another form.
+    """
+    if not isinstance(workers, str):
+        return "local", workers
+    if workers == "ray":
+        return "ray", None
+    try:
+        number = int(workers.removeprefix("ray:"))
+    except ValueError:
+        raise VisavisError(
+            "workers: expected a number of processes such as 4, or ray or ray:4 for a Ray cluster, "
+            f"got {format_value(workers)}."
+        ) from None
+    return ("ray" if workers.startswith("ray:") else "local"), number
+
+
+def parse_item_filter(conditions: Mapping[str, str]) -> tuple[ItemFilter, bool]:
+    """Parse the conditions of a search.
+
+    Args:
+        conditions: Values by name: ``path``, ``kind``, ``after``, ``before`` and ``duplicates``.
+            Another name is a name of metadata, and so is the rest of ``metadata.NAME``.
+
+    Returns:
+        The conditions on items, and whether near-duplicates are one result.
+
+    Raises:
+        DataError: If a time cannot be parsed.
+        SpecError: If the kind is unknown, or duplicates are neither grouped nor shown.
+    """
+    from visavis.retrieval.items import ItemFilter, ItemKind, parse_filter_time
+
+    metadata = dict(conditions)
+    path = metadata.pop("path", "")
+    kind: Any = metadata.pop("kind", None)
+    after = parse_filter_time(metadata.pop("after", None))
+    before = parse_filter_time(metadata.pop("before", None))
+    duplicates = metadata.pop("duplicates", "group")
+    check_choice("duplicates", duplicates, ("group", "show"))
+    if kind is not None:
+        check_choice("kind", kind, get_args(ItemKind))
+    metadata = {name.removeprefix("metadata."): value for name, value in metadata.items()}
+    return ItemFilter(path, kind, after, before, metadata), duplicates == "group"
 
 
 def parse_overrides(overrides: dict[str, Any] | Sequence[str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from visavis.api.arguments import parse_overrides, to_list
+from visavis.api.arguments import parse_overrides, parse_workers, to_list
 from visavis.core.errors import RefusedOverwrite, VisavisError, suggest_name
 from visavis.core.progress import NoProgress, Progress
 
@@ -211,8 +211,7 @@ def features(
     full_decoding: bool = False,
     out: str | Path | None = None,
     skip_bad: bool = False,
-    engine: Literal["local", "ray"] = "local",
-    workers: int | None = None,
+    workers: int | str | None = None,
     progress: Progress | None = None,
 ) -> list[FeatureStore]:
     """Cache the features of frozen encoders for a data set. An interrupted call resumes. Processes
@@ -230,9 +229,8 @@ def features(
             files.
         out: Folder for the stores. Default: the cache, where training finds them.
         skip_bad: Leave out broken images and captions, and list them.
-        engine: Encode locally, or on a Ray cluster.
-        workers: Number of processes of a Ray cluster, or that read images. Default: 2 on Ray, else
-            one per core for a GPU and none for a CPU.
+        workers: Number of processes that read images, or ray:NUMBER for a Ray cluster. Default: one
+            per core for a GPU, none for a CPU, and 2 on Ray.
         progress: Receives the progress.
 
     Returns:
@@ -257,6 +255,7 @@ def features(
     from visavis.training.processes import join_processes
 
     progress = progress or NoProgress()
+    engine, num_workers = parse_workers(workers)
     if not visual and not text:
         raise VisavisError(
             "features: expected an image encoder, a text encoder, or both, got none. Pass --visual "
@@ -295,7 +294,7 @@ def features(
             )
         for skipped in dataset.skipped:
             progress.message(f"left out: {skipped}")
-        compute = partial(cache_features, dataset, engine=engine, workers=workers, group=group)
+        compute = partial(cache_features, dataset, engine=engine, workers=num_workers, group=group)
         return [
             compute(
                 encoder,
@@ -306,7 +305,7 @@ def features(
         ]
 
 
-def convert(
+def papers_convert(
     checkpoint: str | Path,
     out: str | Path,
     *,
@@ -342,8 +341,8 @@ def convert(
 
     Command line:
         ```sh
-        visavis convert epoch_32.pt --config ViT-B-32 --out models/clip
-        visavis convert openai/clip-vit-base-patch32 --max-length 248 --out models/long-clip
+        visavis papers convert epoch_32.pt --config ViT-B-32 --out models/clip
+        visavis papers convert openai/clip-vit-base-patch32 --max-length 248 --out models/long-clip
         ```
     """
     from visavis.core import storage
@@ -452,40 +451,53 @@ def demo(*, out: str | Path | None = None, progress: Progress | None = None) -> 
     return run_demo(out, progress or NoProgress())
 
 
-def catalog(
-    kind: str | None = None, *, paper: str | None = None
-) -> dict[str, list[dict[str, Any]]]:
+def catalog(kind: str | None = None) -> dict[str, list[dict[str, Any]]]:
     """List objectives, models, metrics, recipes and other parts. Each entry has its formula, source
     and defaults. Data formats, protocols and vector stores are listed, too.
 
     Args:
         kind: One catalog: objectives, models, metrics, formats, recipes, protocols, ... Default:
             all.
-        paper: Paper whose table rows are listed, such as goal. Default: all recipes.
 
     Returns:
         Entries by kind.
 
     Raises:
-        VisavisError: If the kind or the paper is unknown.
+        VisavisError: If the kind is unknown.
 
     Command line:
         ```sh
         visavis catalog objectives
-        visavis catalog recipes --paper goal
+        visavis catalog recipes
         ```
     """
-    from visavis.api.catalog_entries import CATALOGS, catalog_entries, table_rows
+    from visavis.api.catalog_entries import CATALOGS, catalog_entries
 
     if kind is not None and kind not in CATALOGS:
         raise VisavisError(
             f"catalog: expected a kind of entries, got {kind!r}: {suggest_name(kind, CATALOGS)}"
         )
-    if paper is not None:
-        if kind not in (None, "recipes"):
-            raise VisavisError(
-                f"paper: expected the catalog recipes, got {kind}. Run visavis catalog recipes "
-                f"--paper {paper}."
-            )
-        return {"recipes": table_rows(paper)}
     return {name: catalog_entries(name) for name in CATALOGS if kind in (None, name)}
+
+
+def papers_list(paper: str | None = None) -> dict[str, list[dict[str, Any]]]:
+    """List the rows of papers' tables with their published results. It also lists what each row
+    needs, its recipe, and the curves of figures.
+
+    Args:
+        paper: Paper whose rows are listed, such as goal. Default: all papers.
+
+    Returns:
+        The rows, under the key ``recipes``.
+
+    Raises:
+        VisavisError: If the paper is unknown.
+
+    Command line:
+        ```sh
+        visavis papers list goal
+        ```
+    """
+    from visavis.api.catalog_entries import table_rows
+
+    return {"recipes": table_rows(paper)}

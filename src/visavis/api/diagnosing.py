@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from visavis.research.attention_maps import AttentionMap
 
 
-def anatomy(objective: str | Sequence[str], *, out: str | Path | None = None) -> ObjectiveProfiles:
+def papers_anatomy(
+    objective: str | Sequence[str], *, out: str | Path | None = None
+) -> ObjectiveProfiles:
     """Plot the gradient of objectives on a triplet, without data. It shows the weights of pairs and
     the rotation of vectors.
 
@@ -37,7 +39,7 @@ def anatomy(objective: str | Sequence[str], *, out: str | Path | None = None) ->
 
     Command line:
         ```sh
-        visavis anatomy 'Unified(gamma=50)' 'VLC()' --out anatomy
+        visavis papers anatomy 'Unified(gamma=50)' 'VLC()' --out anatomy
         ```
     """
     from visavis.core import storage
@@ -54,7 +56,7 @@ def anatomy(objective: str | Sequence[str], *, out: str | Path | None = None) ->
     return result
 
 
-def diagnose(
+def papers_diagnose(
     run: str | Path | Sequence[str | Path],
     *,
     objective: str | Sequence[str] = (),
@@ -101,9 +103,9 @@ def diagnose(
 
     Command line:
         ```sh
-        visavis diagnose runs/mine
-        visavis diagnose runs/vlc runs/unified --out diagnosis.html
-        visavis diagnose runs/mine --objective 'TripletHN(margin=0.2)' --out diagnosis.html
+        visavis papers diagnose runs/mine
+        visavis papers diagnose runs/vlc runs/unified --out diagnosis.html
+        visavis papers diagnose runs/mine --objective 'TripletHN(margin=0.2)' --out diagnosis.html
         ```
     """
     from visavis.core import storage
@@ -134,7 +136,7 @@ def diagnose(
     return result
 
 
-def probe(
+def papers_probe(
     run: str | Path,
     *,
     num_images: int = 500,
@@ -166,7 +168,7 @@ def probe(
 
     Command line:
         ```sh
-        visavis probe runs/mine --num-images 200
+        visavis papers probe runs/mine --num-images 200
         ```
     """
     from visavis.papers.probes import probe_run

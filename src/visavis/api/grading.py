@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from visavis.papers.relevance.ranked_lists import RankedListComparison
 
 
-def agreement(
+def papers_agreement(
     runs: str | Path | Sequence[str | Path],
     *,
     data: str | Path | None = None,
@@ -51,7 +51,7 @@ def agreement(
 
     Command line:
         ```sh
-        visavis agreement runs/mine --data flickr8k
+        visavis papers agreement runs/mine --data flickr8k
         ```
     """
     from visavis.papers.relevance.runs import measure_run_agreement
@@ -61,7 +61,7 @@ def agreement(
     )
 
 
-def coherence(
+def papers_coherence(
     runs: str | Path | Sequence[str | Path],
     *,
     relevance: str = "CBoW()",
@@ -106,7 +106,7 @@ def coherence(
 
     Command line:
         ```sh
-        visavis coherence runs/mine runs/other --out coherence
+        visavis papers coherence runs/mine runs/other --out coherence
         ```
     """
     from visavis.core import storage
@@ -178,7 +178,7 @@ def coherence(
     return comparison
 
 
-def relevance(
+def papers_relevance(
     estimator: str | Sequence[str] = (), *, progress: Progress | None = None
 ) -> list[EstimatorQuality]:
     """Correlate relevance estimators with human ratings. The ratings are STS-B and Crisscrossed
@@ -197,7 +197,7 @@ def relevance(
 
     Command line:
         ```sh
-        visavis relevance --estimator "CBoW()"
+        visavis papers relevance --estimator "CBoW()"
         ```
     """
     from visavis.papers.relevance.estimator_quality import DEFAULT_ESTIMATORS, evaluate_estimators
@@ -205,7 +205,7 @@ def relevance(
     return evaluate_estimators(to_list(estimator) or DEFAULT_ESTIMATORS, progress or NoProgress())
 
 
-def relevance_thresholds(
+def papers_relevance_thresholds(
     data: str | Path,
     *,
     estimator: str | Sequence[str] = (),
@@ -236,7 +236,7 @@ def relevance_thresholds(
 
     Command line:
         ```sh
-        visavis relevance thresholds flickr8k --estimator "CBoW()" --out thresholds.png
+        visavis papers relevance thresholds flickr8k --estimator "CBoW()" --out thresholds.png
         ```
     """
     from visavis.core import storage
@@ -259,7 +259,7 @@ def relevance_thresholds(
     return distributions
 
 
-def relevance_fit(
+def papers_relevance_fit(
     out: str | Path,
     *,
     kind: Literal["bi", "cross", "regression"] = "bi",
@@ -296,7 +296,7 @@ def relevance_fit(
 
     Command line:
         ```sh
-        visavis relevance fit --kind cross --out models/cross
+        visavis papers relevance fit --kind cross --out models/cross
         ```
     """
     from visavis.papers.relevance.fine_tuning import EncoderKind, fine_tune

@@ -7,55 +7,42 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from visavis.api.arguments import (
-    as_text,
-    check_choice,
     optional_path,
     optional_text,
-    read_bank,
+    parse_item_filter,
+    parse_workers,
     read_lines,
     to_list,
     to_paths,
 )
 from visavis.core.errors import DataError, VisavisError
-from visavis.core.memory_budget import MemoryLimit, parse_memory
+from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
+    from visavis.evaluation.classification import ZeroShotResult
     from visavis.retrieval.index_builder import IndexReport
-    from visavis.retrieval.index_queries import QueryModels
     from visavis.retrieval.search import SearchQuery, SearchResults
 
 
 def index(
-    run: str | Path | None = None,
+    run: str | Path,
     source: str | Path | None = None,
     *,
     out: str | Path | None = None,
     model: str | Path | None = None,
-    queries: str | Path | None = None,
-    list_queries: bool = False,
-    restore_queries: bool = False,
     store: str | Path | None = None,
     moment_seconds: float | None = None,
     embedding_dim: int | None = None,
     full_decoding: bool = False,
     exclude: str | Sequence[str] = (),
-    remove_missing: bool = False,
-    moved: bool = False,
-    compression: bool = False,
-    correction: str | None = None,
-    bank: str | Path | None = None,
-    item_bytes: MemoryLimit = None,
-    set_default: bool = False,
-    engine: Literal["local", "ray"] = "local",
-    workers: int | None = None,
+    workers: int | str | None = None,
     device: str | None = None,
-    memory: MemoryLimit = None,
     progress: Progress | None = None,
-) -> IndexReport | QueryModels:
+) -> IndexReport:
     """Index a folder of images and videos, or update an index. Only new and changed files are
     encoded.
 
@@ -65,23 +52,17 @@ def index(
     validation data of the run are available, the match probability is calibrated. Without a run, a
     pretrained CLIP or SigLIP model is used: ``index("photos/")``.
 
-    With ``queries``, ``list_queries`` or ``restore_queries``, the models of text queries of an existing
-    index are changed or listed, and no file is read.
+    ``visavis indexes`` changes an existing index: its query models, compression and correction.
 
     Args:
         run: Run folder, folder or hub name of a CLIP, SigLIP or ColPali model, or file of vectors.
-            With one argument: the folder to index. Default: none, to change query models.
+            With one argument: the folder to index.
         source: Folder of images and videos, or a data set. Default: the first argument, with a
             pretrained model.
         out: Folder of the index. An existing index is updated. Default: indexes/NAME in the current
             folder, NAME being the folder's name.
         model: Folder or hub name of a pretrained model, without a run. Default: the model of
             the index, else the user's default model.
-        queries: Run of visavis train --index that encodes the text queries of --out from now on.
-            Also 'items' for the model that encoded the items, or a fingerprint of --list-queries.
-            Default: no change.
-        list_queries: List the query models of --out.
-        restore_queries: Return to the query model that --out had before.
         store: LanceDB folder or s3:// URI, or Milvus *.db file or http:// URL. Required again for
             an update. Default: LanceDB inside --out.
         moment_seconds: Length of a video moment in seconds. Default: 4, or the value of the index.
@@ -91,110 +72,43 @@ def index(
             files. An existing index keeps its setting.
         exclude: Pattern of names or paths that are not indexed, such as drafts or '2024/raw*'.
             Default: none, or those of the index.
-        remove_missing: Remove missing files also if more than half are missing, or their folder is
-            empty.
-        moved: The source of the index --out was moved to this folder. Its vectors are kept.
-        compression: Also measure recall, bytes and latency of compressed vectors.
-        correction: Correction of text queries for hubs, such as "QueryBankNorm()", see visavis
-            catalog corrections. It is on only if held-out queries gain from it. none removes it.
-            Default: the one of the index.
-        bank: Texts that --correction learns from: a .txt file with one text per line, or a split of
-            the run. Default: train.
-        item_bytes: Compress the vectors of a late-interaction model to this size per item, such as
-            2KB. Default: float32, or the value of the index.
-        set_default: Use --model for all later commands that name no model.
-        engine: Encode locally, or on a Ray cluster.
-        workers: Number of processes of a Ray cluster, or that read images. Default: 2 on Ray, else
-            one per core for a GPU and none for a CPU.
+        workers: Number of processes that read images, or ray:NUMBER for a Ray cluster. Default: one
+            per core for a GPU, none for a CPU, and 2 on Ray.
         device: Device of the model: cpu, cuda or mps. Default: CUDA or an Apple GPU if available.
-        memory: Maximum memory of score blocks, such as 2GiB. Default: a share of the free memory.
         progress: Receives the progress.
 
     Returns:
-        Counts of encoded, unchanged, moved and removed files, or the query models of the index.
+        Counts of encoded, unchanged, moved and removed files.
 
     Raises:
         DataError: If the source cannot be read.
         RunError: If the folder is not a run, or the index is of another model, source or setting.
-        VisavisError: If a run and a model are given, ``moved`` without ``out``, ``set_default``
-            without ``model``, ``bank`` without ``correction``, or neither a folder nor a query
-            model.
+        VisavisError: If a run and a model are given.
 
     Command line:
         ```sh
         visavis index photos/
         visavis index runs/mine photos/ --out index
-        visavis index runs/mine moved/photos/ --out index --moved
-        visavis index runs/mine photos/ --out index --correction "QueryBankNorm()"
-        visavis index --queries runs/my-words --out index
-        visavis index --restore-queries --out index
         ```
     """
     from visavis.api.run_collections import open_run_data
-
-    changes = [queries is not None, list_queries, restore_queries]
-    if any(changes):
-        if sum(changes) > 1 or out is None or run is not None:
-            raise VisavisError(
-                "--queries, --list-queries, --restore-queries: expected one of them with --out "
-                "alone, got more or no --out. Change the query model and update the index "
-                "in two commands."
-            )
-        from visavis.retrieval import index_queries
-
-        if list_queries:
-            return index_queries.list_queries(Path(out))
-        if queries is None:
-            return index_queries.restore_queries(Path(out))
-        return index_queries.use_queries(
-            Path(out), queries, progress or NoProgress(), open_data=open_run_data
-        )
-    if run is None:
-        raise VisavisError(
-            "index: expected a folder of images, or --queries RUN with --out INDEX, got neither. "
-            "Name the folder to index."
-        )
     from visavis.retrieval.index_builder import build_index, default_index_folder, index_source
 
     progress = progress or NoProgress()
-    correction = as_text(correction)
-    if bank is not None and correction in (None, "none"):
-        raise VisavisError("--bank: expected it with --correction, got no --correction. Pass both.")
-    if correction not in (None, "none"):
-        from visavis.evaluation.corrections import parse_correction
-
-        # A wrong spec is reported before files are encoded.
-        correction = repr(parse_correction(str(correction)))
+    engine, num_workers = parse_workers(workers)
     options: dict[str, Any] = {
         "store": optional_text(store),
         "moment_seconds": moment_seconds,
         "embedding_dim": embedding_dim,
         "full_decoding": full_decoding,
         "exclude": to_list(exclude),
-        "remove_missing": remove_missing,
-        "moved": moved,
-        "compression": compression,
-        "correction": "" if correction == "none" else correction,
-        "bank": None if bank is None else read_bank(bank),
-        "item_bytes": parse_memory(item_bytes, "item_bytes"),
         "open_data": open_run_data,
         "engine": engine,
-        "workers": workers,
+        "workers": num_workers,
         "device": device,
-        "memory": memory,
     }
-    if moved and out is None:
-        raise VisavisError(
-            "--moved: expected --out with the index of the moved folder, got none. Pass the folder "
-            "of the index with --out."
-        )
-    if set_default and (model is None or source is not None):
-        raise VisavisError(
-            "--set-default: expected a folder and --model with the new default model, got none. "
-            "Pass --model NAME."
-        )
     if source is None:
-        return index_source(run, out, model, progress, set_default=set_default, **options)
+        return index_source(run, out, model, progress, **options)
     if model is not None:
         raise VisavisError(
             f"--model: expected one model, got {run} and {model}. Leave out one of them."
@@ -212,19 +126,11 @@ def search(
     like: str | Sequence[str] = (),
     without: str | Sequence[str] = (),
     collection: str | Path | None = None,
-    path: str = "",
-    kind: Literal["image", "video", "moment"] | None = None,
-    after: str | None = None,
-    before: str | None = None,
-    metadata: Mapping[str, str] | None = None,
-    group_duplicates: bool = True,
+    filter: Mapping[str, str] | None = None,  # noqa: A002 - the option is --filter
     rerank: str | Path | None = None,
-    model: str | Path | None = None,
     store: str | Path | None = None,
     top: int = 5,
     max_irrelevant: float | None = None,
-    ignore_captions: bool = False,
-    memory: MemoryLimit = None,
     progress: Progress | None = None,
 ) -> SearchResults:
     """Search an index or a run by text, images or similar items. Without an index, it searches the
@@ -241,27 +147,18 @@ def search(
         like: Key of an item of the index to find similar items of.
         without: Text that results should not match.
         collection: Data set or folder of images to search with a run. Default: the run's own data.
-        path: Pattern of paths to search, such as '*beach*', in upper or lower case. Default: all.
-        kind: Kind of items to search. Default: all.
-        after: Earliest capture time, or modification time if it is not known, such as 2024-05-31
-            or 2024. Default: any.
-        before: Time before which the items must lie. A year or month counts from its start.
-            Default: any.
-        metadata: Metadata value of items to search, such as split=test. Default: any.
-        group_duplicates: Group near-duplicates and moments of one video into one result.
+        filter: Condition on the items: path='*beach*', kind=image, video or moment,
+            after=2024-05-31, before=2025, duplicates=show or a metadata value such as split=test.
+            Upper and lower case of paths are equal. Times are capture times, or modification times
+            if they are not known. A year or month counts from its start. Near-duplicates and
+            moments of one video are one result unless they are shown. Default: any.
         rerank: Run that re-ranks the first 50 results, or --top if larger, such as SCAN. Default:
             none.
-        model: New location of the model of an index, or model for --collection without a run.
-            Default: the recorded or default model.
         store: Confirms the store of an index outside its folder. Default: only a store inside.
         top: Number of results.
         max_irrelevant: Expected share of irrelevant results at which the list ends, such as 0.3.
             --all prints the weaker results, too. Without validation captions, the first search takes
             longer. Default: the list does not end.
-        ignore_captions: Take match probabilities from the collection, also if validation captions
-            calibrate the index. Recommended for texts that are shorter than the captions.
-        memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of
-            the free memory.
         progress: Receives the progress.
 
     Returns:
@@ -277,14 +174,13 @@ def search(
         visavis search "two dogs on a beach" --collection photos/
         visavis search index "two dogs on a beach" --top 10
         visavis search index "two dogs on a beach" --top 50 --max-irrelevant 0.3
-        visavis search index --image photo.jpg --after 2024-05-31
+        visavis search index --image photo.jpg --filter after=2024-05-31 --filter kind=image
         visavis search openai/clip-vit-base-patch32 "a red car" --collection photos/
         ```
     """
     from visavis.core.fields import validate_int
     from visavis.models.retriever import Retriever
     from visavis.retrieval.index_folder import is_index
-    from visavis.retrieval.items import ItemFilter, ItemKind, parse_filter_time
     from visavis.retrieval.open_index import open_index
     from visavis.retrieval.search import (
         Collection,
@@ -303,13 +199,10 @@ def search(
             from visavis.api.run_collections import open_run_data
             from visavis.retrieval.index_builder import update_default_index
 
-            index_folder = update_default_index(
-                collection, model, progress, open_data=open_run_data, memory=memory
-            )
+            index_folder = update_default_index(collection, None, progress, open_data=open_run_data)
             runs = [index_folder]
             query = text
             collection = None
-            model = None
         elif not (image or like):
             raise VisavisError(
                 f"search: expected an index, run or model and a query, got only {text!r}. Add "
@@ -320,11 +213,7 @@ def search(
             f"{text}: expected an index, run or model, got a folder without an index. Search it "
             f"with visavis search {shlex.quote(query or 'QUERY')} --collection {shlex.quote(text)}."
         )
-    if kind is not None:
-        check_choice("kind", kind, get_args(ItemKind))
-    item_filter = ItemFilter(
-        path, kind, parse_filter_time(after), parse_filter_time(before), dict(metadata or {})
-    )
+    item_filter, group_duplicates = parse_item_filter(filter or {})
     parts = build_query(query, image, like, without)
     searched: Collection
     if any(is_index(folder) for folder in runs):
@@ -333,16 +222,16 @@ def search(
                 "search: expected one index without --collection, as an index has its own images. "
                 "Pass one index only."
             )
-        searched = open_index(
-            runs[0], model=model, store=store, memory=memory, ignore_captions=ignore_captions
-        )
-        if ignore_captions and max_irrelevant is None:
+        opened = open_index(runs[0], store=store)
+        searched = opened
+        has_probabilities = parts.is_single_text and rerank is None and opened.correction is None
+        if opened.manifest.ignore_captions and has_probabilities and max_irrelevant is None:
             # Probabilities from the collection are shown on request only.
             max_irrelevant = 1.0
-    elif image or like or without or item_filter or rerank or store or ignore_captions:
+    elif image or like or without or item_filter or rerank or store:
         raise VisavisError(
-            f"{runs[0]}: expected an index for image queries, filters, --rerank, --store and "
-            "--ignore-captions, got a run or model. "
+            f"{runs[0]}: expected an index for image queries, filters, --rerank and --store, got a "
+            "run or model. "
             f"Create one with visavis index {runs[0]} FOLDER --out INDEX."
         )
     else:
@@ -351,11 +240,11 @@ def search(
         # A wrong query is reported before features are computed.
         validate_text_query(query)
         validate_int(top, "top", 1)
-        searched = open_run_images(runs, optional_path(collection), progress, memory)
+        searched = open_run_images(runs, optional_path(collection), progress)
     with closing(searched):
         for encoder in searched.models:
             warn_unknown_words(encoder, parts, progress)
-        reranker = None if rerank is None else Retriever.load(rerank, memory=memory)
+        reranker = None if rerank is None else Retriever.load(rerank)
         results = search_collection(
             searched,
             parts,
@@ -375,55 +264,80 @@ def search(
 
 def classify(
     run: str | Path,
-    image: str | Path,
-    labels: str | Path | Sequence[str],
+    images: str | Path,
+    labels: str | Path | Sequence[str] = (),
     *,
     templates: str | Path | None = None,
-    model: str | Path | None = None,
     top: int = 5,
     memory: MemoryLimit = None,
-) -> list[tuple[str, float]]:
-    """Classify an image with text labels (zero-shot).
+    progress: Progress | None = None,
+) -> list[tuple[str, float]] | ZeroShotResult:
+    """Classify an image with text labels (zero-shot). For a folder with a subfolder of images for
+    each class, it measures the accuracy.
 
     Args:
         run: Run folder, folder or hub name of a pretrained model, or index for its model.
-        image: Image file.
-        labels: File with one label or caption per line, or several labels.
-        templates: File with one prompt per line, with {} in place of the label. Default: the labels
-            as they are.
-        model: New location of the model of an index. Default: the recorded one.
-        top: Number of labels.
+        images: Image file, or folder with a subfolder of images for each class.
+        labels: File with one label or caption per line, or several labels. For a folder: file with
+            a subfolder and the name of its class per line. Default: the names of the subfolders,
+            with spaces for _ and -.
+        templates: File with one prompt per line, with {} in place of the label. Default: the label
+            as it is, and the prompt a photo of a {} for a folder.
+        top: Number of labels of an image.
         memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of
             the free memory.
+        progress: Receives the progress.
 
     Returns:
-        Labels with their scores, best first.
+        Labels with their scores, best first. For a folder, the accuracies of all images and of each
+        class.
 
     Raises:
-        DataError: If the image, the labels or the templates cannot be read.
+        DataError: If images, labels or templates cannot be read.
         RunError: If the folder is neither a run nor an index.
+        ShapeError: If there is no label for an image.
         SpecError: If ``top`` is below 1.
+        VisavisError: If several labels are given for a folder.
 
     Command line:
         ```sh
         visavis classify runs/mine photo.jpg labels.txt
+        visavis classify runs/mine photos_by_species
         ```
     """
     from visavis.core.fields import validate_int
     from visavis.models.retriever import Retriever
     from visavis.retrieval.index_folder import is_index, read_manifest
     from visavis.retrieval.open_index import open_index_model
-    from visavis.retrieval.zero_shot import rank_texts, read_templates
+    from visavis.retrieval.zero_shot import (
+        DEFAULT_TEMPLATE,
+        evaluate_zero_shot,
+        rank_texts,
+        read_class_names,
+        read_templates,
+    )
 
     validate_int(top, "top", 1)
+    is_folder = os.path.isdir(images)
+    if is_folder and labels and not isinstance(labels, str | Path):
+        raise VisavisError(
+            f"labels: expected a file with a folder and the name of its class per line for the "
+            f"folder {images}, got {len(labels)} labels. Pass one file."
+        )
+    names: Any = labels
     if isinstance(labels, str | Path):
-        labels = read_lines(labels)
+        names = read_class_names(labels) if is_folder else read_lines(labels)
     prompts = None if templates is None else read_templates(templates)
     if is_index(run):
-        retriever = open_index_model(Path(run), read_manifest(Path(run)), model, memory=memory)
+        retriever = open_index_model(Path(run), read_manifest(Path(run)), memory=memory)
     else:
-        retriever = Retriever.load(model or run, memory=memory)
-    return rank_texts(retriever, image, labels, prompts)[:top]
+        retriever = Retriever.load(run, memory=memory)
+    if is_folder:
+        prompts = prompts or [DEFAULT_TEMPLATE]
+        return evaluate_zero_shot(
+            retriever, Path(images), prompts, progress or NoProgress(), names or None
+        )
+    return rank_texts(retriever, images, names, prompts)[:top]
 
 
 def build_query(
@@ -494,7 +408,6 @@ def serve(
     feedback: str | Path | None = None,
     store: str | Path | Sequence[str | Path] = (),
     max_irrelevant: float | None = None,
-    ignore_captions: bool = False,
     open_browser: bool = False,
     progress: Progress | None = None,
 ) -> None:
@@ -519,8 +432,6 @@ def serve(
         store: Confirms the store of an index outside its folder. Default: only stores inside.
         max_irrelevant: Expected share of irrelevant results at which the web UI draws a line, also
             without captions. Default: 0.5, only with captions.
-        ignore_captions: Take match probabilities from the collection, also if validation captions
-            calibrate the index.
         open_browser: Open the web UI in a browser.
         progress: Receives the address.
 
@@ -549,7 +460,6 @@ def serve(
         feedback=feedback,
         store=store,
         max_irrelevant=max_irrelevant,
-        ignore_captions=ignore_captions,
         open_browser=open_browser,
         model=model,
         open_data=open_run_data,

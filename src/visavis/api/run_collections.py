@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from visavis.core.errors import RunError
-from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import Progress
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ def open_run_images(
     runs: Sequence[Path],
     collection: Path | None,
     progress: Progress,
-    memory: MemoryLimit = None,
 ) -> RunImages:
     """Open the images of runs as a collection.
 
@@ -47,7 +45,6 @@ def open_run_images(
         runs: Run folders or pretrained models.
         collection: A data set or a folder of images. None: the data of the runs.
         progress: Receives progress and warnings.
-        memory: Memory limit of blocks of scores.
 
     Returns:
         The images.
@@ -67,7 +64,7 @@ def open_run_images(
     from visavis.training.runs.open_run import expand_ensembles
 
     runs = expand_ensembles(runs)
-    models = {run: Retriever.load(run, memory=memory) for run in runs}
+    models = {run: Retriever.load(run) for run in runs}
     if collection is not None:
         # All models must read clips, or their scores would cover different items.
         rates = [model.processor.frames_per_second for model in models.values()]
@@ -77,7 +74,7 @@ def open_run_images(
         return RunImages(collection, list(models.values()), dataset, [None] * len(models), progress)
     features = list[FeatureReader | None]()
     datasets = dict[Path, Dataset]()
-    for run, recipe in read_run_recipes(runs, memory=memory).items():
+    for run, recipe in read_run_recipes(runs).items():
         if not recipe.data.path:
             raise RunError(
                 f"{run}: expected a run with data, got a pretrained model. Pass images with "

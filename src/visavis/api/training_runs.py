@@ -5,31 +5,22 @@ published tables.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from visavis.api.arguments import (
-    as_text,
     optional_path,
     optional_text,
     parse_overrides,
-    read_bank,
-    read_lines,
+    parse_workers,
     resolve_recipe,
     to_list,
-    to_paths,
 )
-from visavis.core.errors import DataError, RecipeError, RunError
+from visavis.core.errors import RecipeError, RunError, format_value
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
-    from visavis.data import Dataset
-    from visavis.evaluation import Evaluation
-    from visavis.evaluation.classification import ZeroShotResult
-    from visavis.evaluation.feedback_metrics import FeedbackEvaluation
     from visavis.models.retriever import Retriever
     from visavis.papers.reproduction.reproduced_figure import ReproducedFigure
     from visavis.papers.reproduction.reproduction import Reproduction
@@ -201,260 +192,7 @@ def load(
     return Retriever.load(path, device=device, batch_size=batch_size, memory=memory)
 
 
-def evaluate(
-    run: str | Path | Sequence[str | Path],
-    *,
-    protocol: str | Sequence[str] | None = None,
-    split: str | None = None,
-    data: str | Path | None = None,
-    section: str | Sequence[str] | None = None,
-    average: bool | None = None,
-    pretrained: bool = False,
-    published: str | None = None,
-    feedback: str | Path | None = None,
-    classes: str | Path | None = None,
-    templates: str | Path | None = None,
-    class_names: str | Path | None = None,
-    model: str | Path | None = None,
-    store: str | Path | None = None,
-    trec: str | Path | None = None,
-    distractors: str | Path | Sequence[str | Path] = (),
-    correction: str | None = None,
-    bank: str | Path | None = None,
-    memory: MemoryLimit = None,
-    progress: Progress | None = None,
-) -> Evaluation | FeedbackEvaluation | ZeroShotResult:
-    """Evaluate a run, a pretrained model, or an index with feedback. The results are recall, RSUM,
-    ranks and mAP, or zero-shot accuracy.
-
-    Several runs are evaluated as an ensemble: their scores are averaged.
-
-    Args:
-        run: Run folder, folder or hub name of a pretrained model, or index with --feedback.
-        protocol: Evaluation protocol, see visavis catalog protocols. Default: the recipe's, or
-            plain on other data. With +equal-texts at its end, images with the same caption are
-            positives of it.
-        split: Split. Default: the test split of the recipe.
-        data: Data set. Default: the run's.
-        section: Further part of the result, see visavis catalog sections, such as
-            "Coherence(relevance='CBoW()')" for CS@K and nDCG@K. Default: the recipe's.
-        average: Average the scores of both networks if a run trained two. Default: the recipe's.
-        pretrained: Also evaluate the pretrained model that the training started from.
-        published: Row of a paper's table to compare with, such as unified/2/clip-coco. Default: the
-            run's own.
-        feedback: Feedback file of visavis serve. Evaluates an index. Default: none.
-        classes: Folder with a subfolder of images for each class. Evaluates zero-shot accuracy.
-            Default: none.
-        templates: File with one prompt per line for --classes, with {} in place of the class.
-            Default: the prompt a photo of a {}.
-        class_names: File for --classes with a folder and the name of its class in each line.
-            Default: the names of the folders, with spaces for _ and -.
-        model: New location of the model of an index. Default: the recorded one.
-        store: Confirms the store of an index outside its folder. Default: only a store inside.
-        trec: Also write ranked lists and ground truth as TREC files into this new folder. Default:
-            none.
-        distractors: Folder or data set whose images are candidates and not queries, or .txt file
-            with one text per line. Images of the evaluated split are left out. Default: none.
-        correction: Correction of the scores for hubs, such as "QueryBankNorm()", see visavis catalog
-            corrections. Default: none.
-        bank: Queries that --correction learns from: a split, a .txt file with one text per line, or
-            queries for the test queries (transductive). Default: train.
-        memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of
-            the free memory.
-        progress: Receives the progress.
-
-    Returns:
-        Metrics in percent. ``other_protocols`` has the results of further protocols. With
-        ``feedback``, recall of the judged queries. With ``classes``, accuracies of all images and
-        of each class.
-
-    Raises:
-        DataError: If the data do not suit the protocol, or the feedback has no relevant item.
-        RefusedOverwrite: If ``trec`` has files of this run, or of other queries.
-        RunError: If the folder is not a run, or runs are of different data.
-        VisavisError: If an option is not for this kind of evaluation.
-
-    Command line:
-        ```sh
-        visavis evaluate runs/mine
-        visavis evaluate runs/mine runs/other --split val
-        visavis evaluate index --feedback votes.jsonl
-        visavis evaluate runs/mine --distractors photos
-        visavis evaluate runs/mine --correction "QueryBankNorm()" --bank train
-        visavis evaluate runs/mine --classes photos_by_species
-        ```
-    """
-    correction = as_text(correction)
-    options = {
-        "protocol": protocol,
-        "split": split,
-        "data": data,
-        "section": section,
-        "published": published,
-        "trec": trec,
-        "distractors": distractors or None,
-        "correction": correction,
-        "bank": bank,
-    }
-    unused = [name for name, value in options.items() if value is not None]
-    if classes is not None:
-        options = {"feedback": feedback, "average": average, "model": model, "store": store}
-        unused += [name for name, value in options.items() if value is not None]
-        unused += ["pretrained"] * pretrained
-        if unused:
-            raise RunError(
-                f"--classes: expected a run or a model without {unused[0]}. Remove --{unused[0]}."
-            )
-        return _evaluate_classes(
-            to_paths(run), Path(classes), templates, class_names, memory, progress or NoProgress()
-        )
-    for name, value in (("templates", templates), ("class-names", class_names)):
-        if value is not None:
-            raise RunError(f"--{name}: expected it with --classes, got no --classes. Pass both.")
-    if feedback is not None:
-        if unused:
-            raise RunError(
-                f"--feedback: expected an index without {unused[0]}. Remove --{unused[0]}."
-            )
-        return _evaluate_index(to_paths(run), Path(feedback), model, store, memory)
-    from visavis.evaluation.corrections import parse_correction
-    from visavis.retrieval.index_folder import is_index
-    from visavis.training.evaluation.result_sections import named_section
-    from visavis.training.recipes.published_tables import measured_result
-    from visavis.training.runs.evaluate_runs import evaluate_runs, with_base_model
-    from visavis.training.runs.open_run import read_run_recipe
-
-    for name, value in (("model", model), ("store", store)):
-        if value is not None:
-            raise RunError(
-                f"--{name}: expected an index with --feedback, got no --feedback. Pass it, or "
-                f"remove --{name}."
-            )
-    if index := next((folder for folder in to_paths(run) if is_index(folder)), None):
-        raise RunError(
-            f"{index}: expected a run or a model, got an index. Pass --feedback FILE to evaluate "
-            "an index."
-        )
-    if bank is not None and correction is None:
-        raise RunError("--bank: expected it with --correction, got no --correction. Pass both.")
-    corrected: dict[str, Any] = {}
-    if correction is not None:
-        corrected = {"correction": parse_correction(correction), "bank": read_bank(bank or "train")}
-    row = None if published is None else measured_result(published)
-    runs = to_paths(run)
-    data = optional_text(data)
-    progress = progress or NoProgress()
-    added: list[Dataset] = []
-    if distractors:
-        frame_rate = max(read_run_recipe(each, data).visual.frames_per_second for each in runs)
-        added = [_read_distractors(path, frame_rate, progress) for path in to_paths(distractors)]
-    result = evaluate_runs(
-        runs,
-        protocol,
-        split,
-        data,
-        progress,
-        None if section is None else [named_section(text) for text in to_list(section) if text],
-        memory,
-        average_networks=average,
-        trec=optional_path(trec),
-        distractors=added,
-        **corrected,
-    )
-    result = result if row is None else replace(result, published=row)
-    if not pretrained:
-        return result
-    return with_base_model(
-        result, runs, split, data, progress, memory, distractors=added, **corrected
-    )
-
-
-def _read_distractors(path: Path, frames_per_second: float, progress: Progress) -> Dataset:
-    """The images of a folder or data set, or the texts of a file."""
-    from visavis.data.dataset import Image, without_captions
-    from visavis.data.dataset_reader import list_dataset
-    from visavis.retrieval.run_images import open_image_collection
-    from visavis.training.evaluation.ranked_split import without_images
-
-    if path.suffix == ".txt":
-        if not (texts := read_lines(path)):
-            raise DataError(f"{path}: expected one text per line, got an empty file. Add texts.")
-        none = without_captions(str(path), ())
-        return replace(none, unpaired=(without_images(str(path), texts),))
-    try:
-        data = open_image_collection(path, frames_per_second)
-    except DataError:
-        # A list or archive without any caption is not a data set, but has images.
-        with suppress(DataError):
-            listed = list_dataset(path).images
-            if files := [each for each in listed if each.location is not None]:
-                images = [Image(each.name, each.split or "", each.location) for each in files]
-                return without_captions(str(path), images)
-        raise
-    for skipped in data.skipped:
-        progress.message(f"Skipped: {skipped}")
-    return replace(data, name=str(path))
-
-
-def _evaluate_classes(
-    runs: Sequence[Path],
-    classes: Path,
-    templates: str | Path | None,
-    class_names: str | Path | None,
-    memory: MemoryLimit,
-    progress: Progress,
-) -> ZeroShotResult:
-    """Evaluate the zero-shot accuracy of a model on a folder of classes."""
-    from visavis.models.retriever import Retriever
-    from visavis.retrieval.zero_shot import (
-        DEFAULT_TEMPLATE,
-        evaluate_zero_shot,
-        read_class_names,
-        read_templates,
-    )
-
-    if len(runs) != 1:
-        raise RunError(
-            f"--classes: expected one run or model, got {len(runs)}. Evaluate each alone."
-        )
-    prompts = [DEFAULT_TEMPLATE] if templates is None else read_templates(templates)
-    names = None if class_names is None else read_class_names(class_names)
-    model = Retriever.load(runs[0], memory=memory)
-    return evaluate_zero_shot(model, classes, prompts, progress, names)
-
-
-def _evaluate_index(
-    indexes: Sequence[Path],
-    feedback: Path,
-    model: str | Path | None,
-    store: str | Path | None,
-    memory: MemoryLimit,
-) -> FeedbackEvaluation:
-    """Evaluate an index with the judgments of a feedback file."""
-    from visavis.retrieval.feedback_evaluation import evaluate_feedback
-    from visavis.retrieval.open_index import open_index
-    from visavis.retrieval.search import SearchQuery
-
-    if len(indexes) != 1:
-        raise RunError(
-            f"--feedback: expected one index, got {len(indexes)}. Evaluate each index alone."
-        )
-    opened = open_index(indexes[0], model=model, store=store, memory=memory)
-    table = opened.store.table()
-    contents = dict(zip(table["key"].to_pylist(), table["content"].to_pylist(), strict=True))
-    result = evaluate_feedback(
-        feedback,
-        contents,
-        lambda text: opened.neighbors(
-            opened.encode_query(SearchQuery.from_text(text)), len(contents)
-        ),
-        f"the index {opened.folder}",
-    )
-    correction = opened.correction
-    return replace(result, correction=str(correction.settings)) if correction else result
-
-
-def mine(
+def data_mine(
     run: str | Path,
     *,
     data: str | Path | None = None,
@@ -502,8 +240,8 @@ def mine(
 
     Command line:
         ```sh
-        visavis mine runs/mine
-        visavis mine openai/clip-vit-base-patch32 --data photos/ --max-ratio 0.9 --out negatives.safetensors
+        visavis data mine runs/mine
+        visavis data mine openai/clip-vit-base-patch32 --data photos/ --max-ratio 0.9 --out negatives.safetensors
         ```
     """
     from visavis.core.fields import validate_int
@@ -539,19 +277,15 @@ def compare(
     recipe: str | Path | None = None,
     *,
     objective: str | Sequence[str] = (),
-    model: str | Sequence[str] = (),
     grid: str | Sequence[str] = (),
-    seeds: int | None = None,
+    seeds: int | str | None = None,
     tune: bool = True,
-    budget: str | None = None,
     data: str | Path | None = None,
     feedback: str | Path | None = None,
     out: str | Path | None = None,
     overrides: dict[str, Any] | Sequence[str] = (),
     resume: str | Path | None = None,
-    trec: bool = False,
-    engine: Literal["local", "ray"] = "local",
-    workers: int | None = None,
+    workers: int | str | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Compare objectives, models and settings, with intervals. All train on one data set with several
@@ -563,14 +297,13 @@ def compare(
     Args:
         recipe: TOML file or name of a shipped recipe. Default: chosen from the encoders available.
         objective: Objective, such as "Unified()". "Goal.all()" is fifteen.
-        model: Model, such as "VSE++(embedding_dim=512)".
-        grid: Values of a recipe key, such as "phases.0.optimizer.lr=[3e-4, 1e-3]". The best on
-            validation is reported.
-        seeds: Number of seeds per setting. Default: 5.
+        grid: Values of a recipe key, such as "phases.0.optimizer.lr=[3e-4, 1e-3]", of which the best
+            on validation is reported. Models such as "model=['VSE++()', 'VSEInfinity()']" are
+            compared as objectives are.
+        seeds: Number of seeds per setting, such as 5, or with a time limit, such as 5:30m. With a
+            limit, the better half continues after 1, 2, 4, ... seeds while time remains. Default: 5.
         tune: Select the learning rate of each setting first. Takes less time than the runs. A grid
             of learning rates replaces it.
-        budget: Training time, such as 30m: after 1, 2, 4, ... seeds the better half continues.
-            Default: no limit.
         data: Data set. Default: the recipe's.
         feedback: Feedback file of visavis serve as a second test. It is not used for any choice.
             Default: none.
@@ -578,9 +311,8 @@ def compare(
         overrides: Recipe overrides for all runs, such as epochs=4.
         resume: Folder of a comparison to continue, also with more --seeds or new --feedback.
             Default: a new one.
-        trec: Also write ranked lists and ground truth as TREC files.
-        engine: Run locally, or on a Ray cluster whose machines share the folder.
-        workers: Number of runs at once. Default: one per core.
+        workers: Number of runs at once, or ray:NUMBER on a Ray cluster whose machines share the
+            folder. Default: one per core.
         progress: Receives the progress.
 
     Returns:
@@ -596,17 +328,14 @@ def compare(
     Command line:
         ```sh
         visavis compare --data photos/ --objective "Unified()" --objective "VLC()" --seeds 3 --out comparison
+        visavis compare --data photos/ --grid "model=['VSE++()', 'VSEInfinity()']" --seeds 5:30m
         visavis compare --resume comparison --seeds 5
         ```
     """
-    from visavis.research.experiments.comparison_report import (
-        write_comparison_report,
-        write_trec_files,
-    )
+    from visavis.research.experiments.comparison_report import write_comparison_report
     from visavis.research.experiments.jobs import Workers
     from visavis.research.experiments.run_comparison import (
         finished_runs_kept,
-        parse_budget,
         plan_comparison,
         resume_comparison,
         start_comparison,
@@ -614,37 +343,69 @@ def compare(
     from visavis.training.recipes.files import read_recipe
 
     progress = progress or NoProgress()
-    pool = Workers(engine, workers)
-    budget_s = None if budget is None else parse_budget(budget)
+    pool = Workers(*parse_workers(workers))
+    num_seeds, budget_s = _parse_seeds(seeds)
     feedback = optional_path(feedback)
     if resume is not None:
-        if any((recipe, objective, model, grid, data, out, overrides)):
+        if any((recipe, objective, grid, data, out, overrides)):
             raise RunError(
-                "--resume: expected only --seeds, --budget, --feedback, --engine and --workers, as "
-                "a comparison keeps its settings. "
+                "--resume: expected only --seeds, --feedback and --workers, as a comparison keeps its settings. "
                 "Remove the other options."
             )
         comparison = resume_comparison(
-            Path(resume), seeds, pool, progress, feedback=feedback, budget_s=budget_s
+            Path(resume), num_seeds, pool, progress, feedback=feedback, budget_s=budget_s
         )
     else:
         name, settings = resolve_recipe(recipe, overrides, progress, data=data)
         _require_no_seed([*settings, *(text.partition("=")[0].strip() for text in to_list(grid))])
         plan = plan_comparison(
             read_recipe(name, settings),
-            (to_list(objective), to_list(model), to_list(grid)),
-            DEFAULT_SEEDS if seeds is None else seeds,
-            successive_halving=budget is not None,
+            (to_list(objective), *_split_models(to_list(grid))),
+            DEFAULT_SEEDS if num_seeds is None else num_seeds,
+            successive_halving=budget_s is not None,
             tune=tune,
         )
         comparison = start_comparison(
             plan, optional_path(out), pool, progress, feedback=feedback, budget_s=budget_s
         )
     with finished_runs_kept(comparison.folder):
-        if trec:
-            write_trec_files(comparison, progress)
         write_comparison_report(comparison, progress)
     return comparison
+
+
+def _parse_seeds(seeds: int | str | None) -> tuple[int | None, float | None]:
+    """The number of seeds and the time limit in seconds, of ``"5:30m"``. None: not set."""
+    from visavis.research.experiments.run_comparison import parse_budget
+
+    if not isinstance(seeds, str):
+        return seeds, None
+    number, colon, time = seeds.partition(":")
+    if not number.strip().isdecimal():
+        raise RunError(
+            f"seeds: expected a number such as 5, or a number and a time such as 5:30m, got "
+            f"{format_value(seeds)}."
+        )
+    return int(number), parse_budget(time) if colon else None
+
+
+def _split_models(grid: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The models of a grid, which are compared, and its other keys."""
+    from visavis.training.recipes.recipe import parse_override
+
+    models = list[str]()
+    others = list[str]()
+    for text in grid:
+        key, values = parse_override(text)
+        if key != "model":
+            others.append(text)
+        elif isinstance(values, list) and values and all(isinstance(each, str) for each in values):
+            models += values
+        else:
+            raise RecipeError(
+                f"grid: expected a list of models, got {text!r}. Write it as "
+                "model=['VSE++()', 'VSEInfinity()']."
+            )
+    return models, others
 
 
 def _require_no_seed(keys: Sequence[str]) -> None:
@@ -655,7 +416,7 @@ def _require_no_seed(keys: Sequence[str]) -> None:
         )
 
 
-def reproduce(
+def papers_reproduce(
     table: str | None = None,
     *,
     rows: str | Sequence[str] = (),
@@ -664,8 +425,7 @@ def reproduce(
     out: str | Path | None = None,
     overrides: dict[str, Any] | Sequence[str] = (),
     resume: str | Path | None = None,
-    engine: Literal["local", "ray"] = "local",
-    workers: int | None = None,
+    workers: int | str | None = None,
     progress: Progress | None = None,
 ) -> Reproduction | ReproducedFigure:
     """Train the rows of a paper's table, and compare the results. The report has the published ones.
@@ -676,7 +436,7 @@ def reproduce(
 
     Args:
         table: Table of a paper, such as goal/3, or figure, such as unified/figure-3, see visavis
-            catalog recipes. Default: the table of --resume.
+            papers list. Default: the table of --resume.
         rows: Name of a row, or a pattern such as 'r152-con-*'. Default: all.
         base_recipe: Recipe for other data than the paper's, trained with each row's objective.
             Default: the rows' recipes.
@@ -684,8 +444,8 @@ def reproduce(
         out: New folder. Default: ``runs/<paper>-<table>-<n>``.
         overrides: Recipe overrides for all rows, such as epochs=4.
         resume: Folder of a reproduction to continue, also with more --seeds. Default: a new one.
-        engine: Run locally, or on a Ray cluster whose machines share the folder.
-        workers: Number of runs at once. Default: one per core.
+        workers: Number of runs at once, or ray:NUMBER on a Ray cluster whose machines share the
+            folder. Default: one per core.
         progress: Receives the progress.
 
     Returns:
@@ -699,27 +459,27 @@ def reproduce(
 
     Command line:
         ```sh
-        visavis reproduce goal/3 --base-recipe heads-flickr8k --seeds 3
-        visavis reproduce unified/figure-3 --base-recipe heads-flickr8k
+        visavis papers reproduce goal/3 --base-recipe heads-flickr8k --seeds 3
+        visavis papers reproduce unified/figure-3 --base-recipe heads-flickr8k
         ```
     """
     from visavis.papers.reproduction.reproduction import resume_reproduction, start_reproduction
     from visavis.research.experiments.jobs import Workers
 
     progress = progress or NoProgress()
-    pool = Workers(engine, workers)
+    pool = Workers(*parse_workers(workers))
     if resume is not None:
         if any((table, rows, base_recipe, out, overrides)):
             raise RunError(
-                "--resume: expected only --seeds, --engine and --workers, as a reproduction keeps "
+                "--resume: expected only --seeds and --workers, as a reproduction keeps "
                 "its rows and recipe. "
                 "Remove the other options."
             )
         return resume_reproduction(Path(resume), seeds, pool, progress)
     if table is None:
         raise RunError(
-            "table: expected a table such as goal/3, got none. Choose one of visavis catalog "
-            "recipes, or pass --resume FOLDER."
+            "table: expected a table such as goal/3, got none. Choose one of visavis papers "
+            "list, or pass --resume FOLDER."
         )
     settings = parse_overrides(overrides)
     _require_no_seed([*settings])

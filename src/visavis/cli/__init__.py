@@ -38,7 +38,7 @@ By default 300,000 times. On a shared machine, its team waits for a core meanwhi
 scenes took 19 s of processor time and 92 s by default, 6 s and 29 s with this number (load 28 on 2
 cores). A value of the user is kept.
 """
-ENCODING_COMMANDS = ("index", "search", "serve", "mcp", "classify", "features")
+ENCODING_COMMANDS = ("index", "search", "serve", "mcp", "classify", "features", "indexes")
 
 
 @cache

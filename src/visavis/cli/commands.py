@@ -26,7 +26,6 @@ from typing import (
     Annotated,
     Any,
     Literal,
-    NamedTuple,
     Union,
     get_args,
     get_origin,
@@ -38,7 +37,7 @@ from typer.core import TyperArgument
 
 from visavis import __version__, api
 from visavis.api.catalog_entries import docstring_arguments, docstring_summary
-from visavis.cli.help_texts import CommandGroup, examples_of, panel_of
+from visavis.cli.help_texts import CommandGroup, CommandWithMovedOptions, examples_of, panel_of
 from visavis.cli.logs import log_to_stderr
 from visavis.cli.terminal import (
     SignalReceived,
@@ -47,39 +46,15 @@ from visavis.cli.terminal import (
     print_json,
     print_line,
 )
-from visavis.core.errors import ReportedByOtherProcess, VisavisError, format_value
-from visavis.core.own_code import allow_code
+from visavis.core.command import Command
+from visavis.core.errors import ReportedByOtherProcess, SpecError, VisavisError, format_value
+from visavis.core.own_code import allow_code, find_part, installed_names, named_parts
 from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
     from visavis.data.features.store import FeatureStore
 
 Values = dict[str, Any]
-
-
-class Command(NamedTuple):
-    """Properties of a command that do not follow from its API function.
-
-    Attributes:
-        printer: Module of ``visavis.cli`` and its function that prints the result. Default: the
-            progress messages are enough.
-        to_json: Converts a result and the arguments to JSON.
-        options: Positional parameters of the function that are options of the command.
-        has_all: Whether the printer has an argument for the option --all.
-        has_failed: Returns whether the exit code is 1.
-        resumable: Whether Ctrl-C leaves something that --resume continues.
-        has_result: Whether the command ends with a result. A server has none.
-        shares_work: Whether several processes of torchrun share its work.
-    """
-
-    printer: str = ""
-    to_json: Callable[[Any, Values], Values] = lambda result, _: result.to_json()
-    options: tuple[str, ...] = ()
-    has_all: bool = False
-    has_failed: Callable[[Any], bool] = lambda _: False
-    resumable: bool = False
-    has_result: bool = True
-    shares_work: bool = False
 
 
 def _demo_to_json(folder: Path, _: Values) -> Values:
@@ -107,87 +82,95 @@ def _query(values: Values) -> str:
     return values.get("query", str(values["run"]) if "collection" in values else "")
 
 
-def _entries_to_json(key: str) -> Callable[[Any, Values], Values]:
-    return lambda entries, _: {key: [entry.to_json() for entry in entries]}
+def _classification_to_json(result: Any, values: Values) -> Values:
+    if not isinstance(result, list):
+        return result.to_json()
+    texts = [{"text": text, "score": score} for text, score in result]
+    return {"image": values["images"], "texts": texts}
 
 
 COMMANDS = {
     "demo": Command(to_json=_demo_to_json),
     "doctor": Command(
-        "printers:print_environment",
+        printer="printers:print_environment",
         has_all=True,
         to_json=lambda checks, _: {
             check.name: {"value": check.value, "ok": check.ok, "fix": check.fix} for check in checks
         },
         has_failed=lambda checks: not all(check.ok for check in checks),
     ),
-    "catalog": Command("printers:print_catalog", to_json=lambda entries, _: entries),
+    "catalog": Command(printer="printers:print_catalog", to_json=lambda entries, _: entries),
     "data_check": Command(
-        "printers:print_check", has_all=True, has_failed=lambda report: not report.ok
+        printer="printers:print_check", has_all=True, has_failed=lambda report: not report.ok
     ),
-    "data_audit": Command("printers:print_audit", has_all=True),
-    "data_convert": Command("printers:print_converted", options=("out",)),
+    "data_audit": Command(printer="printers:print_audit", has_all=True),
+    "data_convert": Command(printer="printers:print_converted", options=("out",)),
     "data_scenes": Command(
-        "printers:print_scenes",
+        printer="printers:print_scenes",
         to_json=lambda folder, _: {"folder": str(folder)},
         options=("out",),
     ),
-    "features": Command("printers:print_feature_stores", to_json=_stores_to_json, shares_work=True),
-    "convert": Command(
-        "printers:print_converted_model",
-        to_json=lambda converted, _: converted.to_recipe_sections(),
-        options=("out",),
+    "features": Command(
+        printer="printers:print_feature_stores", to_json=_stores_to_json, shares_work=True
     ),
-    "train": Command("console:print_result", resumable=True, shares_work=True),
-    "evaluate": Command("console:print_result"),
-    "mteb": Command("console:print_result"),
-    "mine": Command("console:print_result"),
-    "compare": Command("console:print_result", resumable=True),
-    "reproduce": Command("console:print_result", resumable=True),
-    "diagnose": Command("console:print_result"),
-    "probe": Command("console:print_result"),
-    "explain": Command("console:print_result"),
-    "anatomy": Command("console:print_result"),
-    "coherence": Command("console:print_result"),
-    "agreement": Command("console:print_result", to_json=_entries_to_json("agreement")),
-    "relevance": Command(
-        "printers:print_estimators",
-        to_json=_entries_to_json("estimators"),
-        options=("estimator",),
-    ),
-    "relevance_thresholds": Command("console:print_result", to_json=_entries_to_json("estimators")),
-    "relevance_fit": Command("console:print_result", options=("out",)),
-    "export": Command("console:print_result"),
-    "index": Command("printers:print_index_report"),
+    "train": Command(resumable=True, shares_work=True),
+    "evaluate": Command(),
+    "mteb": Command(),
+    "data_mine": Command(),
+    "compare": Command(resumable=True),
+    "explain": Command(),
+    "export": Command(),
+    "index": Command(printer="printers:print_index_report"),
     "search": Command(
-        "printers:print_results",
+        printer="printers:print_results",
         has_all=True,
         to_json=lambda results, values: {"query": _query(values), **results.to_json()},
     ),
-    "classify": Command(
-        "printers:print_ranked_texts",
-        to_json=lambda texts, values: {
-            "image": values["image"],
-            "texts": [{"text": text, "score": score} for text, score in texts],
-        },
+    "indexes_evaluate": Command(),
+    "indexes_list_queries": Command(printer="printers:print_index_report"),
+    "indexes_use_queries": Command(printer="printers:print_index_report"),
+    "indexes_restore_queries": Command(printer="printers:print_index_report"),
+    "indexes_correct": Command(printer="printers:print_index_report"),
+    "indexes_measure": Command(printer="printers:print_index_report"),
+    "indexes_compress": Command(printer="printers:print_index_report"),
+    "indexes_calibrate": Command(
+        to_json=lambda basis, values: {"folder": str(values["index"]), "basis": basis}
     ),
+    "indexes_move": Command(
+        printer="printers:print_index_report",
+        to_json=lambda report, values: (
+            {"folder": str(values["index"])} if report is None else report.to_json()
+        ),
+    ),
+    "indexes_prune": Command(printer="printers:print_index_report"),
+    "indexes_default_model": Command(to_json=lambda model, _: {"model": model}),
+    "classify": Command(printer="printers:print_classification", to_json=_classification_to_json),
     "serve": Command(has_result=False),
     "mcp": Command(has_result=False),
 }
-"""The commands by the name of their API function, in the order of the help. ``data_check`` is the
-command ``data check``.
+"""The commands by the name of their API function, in the order of the help. `command_words` gives
+their words. Further ones are registered, see `registered_commands`.
 """
 
 GROUPS: dict[str, str | None] = {
-    "data": "Check, audit, convert and create data sets.",
-    "relevance": None,
+    "data": "Check, audit, convert and create data sets, and mine negatives.",
+    "indexes": "Change, measure and evaluate existing indexes.",
+    "papers": "Reproduce published tables, and diagnose models as papers do.",
+    "papers_relevance": None,
 }
-"""Help of the groups of commands. The group ``relevance`` is a command as well."""
+"""Help of the groups of commands, outer groups first. The group ``papers relevance`` is a command as
+well.
+"""
 
 ENVIRONMENT_VARIABLES = {"token": "VISAVIS_TOKEN"}
 """Environment variables that set an option."""
 
-METAVARS = {"overrides": "KEY=VALUE", "memory": "SIZE"}
+METAVARS = {
+    "overrides": "KEY=VALUE",
+    "memory": "SIZE",
+    "item_bytes": "SIZE",
+    "workers": "NUMBER",
+}
 """Values of parameters in the help, where the type does not decide."""
 METAVARS_BY_TYPE: dict[type, str] = {Path: "PATH", str: "TEXT", int: "INTEGER", float: "NUMBER"}
 """Values of parameters in the help, by the first type that a parameter accepts."""
@@ -222,7 +205,13 @@ def build_app(first_word: str = "") -> typer.Typer:
     Returns:
         The application, with all commands for any other word.
     """
-    names = [name for name in COMMANDS if name.partition("_")[0] == first_word] or list(COMMANDS)
+    if first_word.partition("=")[0] == "--code":
+        _allow_leading_code(sys.argv[1:])
+    is_group = any(command_words(name)[0] == first_word for name in GROUPS)
+    commands = {n: each for n, each in COMMANDS.items() if command_words(n)[0] == first_word}
+    if is_group:
+        commands |= registered_commands(first_word)
+    commands = commands or COMMANDS | registered_commands()
     # Typer adds the Python type of an argument to its name, such as list[str].
     setattr(TyperArgument, "display_type_rich", lambda self, ctx: None)  # noqa: B010, ARG005
     app = typer.Typer(
@@ -234,27 +223,97 @@ def build_app(first_word: str = "") -> typer.Typer:
         rich_markup_mode=None,
     )
     app.callback()(_main_options)
-    groups = {"": app}
+    groups: dict[tuple[str, ...], typer.Typer] = {(): app}
     for name, text in GROUPS.items():
-        is_command = name in COMMANDS
-        groups[name] = typer.Typer(
+        is_command = name in commands
+        groups[command_words(name)] = typer.Typer(
             help=text,
             no_args_is_help=not is_command,
             invoke_without_command=is_command,
             rich_markup_mode=None,
         )
-    for name in names:
-        group, _, word = name.rpartition("_")
-        decorate = groups[name].callback if name in GROUPS else partial(groups[group].command, word)
-        summary = docstring_summary(getattr(api, name))
-        decorate(help=summary, epilog=examples_of(name), rich_help_panel=panel_of(name))(
-            _callback(name, COMMANDS[name])
+    for name, command in commands.items():
+        words = command_words(name)
+        *outer, word = words
+        decorate = (
+            groups[words].callback
+            if name in GROUPS
+            else partial(groups[*outer].command, word, cls=CommandWithMovedOptions)
         )
-    first_words = {name.partition("_")[0] for name in names}
+        function = function_of(name, command)
+        decorate(
+            help=docstring_summary(function),
+            epilog=examples_of(function),
+            rich_help_panel=panel_of(name),
+        )(_callback(name, command))
+    first_words = {command_words(name)[0] for name in commands}
     for name in GROUPS:
-        if name in first_words:
-            app.add_typer(groups[name], name=name, rich_help_panel=panel_of(name))
+        *outer, word = words = command_words(name)
+        if words[0] in first_words:
+            groups[*outer].add_typer(groups[words], name=word, rich_help_panel=panel_of(name))
     return app
+
+
+def registered_commands(first_word: str = "") -> dict[str, Command]:
+    """Return the commands of named sources and of installed packages by name.
+
+    Args:
+        first_word: First word of the commands. Empty: all.
+
+    Returns:
+        The commands, installed ones in the order of their names.
+
+    Raises:
+        SpecError: If a command has the name of a command of visavis, or cannot be loaded.
+    """
+    installed = [
+        find_part(name, {}, Command, "commands")
+        for name in installed_names("commands")
+        if first_word in ("", command_words(name)[0])
+    ]
+    commands = dict[str, Command]()
+    for command in [*named_parts(Command), *installed]:
+        name = getattr(command.function, "__name__", "") if command is not None else ""
+        if command is None or not name or name in COMMANDS:
+            raise SpecError(
+                f"{name or 'a command'}: expected a command with a function and a name of its own, "
+                "got the name of a command of visavis. Rename the function."
+            )
+        commands[name] = command
+    return commands
+
+
+def function_of(name: str, command: Command) -> Callable[..., Any]:
+    """Return the function of a command.
+
+    Args:
+        name: Name of the command.
+        command: The command.
+    """
+    function: Callable[..., Any] = command.function or getattr(api, name)
+    return function
+
+
+def _allow_leading_code(arguments: Sequence[str]) -> None:
+    """Allow the sources of the options ``--code`` before the command, which may be one of them."""
+    words = list(arguments)
+    while words and words[0].partition("=")[0] == "--code":
+        option = words.pop(0)
+        source = option.partition("=")[2] or (words.pop(0) if words else "")
+        if source:
+            allow_code(source)
+
+
+def command_words(name: str) -> tuple[str, ...]:
+    """Return the words of a command or group: ``data_check`` is the command ``data check``.
+
+    Args:
+        name: Name of an API function or group.
+    """
+    outer = [group for group in GROUPS if name.startswith(f"{group}_")]
+    group = max(outer, key=len, default="")
+    word = name.removeprefix(f"{group}_").replace("_", "-")
+    return (*command_words(group), word) if group else (word,)
 
 
 def _print_version(is_set: bool) -> None:
@@ -285,7 +344,7 @@ def _main_options(
 
 def _callback(name: str, command: Command) -> Callable[..., None]:
     """The function that Typer calls, with a signature that Typer reads."""
-    function = getattr(api, name)
+    function = function_of(name, command)
     parameters = inspect.signature(function).parameters
     types = parameter_types(function)
     arguments = [
@@ -329,9 +388,8 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
             return
         if json:
             print_json(command.to_json(result, values))
-        elif command.printer:
-            print_result = resolve_name(f"visavis.cli.{command.printer}")
-            print_result(result, **({"print_all": print_all} if command.has_all else {}))
+        elif result is not None and (command.printer or _has_tables(result)):
+            _printer(command)(result, **({"print_all": print_all} if command.has_all else {}))
         if command.has_failed(result):
             raise typer.Exit(1)
 
@@ -339,6 +397,22 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
     run.__signature__ = _signature(name, command, types, arguments, split_last)  # type: ignore[attr-defined]
     run.__annotations__ = {}
     return run
+
+
+def _has_tables(result: Any) -> bool:
+    """Whether a result, or each of several, has tables."""
+    results = result if isinstance(result, list | tuple) else [result]
+    return all(hasattr(each, "tables") for each in results)
+
+
+def _printer(command: Command) -> Callable[..., None]:
+    """The function that prints a result."""
+    if callable(command.printer):
+        return command.printer
+    printer: Callable[..., None] = resolve_name(
+        f"visavis.cli.{command.printer or 'console:print_result'}"
+    )
+    return printer
 
 
 def _is_first_process() -> bool:
@@ -363,7 +437,7 @@ def _check_processes(name: str, command: Command) -> None:
         sorted(each for each, properties in COMMANDS.items() if properties.shares_work)
     )
     raise VisavisError(
-        f"{name.replace('_', ' ')}: expected one process, got {processes}. Start it without "
+        f"{' '.join(command_words(name))}: expected one process, got {processes}. Start it without "
         f"torchrun, which {sharing} support."
     )
 
@@ -372,7 +446,7 @@ def _progress_bars(name: str, command: Command, stack: ExitStack) -> Progress:
     """Progress on stderr. A server that has started has none."""
     from visavis.cli.console import ProgressBars
 
-    title = name.replace("_", " ") if command.has_result else ""
+    title = " ".join(command_words(name)) if command.has_result else ""
     return stack.enter_context(ProgressBars(title))
 
 
@@ -384,7 +458,7 @@ def _signature(
     split_last: list[str] | None,
 ) -> inspect.Signature:
     """The parameters of an API function, arguments first, and the options that all commands have."""
-    function = getattr(api, name)
+    function = function_of(name, command)
     parameters = inspect.signature(function).parameters
     texts = docstring_arguments(function)
     ordered = sorted(parameters, key=lambda key: (key not in arguments, key != "overrides"))
@@ -392,7 +466,7 @@ def _signature(
         _typer_parameter(
             parameters[key],
             types[key],
-            texts[key],
+            texts.get(key, ""),
             is_argument=key in arguments,
             split_last=split_last,
         )
@@ -444,7 +518,12 @@ def parameter_types(function: Callable[..., Any]) -> dict[str, ParameterType]:
         Types by the name of the parameter.
     """
     return {
-        name: _parameter_type(name, _evaluate(annotation, function.__module__))
+        name: _parameter_type(
+            name,
+            _evaluate(annotation, function.__module__)
+            if isinstance(annotation, str)
+            else annotation,
+        )
         for name, annotation in function.__annotations__.items()
         # The type of the result is imported for type checking only: its module imports torch.
         if name != "return"
@@ -560,7 +639,7 @@ def _convert_values(
             value = [*map(_expand, value)] if isinstance(value, list) else _expand(value)
             values[name] = value
         if types[name].container is Mapping:
-            values[name] = dict(_split_pair(name, text) for text in value)
+            values[name] = _split_pairs(name, value)
         elif types[name].container is not None and types[name].is_single and len(value) == 1:
             values[name] = value[0]
     return values
@@ -593,13 +672,20 @@ def _check_text(name: str, text: str, *, is_path: bool) -> None:
         )
 
 
-def _split_pair(option: str, text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator:
-        raise VisavisError(
-            f"--{option}: expected NAME=VALUE such as split=test, got {text!r}. Add the value."
-        )
-    return name, value
+def _split_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+    values = dict[str, str]()
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise VisavisError(
+                f"--{option}: expected NAME=VALUE such as split=test, got {text!r}. Add the value."
+            )
+        if name in values:
+            raise VisavisError(
+                f"--{option}: expected each name once, got {name} twice. Remove one of them."
+            )
+        values[name] = value
+    return values
 
 
 @contextmanager
@@ -634,7 +720,9 @@ def _how_to_continue(name: str, folder: str | None) -> str:
     program = shell_command()
     if folder is None:
         return f"Repeat it with: {program} {shlex.join(sys.argv[1:])}"
-    return f"Continue with: {program} {name.replace('_', ' ')} --resume {shlex.quote(folder)}"
+    return (
+        f"Continue with: {program} {' '.join(command_words(name))} --resume {shlex.quote(folder)}"
+    )
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from visavis.core.environment import EnvironmentCheck, package_versions
 if TYPE_CHECKING:
     from visavis.data.dataset_check import CheckReport
     from visavis.data.features.store import FeatureStore
+    from visavis.evaluation.classification import ZeroShotResult
     from visavis.models.encoders.checkpoint_files import CheckpointConversion
     from visavis.papers.convert_features import ConversionReport
     from visavis.papers.relevance.estimator_quality import EstimatorQuality
@@ -231,7 +232,7 @@ def _print_recipes(entries: list[dict[str, Any]]) -> None:
     for (paper, number, summary), group in groupby(
         rows, lambda row: (row["paper"], row["table"], row["summary"])
     ):
-        command = f"{len(list(group))} rows: visavis catalog recipes --paper {paper}"
+        command = f"{len(list(group))} rows: visavis papers list {paper}"
         print_markup(f"  [cyan]{paper}/{number}/ROW[/cyan]  {escape(summary)} {command}")
 
 
@@ -416,3 +417,15 @@ def _thumbnail(image: Any, width: int = 32) -> Any:
             )
         text.append("\n")
     return text
+
+
+def print_classification(result: list[tuple[str, float]] | ZeroShotResult) -> None:
+    """Print the labels of an image with their scores, or the accuracies of a folder of classes.
+
+    Args:
+        result: Labels and scores, best first, or accuracies.
+    """
+    if isinstance(result, list):
+        print_ranked_texts(result)
+    else:
+        print_result(result)

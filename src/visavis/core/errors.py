@@ -147,7 +147,10 @@ def requires_extra(extra: str, purpose: str) -> Iterator[None]:
 
 MAX_LISTED_NAMES = 20
 """Maximum number of names that an error message lists."""
-SKIP_BAD_ADVICE = "To skip broken items, pass --skip-bad to `visavis train`, `features` or `data audit`, or data.skip_bad=true to `compare` or `reproduce`."
+SKIP_BAD_ADVICE = (
+    "To skip broken items, pass --skip-bad to `visavis train`, `features` or `data audit`, or "
+    "data.skip_bad=true to `compare` or `papers reproduce`."
+)
 """Commands that can leave out broken items."""
 
 

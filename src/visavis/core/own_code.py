@@ -1,5 +1,5 @@
-"""Own parts: objectives, supervisions, estimators, models, metrics, formats, vectors and stores from
-outside the package.
+"""Own parts: objectives, supervisions, estimators, models, metrics, formats, vectors, stores and commands
+from outside the package.
 
 A text names a class of a file or of a package, such as ``soft_hn.py:SoftHN(margin=0.1)`` or
 ``my_lab.losses:SoftHN``. Its code runs only if the user of this process named it: in an argument of
@@ -20,7 +20,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -45,6 +45,7 @@ GROUPS = (
     "formats",
     "vectors",
     "stores",
+    "commands",
 )
 """Kinds of parts. An installed package extends them by an entry point of the group
 ``visavis.objectives`` and so on.
@@ -189,12 +190,26 @@ def loaded_parts(kind: type[T], group: str) -> list[T]:
     Returns:
         The objects.
     """
-    named = [value for source in allowed_code() for value in vars(_load(source)).values()]
     installed = [_installed_part(group, name, kind) for name in _installed(group)]
-    # By identity: a part may have fields that cannot be hashed.
-    return list(
-        {id(part): part for part in (*named, *installed) if isinstance(part, kind)}.values()
-    )
+    return _distinct([*named_parts(kind), *installed], kind)
+
+
+def named_parts(kind: type[T]) -> list[T]:
+    """Return the objects of one kind from all named sources.
+
+    Args:
+        kind: Class of the objects.
+
+    Returns:
+        The objects.
+    """
+    values = [value for source in allowed_code() for value in vars(_load(source)).values()]
+    return _distinct(values, kind)
+
+
+def _distinct(values: Iterable[Any], kind: type[T]) -> list[T]:
+    """The objects of one kind, by identity: a part may have fields that cannot be hashed."""
+    return list({id(value): value for value in values if isinstance(value, kind)}.values())
 
 
 def loaded_classes(kind: type, group: str) -> list[Any]:

@@ -91,7 +91,7 @@ def connect_to_ray(action: str) -> Any:
     Raises:
         MissingExtra: If Ray is not installed.
     """
-    with requires_extra("scale", f"{action} with --engine ray"):
+    with requires_extra("scale", f"{action} with --workers ray"):
         import ray
     if not ray.is_initialized():
         with current_folder_excluded():

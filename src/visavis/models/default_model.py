@@ -94,7 +94,7 @@ def saved_model() -> str | None:
     if name is not None and not isinstance(name, str):
         raise DataError(
             f"{file}: model: expected a folder or hub name, got {name!r}. Set another one "
-            "with --set-default, or delete the file."
+            "with visavis indexes default-model, or delete the file."
         )
     return name
 
@@ -257,8 +257,8 @@ def default_model(
             progress.message(f"The model could not be saved as the default: {error}")
         else:
             progress.message(
-                f"Default model: {selected} (saved in {settings_file()}, change it with --model "
-                "NAME --set-default)."
+                f"Default model: {selected} (saved in {settings_file()}, change it with visavis "
+                "indexes default-model NAME)."
             )
 
 

@@ -145,7 +145,7 @@ class Processor:
             raise RunError(
                 "visual encoder: expected one for images or videos, got a model that encodes only "
                 f"texts, for the item vectors {self.items}. Search with their index, which takes "
-                "the model with: visavis index --queries RUN --out INDEX"
+                "the model with: visavis indexes use-queries INDEX RUN"
             )
         if self.visual is None:
             raise RunError(

@@ -48,7 +48,7 @@ class ContributionSection(ReportSection):
         note = (
             f"First seed of each setting, best weights, frozen, over {batches} training batches. "
             "With few pushing negatives a loss has little left to learn. With many it may also "
-            "train on pairs that are already correct. Details: visavis diagnose RUN."
+            "train on pairs that are already correct. Details: visavis papers diagnose RUN."
         )
         measures = (Column(title, ".2f") for title in REPORTED_MEASURES.values())
         return Table((Column("objective", is_text=True), *measures), tuple(rows), (note,))
@@ -80,7 +80,7 @@ class ProbeSection(ReportSection):
             "false. The table gives the share of cases in which the first seed scores the true "
             "caption higher, with 95 % interval. Chance is 50 %, and a tie is not correct. * marks "
             f"edits that only change the order of words. {first.images:,} test images. Edited "
-            f"captions are false according to {first.source}. Details: visavis probe RUN."
+            f"captions are false according to {first.source}. Details: visavis papers probe RUN."
         )
         rows = [
             (kind, *(cells.get(name) for name in results)) for kind, cells in accuracies.items()

@@ -45,7 +45,7 @@ EXTRA_USES = {
     "photos": "visavis index, search, features, train: HEIC, JPEG XL and camera raw photos",
     "search": "visavis index, search: LanceDB store in a folder or on object storage",
     "milvus": "visavis index, search: Milvus store",
-    "scale": "visavis index, compare, reproduce: Ray cluster",
+    "scale": "visavis index, compare, papers reproduce: Ray cluster",
     "large": "visavis data_check, train: Parquet and Arrow tables of captions, shards",
     "serve": "visavis serve: web UI to search an index",
     "mcp": "visavis mcp: search tools of an assistant",

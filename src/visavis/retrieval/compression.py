@@ -384,7 +384,7 @@ def compare_set_encodings(
         encodings.append(benchmark.measure(name, search, dim, scanned, size, rescored))
         if encodings[-1].recall_at_10 >= 100 * TARGET_RECALL:
             description += (
-                f" Use --item-bytes {item_bytes}: {encodings[-1].recall_at_10:.1f} % of the true top "
+                f" Use visavis indexes compress INDEX {item_bytes}: {encodings[-1].recall_at_10:.1f} % of the true top "
                 f"{MEASURED_TOP} with {size:,.0f} instead of {full_bytes:,.0f} bytes per item."
             )
             break

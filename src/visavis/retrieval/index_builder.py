@@ -101,7 +101,7 @@ MAX_WARNINGS = 5
 _MISSING = ""
 """Place of kept files whose folder was read and does not contain them."""
 _KEPT_FILE = "The index keeps its earlier content."
-_IF_DELETED = "Mount the drive if it is not mounted. If the files were deleted, run visavis index with --remove-missing."
+_IF_DELETED = "Mount the drive if it is not mounted. If the files were deleted, run visavis indexes prune INDEX."
 
 log = logging.getLogger(__name__)
 
@@ -344,7 +344,7 @@ def _open_queries(
     """The model of text queries, which may be the model of the items."""
     if manifest.query_model.fingerprint == manifest.fingerprint:
         return encoder
-    return open_index_model(folder, manifest, device=device, memory=memory)
+    return open_index_model(folder, manifest, device, memory)
 
 
 def _check_request(folder: Path, moment_seconds: float | None) -> None:
@@ -443,11 +443,6 @@ def _open_or_create_manifest(
     model_name = recorded_model(model)
     store = relative_store(folder, store) if store else None
     if not is_index(folder):
-        if moved:
-            raise RunError(
-                f"{folder}: expected the index of the moved folder, got none. Pass the folder of "
-                "the index with --out."
-            )
         late_interaction = retriever.matcher.late_interaction
         find_store_kind(store or STORE_FOLDER, late_interaction)
         manifest = IndexManifest(
@@ -479,7 +474,11 @@ def _open_or_create_manifest(
     for name, value in settings.items():
         expected = getattr(manifest, name)
         if value not in (None, expected):
-            fix = " If the folder was moved, pass --moved." if name == "source" else ""
+            fix = (
+                f" If the folder was moved, run visavis indexes move {folder} {source.root}."
+                if name == "source"
+                else ""
+            )
             raise RunError(
                 f"{folder}: {name}: expected {expected}, the value of this index, got {value}. "
                 f"Make another index with --out.{fix}"
@@ -921,8 +920,6 @@ def index_source(
     out: str | Path | None,
     model: str | Path | None,
     progress: Progress,
-    *,
-    set_default: bool = False,
     **options: Any,
 ) -> IndexReport:
     """Index a source without a run, or update its index. An existing index keeps its model.
@@ -933,7 +930,6 @@ def index_source(
         model: Run, or folder or hub name of a dual encoder. None: the model of the index, else the
             default model.
         progress: Receives progress and messages.
-        set_default: Whether the model becomes the user's default model.
         **options: Further arguments of ``build_index``.
 
     Returns:
@@ -945,15 +941,54 @@ def index_source(
     """
     folder = default_index_folder(source, model) if out is None else Path(out)
     if model is None and is_index(folder):
-        return build_index(
-            read_manifest(folder).model, source, folder, progress=progress, **options
-        )
+        return update_index(folder, progress, source=source, **options)
     if not is_index(folder):
         # A wrong folder is reported before a model is downloaded.
         list_source_files(source, options.get("exclude", ()))
-    with default_model(model, progress, set_default=set_default) as name:
+    with default_model(model, progress) as name:
         progress.message(f"Indexing {source} with {name} into {folder}.")
         return build_index(name, source, folder, progress=progress, **options)
+
+
+def update_index(
+    folder: Path, progress: Progress, *, source: str | Path | None = None, **options: Any
+) -> IndexReport:
+    """Update an index with its model.
+
+    Args:
+        folder: Folder of the index.
+        progress: Receives progress and messages.
+        source: Folder of images and videos, or a data set. None: the source of the index.
+        **options: Further arguments of ``build_index``.
+
+    Returns:
+        Counts of the update.
+
+    Raises:
+        RunError: If there is no index, or it is of another source or setting.
+    """
+    manifest = read_manifest(folder)
+    return build_index(
+        manifest.model, source or manifest.source, folder, progress=progress, **options
+    )
+
+
+def move_model(folder: Path, model: str | Path, progress: Progress) -> None:
+    """Record the new location of the model of the items of an index.
+
+    Args:
+        folder: Folder of the index.
+        model: Run folder, or folder or hub name of a pretrained model.
+        progress: Receives progress.
+
+    Raises:
+        RunError: If there is no index, or the model is another one.
+    """
+    with storage.folder_lock(folder / "index", wait=False, subject=folder):
+        manifest = read_manifest(folder)
+        with progress.activity("loading the model"):
+            check_model(folder, manifest.fingerprint, str(model), _open_model(model, None, None))
+        write_manifest(folder, replace(manifest, model=recorded_model(model)))
 
 
 def update_default_index(

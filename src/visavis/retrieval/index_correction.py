@@ -128,7 +128,7 @@ def open_correction(
     problem, fix = "", "Run visavis index again to compute it."
     if settings.fingerprint != fingerprint:
         problem = "belongs to another query model"
-        fix = "Make one for this model with visavis index --correction."
+        fix = "Make one for this model with visavis indexes correct."
     elif (
         digest is None
         or len(keys) != len(tensors["bias"])

@@ -112,6 +112,8 @@ class IndexManifest:
         active_queries: Fingerprint of the model that encodes text queries. Empty: the model of the
             items.
         previous_queries: Fingerprint of the model that did before.
+        ignore_captions: Whether match probabilities come from the collection, also if captions
+            calibrate the index.
         item_bytes: Requested bytes per item of compressed vectors. None: they are not compressed.
         encoding: Encoding of compressed vectors.
         codec_hash: Hash of the file with the principal axes of the encoding.
@@ -140,6 +142,7 @@ class IndexManifest:
     queries: tuple[IndexModel, ...] = ()
     active_queries: str = ""
     previous_queries: str = ""
+    ignore_captions: bool = False
 
     @property
     def all_queries(self) -> tuple[IndexModel, ...]:
@@ -161,8 +164,6 @@ class Index:
         manifest: Content of its manifest.
         model: Model that encodes queries.
         store: Store of the vectors.
-        ignore_captions: Whether match probabilities come from the collection, also if captions
-            calibrate the index.
 
     Example:
         >>> index = open_index("indexes/holidays")  # doctest: +SKIP
@@ -176,14 +177,11 @@ class Index:
         manifest: IndexManifest,
         model: Retriever,
         store: VectorStore,
-        *,
-        ignore_captions: bool = False,
     ):
         self.folder = folder
         self.manifest = manifest
         self.model = model
         self.store = store
-        self.ignore_captions = ignore_captions
 
     def encode_texts(self, texts: Sequence[str]) -> list[torch.Tensor]:
         """Encode texts as queries.
@@ -376,7 +374,7 @@ class Index:
         """Calibration of scores by labels. None if there is none for this model, it does not hold
         for this number of items, scores are corrected, or captions are ignored.
         """
-        if self.correction or self.ignore_captions:
+        if self.correction or self.manifest.ignore_captions:
             return None
         calibration = self.manifest.query_model.calibration
         is_valid = calibration is not None and calibration.is_valid_for(self.store.count())

@@ -129,8 +129,8 @@ def use_queries(
         else:
             raise RunError(
                 f"{queries}: expected a run, {ITEMS!r}, or the fingerprint of a query model of "
-                f"{folder}, got none of them. List its query models with visavis index "
-                f"--list-queries --out {folder}."
+                f"{folder}, got none of them. List its query models with visavis indexes "
+                f"list-queries {folder}."
             )
         return _activate(folder, manifest, model)
 
@@ -154,7 +154,7 @@ def restore_queries(folder: Path) -> QueryModels:
         if manifest.previous_queries not in known:
             raise RunError(
                 f"{folder}: expected a previous query model, got none. Choose one with "
-                f"visavis index --queries RUN --out {folder}."
+                f"visavis indexes use-queries {folder} RUN."
             )
         return _activate(folder, manifest, known[manifest.previous_queries])
 

@@ -35,23 +35,18 @@ if TYPE_CHECKING:
 def open_index(
     folder: str | Path,
     *,
-    model: str | Path | None = None,
     store: str | Path | Sequence[str | Path] | None = None,
     device: str | torch.device | None = None,
     memory: MemoryLimit = None,
-    ignore_captions: bool = False,
 ) -> Index:
     """Open the index in a folder for searching. This never creates or changes a store.
 
     Args:
         folder: Folder of the index.
-        model: Location of the model of text queries, if it was moved.
         store: Confirmed location of the store of this index, or of the stores of several
             indexes.
         device: Device of the model. Default: CUDA or an Apple GPU if available, else the CPU.
         memory: Memory limit of a search.
-        ignore_captions: Whether match probabilities come from the collection, also if captions
-            calibrate the index.
 
     Returns:
         The index.
@@ -62,7 +57,7 @@ def open_index(
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    query_model = open_index_model(folder, manifest, model, device, memory)
+    query_model = open_index_model(folder, manifest, device, memory)
     try:
         vectors = open_index_store(folder, manifest, memory, confirmed=store)
     except RunError:
@@ -71,7 +66,7 @@ def open_index(
             raise
         manifest = read_manifest(folder)
         vectors = open_index_store(folder, manifest, memory, confirmed=store)
-    index = Index(folder, manifest, query_model, vectors, ignore_captions=ignore_captions)
+    index = Index(folder, manifest, query_model, vectors)
     if index.is_unfinished:
         logging.getLogger(__name__).warning(
             "%s: the index is unfinished, so items are missing. Its update was interrupted or "
@@ -121,7 +116,6 @@ class SharedIndex:
 def open_index_model(
     folder: Path,
     manifest: IndexManifest,
-    model: str | Path | None = None,
     device: str | torch.device | None = None,
     memory: MemoryLimit = None,
 ) -> Retriever:
@@ -131,7 +125,6 @@ def open_index_model(
     Args:
         folder: Folder of the index.
         manifest: Its manifest.
-        model: Location of the query model, if it was moved.
         device: Device of the model. Default: CUDA or an Apple GPU if available, else the CPU.
         memory: Memory limit of a search.
 
@@ -158,9 +151,15 @@ def open_index_model(
         check_model(folder, expected.fingerprint, name, retriever)
         return retriever.truncated_to(manifest.embedding_dim)
 
-    name = str(model or active.model)
-    load_active = partial(load, active, name, "Pass its location with --model.")
-    queries = open_query_model(name, active.fingerprint, manifest.embedding_dim, load_active)
+    move = (
+        f"visavis indexes move {folder} --model MODEL"
+        if active == of_items
+        else f"visavis indexes use-queries {folder} RUN"
+    )
+    load_active = partial(load, active, active.model, f"If it was moved, run {move}.")
+    queries = open_query_model(
+        active.model, active.fingerprint, manifest.embedding_dim, load_active
+    )
     if active == of_items:
         return queries
     advice = "Restore it to search with an image, or search with text."
@@ -209,7 +208,7 @@ def check_model(folder: Path, fingerprint: str, name: str, model: Retriever) -> 
         return
     advice = "Pass the model that made the index, or make another index with --out."
     if model.processor.items is not None:
-        advice = f"{name} encodes text queries only. Use it with visavis index --queries {name} --out {folder}."
+        advice = f"{name} encodes text queries only. Use it with visavis indexes use-queries {folder} {name}."
     raise RunError(
         f"{folder}: expected a model with fingerprint {fingerprint}, got {name} with "
         f"{model.fingerprint}. Scores of different models are not comparable. {advice}"

@@ -332,7 +332,7 @@ class GivenVectors(Retriever):
         return RunError(
             f"{self.file}: expected a model for the query, got an index of vectors from this file, "
             "which has none. Train one for texts with visavis train --index INDEX --data DATA, use "
-            "it with visavis index --queries RUN --out INDEX, or search for items similar to one "
+            "it with visavis indexes use-queries INDEX RUN, or search for items similar to one "
             "with --like KEY."
         )
 

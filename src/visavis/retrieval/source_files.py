@@ -258,7 +258,8 @@ def list_readable_files(
         problem = str(error).removesuffix(".")
         if not os.path.exists(root):
             problem = (
-                "the folder does not exist. Mount its drive, or pass its new place with --moved"
+                "the folder does not exist. Mount its drive, or pass its new place to visavis "
+                "indexes move"
             )
         elif not storage.is_transient_error(error):
             raise

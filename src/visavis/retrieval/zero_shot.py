@@ -75,7 +75,7 @@ def _warn_about_equal_classes(rows: Tensor, classes: Sequence[str]) -> None:
         warn(
             f"classes: the model cannot distinguish {sum(map(len, groups))} of {len(classes)}, "
             f"because their prompts have equal scores: {named}. Give them other names, for example "
-            "with --class-names."
+            "with a file of labels."
         )
 
 
@@ -190,7 +190,7 @@ def _class_names(
         if (first := first_folders[class_name]) != name:
             raise DataError(
                 f"{folder}: expected different names of classes, got {class_name!r} for {first} "
-                f"and {name}. Rename one, or pass --class-names."
+                f"and {name}. Rename one, or pass a file of labels."
             )
     return classes
 

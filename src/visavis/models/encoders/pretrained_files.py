@@ -187,7 +187,7 @@ def is_model_folder(folder: Path) -> bool:
     return any(os.path.exists(folder / name) for name in MODEL_CONFIGS)
 
 
-_XVLM_COMMAND = "visavis convert CHECKPOINT --out xvlm"
+_XVLM_COMMAND = "visavis papers convert CHECKPOINT --out xvlm"
 CREATION_COMMANDS = {
     "mobilenet-v2": "python tools/mobilenet_folder.py",
     "xvlm/visual": _XVLM_COMMAND,
@@ -520,7 +520,7 @@ def find_embedding_model(name: str | Path) -> str | None:
 
 
 def can_be_extended(name: str) -> bool:
-    """Report whether ``visavis convert --max-length`` can extend a model to longer texts.
+    """Report whether ``visavis papers convert --max-length`` can extend a model to longer texts.
 
     Args:
         name: Folder or hub name of the model.

@@ -254,7 +254,7 @@ def without_videos() -> Iterator[None]:
 
 # End of error messages about models with another number of outputs.
 CROSS_ENCODER_ADVICE = (
-    "Use a cross-encoder with one output, such as one of visavis relevance fit --kind cross"
+    "Use a cross-encoder with one output, such as one of visavis papers relevance fit --kind cross"
 )
 
 

@@ -643,7 +643,7 @@ def render_diagnosis(diagnosis: ContributionAnalysis) -> str:
         else None,
         curves=curves,
         gradients=flow_section(diagnosis.gradients),
-        command=f"{shell_command()} diagnose {runs} --checkpoint {diagnosis.checkpoint} {' '.join(options)}",
+        command=f"{shell_command()} papers diagnose {runs} --checkpoint {diagnosis.checkpoint} {' '.join(options)}",
     )
 
 

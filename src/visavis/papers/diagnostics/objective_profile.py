@@ -462,7 +462,7 @@ def write_profile_report(result: ObjectiveProfiles, folder: Path) -> None:
         names=list(dict.fromkeys(names)),
         positive_angle=f"{-INITIAL_ANGLES[1]:g}",
         negative_angles=", ".join(f"{angle:g}" for angle in INITIAL_ANGLES[2:]),
-        command=f"{shell_command()} anatomy {' '.join(quote_argument(profile.name) for profile in result.profiles)}",
+        command=f"{shell_command()} papers anatomy {' '.join(quote_argument(profile.name) for profile in result.profiles)}",
     )
     storage.write_text(folder / "report.html", page)
 

@@ -226,7 +226,7 @@ class XVLM(GlobalMatcher):
             rerank_top_k: Number of candidates to re-rank. 0: none.
             temperature: Temperature of the sampling of negatives, and initial value of a learned
                 scale.
-            pretrained: File with cross-attention, projections and ITM head, as ``visavis convert``
+            pretrained: File with cross-attention, projections and ITM head, as ``visavis papers convert``
                 writes it. Empty: random weights.
             scale: "learned" multiplies the cosines in training instead of the temperature of
                 NTXent, InfoNCE or Sigmoid.

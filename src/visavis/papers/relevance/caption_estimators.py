@@ -249,7 +249,7 @@ class CrossEncoder(RelevanceEstimator):
 
     Attributes:
         model: Folder of a ``transformers`` sequence classifier, or a name on the Hugging Face hub.
-            ``visavis relevance fit --kind cross`` trains one.
+            ``visavis papers relevance fit --kind cross`` trains one.
         output: "sigmoid" of the model's output, or the output itself ("identity"), clamped to [0,
             1].
         batch_size: Number of pairs per batch.

@@ -543,8 +543,8 @@ def resume_reproduction(
         RunError: If the folder is not a reproduction.
         Stopped: After a signal, when everything is saved.
     """
-    reproduction = read_experiment_file(folder, "table.json", ReproductionPlan, "reproduce")
-    plan = read_plan(folder, seeds, successive_halving=False, command="reproduce")
+    reproduction = read_experiment_file(folder, "table.json", ReproductionPlan, "papers reproduce")
+    plan = read_plan(folder, seeds, successive_halving=False, command="papers reproduce")
     cache_setting_features(plan, progress)
     with finished_runs_kept(folder):
         return _run(folder, plan, reproduction, workers, progress)
@@ -573,7 +573,7 @@ def select_rows(table: str, patterns: Sequence[str] = ()) -> list[PublishedRow]:
         names = [row.row for row in rows]
         for pattern in patterns:
             if not any(fnmatch(name, pattern) for name in names):
-                source = f"visavis catalog recipes --paper {rows[0].paper}"
+                source = f"visavis papers list {rows[0].paper}"
                 suggestion = suggest_name(pattern, names, source)
                 problem = problem or f"{table}: no row matches {pattern}: {suggestion}"
     if problem:

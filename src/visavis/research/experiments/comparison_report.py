@@ -5,7 +5,6 @@ queries.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,10 +27,9 @@ from visavis.evaluation.metrics.catalog import RSUM
 from visavis.evaluation.protocols import Protocol, get_protocol, get_protocols
 from visavis.evaluation.query_ranks import read_query_ranks
 from visavis.evaluation.statistics import PairedTest, format_number
-from visavis.evaluation.trec import write_trec
 from visavis.losses.scoring import select_items
-from visavis.models.base import Matcher, evaluation_mode
-from visavis.models.inference import device_score, score_all_pairs
+from visavis.models.base import Matcher
+from visavis.models.inference import score_all_pairs
 from visavis.research.experiments.comparison_result import Comparison, Sweep
 from visavis.research.experiments.grid import Setting
 from visavis.research.experiments.jobs import RunOutcome
@@ -53,7 +51,6 @@ from visavis.research.reports.html_report import (
     with_own_style,
 )
 from visavis.training.evaluation.ranked_split import select_captions
-from visavis.training.evaluation.trec_rankings import rank_dataset
 from visavis.training.recipes.recipe import Recipe
 from visavis.training.runs.open_run import open_run, read_run_recipe
 from visavis.training.runs.run_folder import RunFolder
@@ -295,7 +292,7 @@ def _commands(comparison: Comparison) -> list[tuple[str, str]]:
             "Train the best run again from its recipe.",
             f"{visavis} train {quote_argument(best.folder / 'run.toml')}",
         ),
-        ("Count the contributing samples of the best model.", f"{visavis} diagnose {run}"),
+        ("Count the contributing samples of the best model.", f"{visavis} papers diagnose {run}"),
         ("Search with the best model.", f"{visavis} search {run} 'a text query'"),
     ]
 
@@ -518,28 +515,6 @@ def example_queries(comparison: Comparison, num_queries: int = 4) -> ExampleQuer
     return ExampleQueries(
         best.folder.name, gallery, tuple(queries[: len(sampled)]), tuple(queries[len(sampled) :])
     )
-
-
-def write_trec_files(comparison: Comparison, progress: Progress) -> None:
-    """Write TREC files of the best run of each choice into ``trec/`` of the comparison, unless they
-    exist.
-
-    Args:
-        comparison: The comparison.
-        progress: Receives the progress.
-    """
-    for number, setting in enumerate(comparison.selected):
-        progress.update("lists", number, len(comparison.selected), 0)
-        run = _best_run(comparison, setting)
-        if os.path.exists(comparison.folder / "trec" / f"{run.folder.name}.i2t.run"):
-            continue
-        protocol = get_protocol(comparison.results.conditions.protocol)
-        recipe, test, (visual, text), matcher = _encode_test_split(run.folder, protocol)
-        with evaluation_mode(matcher):
-            lists = rank_dataset(
-                visual, text, device_score(matcher), test, protocol, memory=recipe.memory or None
-            )
-        write_trec(comparison.folder / "trec", run.folder.name, lists)
 
 
 def _best_run(comparison: Comparison, setting: Setting) -> RunOutcome:

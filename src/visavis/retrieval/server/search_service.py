@@ -113,7 +113,7 @@ class ServedIndex:
     ):
         self.index = index
         self.count = index.store.count()
-        self.has_probabilities = has_probabilities
+        self.has_probabilities = has_probabilities or index.manifest.ignore_captions
         self.stores = stores
         self.name = name or index.folder.name
         self._text_vectors = LRUCache[Tensor](CACHED_TEXTS)
@@ -140,9 +140,7 @@ class ServedIndex:
         if is_same or manifest.digest is None:
             self._checked = files
             return None
-        index = open_index(
-            self.index.folder, store=self.stores, ignore_captions=self.index.ignore_captions
-        )
+        index = open_index(self.index.folder, store=self.stores)
         if index.is_unfinished:  # another update began
             index.close()
             self._checked = files

@@ -35,7 +35,6 @@ def run_service(
     store: str | Path | Sequence[str | Path] = (),
     open_browser: bool,
     max_irrelevant: float | None = None,
-    ignore_captions: bool = False,
     model: str | Path | None = None,
     open_data: OpenRunData = no_run_data,
     progress: Progress,
@@ -54,8 +53,6 @@ def run_service(
         open_browser: Whether to open the web UI in a browser.
         max_irrelevant: Expected share of irrelevant results at which the web UI draws a line, also
             without captions. None: 0.5, only with captions.
-        ignore_captions: Whether match probabilities come from the collection, also if captions
-            calibrate the index.
         model: Model for folders of images. None: the default model.
         open_data: Opens the data of the model, which calibrate the scores of a new index. Default: no
             data.
@@ -110,9 +107,9 @@ def run_service(
         stores = [store] if isinstance(store, str | Path) else list(store)
         served = [
             ServedIndex(
-                open_index(path, store=stores, ignore_captions=ignore_captions),
+                open_index(path, store=stores),
                 name,
-                has_probabilities=max_irrelevant is not None or ignore_captions,
+                has_probabilities=max_irrelevant is not None,
                 stores=stores,
             )
             for name, path in named.items()

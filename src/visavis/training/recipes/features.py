@@ -490,7 +490,7 @@ def report_cut_captions(
     if cut := int((counts > tokenizer.max_length).sum()):
         more = "at least " if cut == size < len(data.captions) else ""
         is_extensible = recipe.model["kind"] == "CLIP" and can_be_extended(str(processor.tokenizer))
-        command = f"visavis convert {processor.tokenizer} --max-length {min(int(counts.max()), LONG_CLIP_LENGTH)} --out FOLDER"
+        command = f"visavis papers convert {processor.tokenizer} --max-length {min(int(counts.max()), LONG_CLIP_LENGTH)} --out FOLDER"
         progress.message(
             f"{data.name}: {more}{cut:,} of {len(data.captions):,} captions are cut after "
             f"{tokenizer.max_length} tokens. The longest has "

@@ -303,7 +303,7 @@ def suggest_row(row_id: str) -> str:
     ids = [f"{name}/{row}" for name, rows in tables.items() for row in rows]
     if (suggestion := suggest_name(row_id, ids, "nothing")).startswith("did you mean"):
         return suggestion
-    return f"expected PAPER/TABLE/ROW, such as {ids[0]}. visavis catalog recipes --paper {papers[0]} lists the rows of one of {', '.join(papers)}."
+    return f"expected PAPER/TABLE/ROW, such as {ids[0]}. visavis papers list {papers[0]} lists the rows of one of {', '.join(papers)}."
 
 
 def _merge_tables(parent: Values, child: Values) -> Values:
@@ -457,7 +457,7 @@ def _papers() -> list[str]:
 def _list_command(file: str) -> str:
     """The command that lists the rows of a paper's table. "" for another file."""
     paper, slash, _ = file.partition("/")
-    return f"visavis catalog recipes --paper {paper}" if slash and paper in _papers() else ""
+    return f"visavis papers list {paper}" if slash and paper in _papers() else ""
 
 
 def _check_variants(variants: Any, source: str) -> dict[str, Values]:

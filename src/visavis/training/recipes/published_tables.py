@@ -122,7 +122,7 @@ def measured_result(row_id: str) -> PublishedRow:
     if row is None or not row.protocol:
         raise RecipeError(
             f"{row_id!r}: expected a row that measures a model, got one that counts samples of a "
-            "training. Compare it with visavis diagnose."
+            "training. Compare it with visavis papers diagnose."
         )
     return row
 

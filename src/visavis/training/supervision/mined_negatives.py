@@ -1,4 +1,4 @@
-"""Supervision by mined hard negatives: ``visavis mine`` lists the negatives of each query, and
+"""Supervision by mined hard negatives: ``visavis data mine`` lists the negatives of each query, and
 batches bring both together.
 """
 
@@ -90,7 +90,7 @@ class MinedNegatives:
             "fingerprint": torch.uint8
         }:
             raise DataError(
-                f"{file}: expected a file of visavis mine, got tensors "
+                f"{file}: expected a file of visavis data mine, got tensors "
                 f"{', '.join(sorted(tensors)) or 'none'}. Mine negatives first."
             )
         fingerprint = bytes(tensors.pop("fingerprint").flatten().tolist()).decode(errors="replace")
@@ -103,7 +103,7 @@ class MinedNegatives:
             raise DataError(
                 f"{file}: expected negatives of split {', '.join(split.splits)} of {split.name}, "
                 "got negatives of other images or captions. "
-                "Run visavis mine on this data set and split."
+                "Run visavis data mine on this data set and split."
             )
         for index, count in zip(mined._indices, reversed(counts), strict=True):
             if (
@@ -204,7 +204,7 @@ class MinedNegativeSupervision(Supervision):
     other pairs. A batch of 128 captions grows to at most 384 with ``per_query = 1``.
 
     Attributes:
-        file: File of ``visavis mine`` for the training split.
+        file: File of ``visavis data mine`` for the training split.
         per_query: Number of negatives that each caption and each image of a batch samples.
 
     Source:
@@ -229,7 +229,7 @@ class MinedNegativeSupervision(Supervision):
         """Check that the file has negatives of the training split. See `Supervision.check`."""
         if not self.file:
             raise RecipeError(
-                "MinedNegativeSupervision: expected file='FILE' of visavis mine, got none. Mine "
+                "MinedNegativeSupervision: expected file='FILE' of visavis data mine, got none. Mine "
                 "negatives first."
             )
         if train.extension is not None:

@@ -80,7 +80,7 @@ class NoisySupervision(Supervision):
         tenth of its batch, at most 1.
 
     The second network keeps the state of its optimizer from phase to phase. The run's model is the
-    first network. The second is saved in ``peer``, and ``visavis evaluate RUN --average`` averages
+    first network. The second is saved in ``peer``, and ``visavis papers evaluate RUN --average`` averages
     the scores of both. Leave ``training.captions_per_image`` unset. Needs scikit-learn (extra
     ``noise``).
 
