@@ -413,14 +413,17 @@ def test_comparison_states_its_gallery(with_uncaptioned, tmp_path):
         data=with_uncaptioned,
         objective=["TripletHN()", "VLC()"],
         seeds=2,
-        trec=True,
         out=tmp_path / "comparison",
     )
     protocol = "plain + 5 images without captions"
     assert compared.table.conditions.protocol == protocol
     assert compared.image_bootstrap.num_units == 8
     assert f"protocol {protocol}: 13 images" in (compared.folder / "report.html").read_text()
-    for path in (compared.folder / "trec").glob("*.t2i.run"):
+    for setting in compared.settings:
+        visavis.evaluate(compared.runs(setting)[0].folder, trec=tmp_path / "trec")
+    paths = list((tmp_path / "trec").glob("*.t2i.run"))
+    assert len(paths) == 2
+    for path in paths:
         [stored] = (compared.folder / "runs").rglob(f"{path.name.split('.')[0]}/result.json")
         found = ir_measures.calc_aggregate(
             [Success @ 1],

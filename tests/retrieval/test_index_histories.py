@@ -29,7 +29,7 @@ from tests.processes import Command
 
 import visavis
 from visavis.models.retriever import Retriever
-from visavis.retrieval.index_folder import read_manifest
+from visavis.retrieval.index_folder import is_index, read_manifest
 from visavis.retrieval.stores.arrow_tables import items_from_table
 from visavis.retrieval.stores.catalog import open_store
 
@@ -353,14 +353,14 @@ def check_history(seed: int, folder: Path, vector_of) -> int:
         if not before and not world.visible_files():
             continue
         try:
-            report = visavis.index(
-                "model",
-                world.root,
-                out=folder / "index",
-                remove_missing=remove_missing,
-                moved=done[-2] == "moved",
-            )
-            now, vectors = read_index(folder / "index")
+            index = folder / "index"
+            if done[-2] == "moved":
+                report = visavis.indexes_move(index, world.root, remove_missing=remove_missing)
+            elif remove_missing and is_index(index):
+                report = visavis.indexes_prune(index)
+            else:
+                report = visavis.index("model", world.root, out=index)
+            now, vectors = read_index(index)
             expected, kept = world.expected(before, remove_missing=remove_missing)
             assert now == expected, f"{now.items() ^ expected.items()}, hidden: {world.hidden}"
             # No item is lost that still exists or may exist, unless its content was found under a

@@ -91,7 +91,7 @@ def test_text_side_trains_without_image_files(text_run, two_sides, scenes, index
     expected = whole.encode_images([image.location.path for image in images[:3]])
     stored = torch.from_numpy(np.array(vectors[[row[image.name] for image in images[:3]]]))
     assert torch.allclose(stored, expected, atol=1e-5), "the index holds what the run encodes"
-    with pytest.raises(RunError, match="visavis index --queries RUN --out INDEX"):
+    with pytest.raises(RunError, match="visavis indexes use-queries INDEX RUN"):
         run.encode_images([images[0].location.path])
 
 

@@ -36,7 +36,7 @@ _CPU_FEATURES = {
 EXTRA_USES = {
     "train": "the command line, training, evaluation, comparisons and reports",
     "hf": "visavis features, train: transformers encoders",
-    "minilm": "visavis features, train, relevance: sentence model minilm",
+    "minilm": "visavis features, train, papers relevance: sentence model minilm",
     "lora": "visavis train: CLIP with low-rank adapters",
     "sentence-transformers": "visavis features, train, index: models of sentence-transformers",
     "timm": "visavis features, train: image encoders of timm",
@@ -46,7 +46,7 @@ EXTRA_USES = {
     "search": "visavis index, search: LanceDB store in a folder or on object storage",
     "milvus": "visavis index, search: Milvus store",
     "scale": "visavis index, compare, papers reproduce: Ray cluster",
-    "large": "visavis data_check, train: Parquet and Arrow tables of captions, shards",
+    "large": "visavis data check, train: Parquet and Arrow tables of captions, shards",
     "serve": "visavis serve: web UI to search an index",
     "mcp": "visavis mcp: search tools of an assistant",
     "langchain": "retriever and embeddings of LangChain",
