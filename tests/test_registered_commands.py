@@ -16,18 +16,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from visavis.core.command import Command
-from visavis.core.table import Table
+from visavis.core.result import Result
+from visavis.core.table import Column, Table
 
 
 @dataclass(frozen=True)
-class Words:
+class Words(Result):
     count: int
 
     def to_json(self):
         return {"count": self.count}
 
-    def table(self):
-        return Table(("words",), ((str(self.count),),), ("A note.",), 0)
+    def tables(self):
+        return [Table((Column("words"),), ((self.count,),), ("A note.",))]
 
 
 def NAME(text: str, *, repeat: int = 1) -> Words:
