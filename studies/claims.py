@@ -1,4 +1,4 @@
-"""Write ``docs/research/claims.md``: the claims of the papers, and the results of the study.
+"""Write ``docs/papers/claims.md``: the claims of the papers, and the results of the study.
 
     python studies/claims.py [--check]
 
@@ -31,7 +31,7 @@ from visavis.research.reports.html_report import LIGHT_THEME, figure_to_png, new
 
 DOCS = EVIDENCE.parents[1]
 CLAIMS = EVIDENCE.parent / "claims.toml"
-PAGE = DOCS / "research" / "claims.md"
+PAGE = DOCS / "papers" / "claims.md"
 FIGURE = DOCS / "images" / "claims.png"
 PAPERS = {
     "U": "Unified Loss of Pair Similarity Optimization for Vision-Language Retrieval (Li et al., 2022)",
@@ -375,7 +375,7 @@ about three would appear to hold or to fail by chance. So rely on a single claim
 | experts | Kendall's tau-b with the expert ratings of Flickr8k |
 | gap | mean cosine of validation pairs minus that of the hardest negatives in a batch |
 
-See [gradient diagnostics](../explanation/gradient-diagnostics.md) for C^q and [graded relevance](../explanation/graded-relevance.md) for CS@K and
+See [gradient diagnostics](gradient-diagnostics.md) for C^q and [graded relevance](graded-relevance.md) for CS@K and
 the expert ratings."""
 
 

@@ -2,8 +2,8 @@
 
     python studies/errata.py              print all
     python studies/errata.py NAME ...     print these
-    python studies/errata.py --check      print only errors, including a stale docs/research/errata.md
-    python studies/errata.py --write      write docs/research/errata.md
+    python studies/errata.py --check      print only errors, including a stale docs/papers/errata.md
+    python studies/errata.py --write      write docs/papers/errata.md
 
 The exit status is 1 if a claim does not hold.
 """
@@ -23,7 +23,7 @@ from findings import cocos, cocos_text, goal, goal_text, ladder, released, unifi
 from findings.base import KINDS, Erratum, Shown, errata_of
 
 PROJECT = Path(__file__).resolve().parents[1]
-PAGE = PROJECT / "docs" / "research" / "errata.md"
+PAGE = PROJECT / "docs" / "papers" / "errata.md"
 MODULES = (unified, ladder, goal, goal_text, cocos, cocos_text, released)
 CATALOG = {erratum.name: erratum for module in MODULES for erratum in errata_of(module)}
 
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "names", nargs="*", metavar="NAME", help="An entry, for example unified.eq_15_denominator."
     )
     parser.add_argument("--check", action="store_true", help="Print only errors.")
-    parser.add_argument("--write", action="store_true", help="Write docs/research/errata.md.")
+    parser.add_argument("--write", action="store_true", help="Write docs/papers/errata.md.")
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.names) - set(CATALOG))
     if unknown:
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         and (not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page())
     ):
         print(
-            "docs/research/errata.md: stale. Run python studies/errata.py --write.", file=sys.stderr
+            "docs/papers/errata.md: stale. Run python studies/errata.py --write.", file=sys.stderr
         )
         return 1
     return 0
@@ -98,7 +98,7 @@ def as_text(name: str) -> str:
 
 
 def page() -> str:
-    """docs/research/errata.md."""
+    """docs/papers/errata.md."""
     kinds = "\n".join(
         f"| {kind} | {meaning} | {sum(e.kind == kind for e in CATALOG.values())} |"
         for kind, meaning in KINDS.items()

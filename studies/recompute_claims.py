@@ -1,5 +1,5 @@
 """Recompute every claim from the raw numbers of the study, and compare it with
-``docs/research/claims.md``.
+``docs/papers/claims.md``.
 
     python studies/recompute_claims.py
 
@@ -279,7 +279,7 @@ def near(value: float, other: float, relative: float) -> bool:
 
 def mistakes() -> list[str]:
     """Each difference between the page and the recomputed claims."""
-    page = (DOCS / "research" / "claims.md").read_text()
+    page = (DOCS / "papers" / "claims.md").read_text()
     entries = {
         match[1]: match
         for match in re.finditer(

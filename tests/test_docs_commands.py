@@ -155,7 +155,7 @@ FILES = {
 """Files of a reader."""
 GIVEN = {
     "README.md": ("photos", "runs/demo-1"),
-    "docs/explanation/ranking-coherence.md": ("RUN", "photos"),
+    "docs/papers/ranking-coherence.md": ("RUN", "photos"),
     "docs/guides/assistants.md": ("photos", "runs", "indexes/v"),
     "docs/guides/your-data.md": ("photos", "my-photos", "clips", "products"),
     "docs/tutorials/compare-losses.md": (),
@@ -178,8 +178,8 @@ WITHOUT_TRAIN = {
 }
 """Pages that start with the losses alone, as tutorials do. The others assume the extra train."""
 LONG = {
-    "docs/explanation/graded-relevance.md",
-    "docs/explanation/ranking-coherence.md",
+    "docs/papers/graded-relevance.md",
+    "docs/papers/ranking-coherence.md",
     "docs/guides/compare.md",
     "docs/guides/data.md",
     "docs/tutorials/compare-losses.md",

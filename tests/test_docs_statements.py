@@ -66,6 +66,12 @@ def names_after(page: str, start: str, end: str) -> set[str]:
     return set(re.findall(r"`([^`]+)`", text.partition(start)[2].partition(end)[0]))
 
 
+def test_start_page_and_guides_stay_below_45_000_words():
+    """What only papers need has pages of its own."""
+    pages = [PROJECT / "docs/index.md", *(PROJECT / "docs/guides").glob("*.md")]
+    assert sum(len(page.read_text("utf-8").split()) for page in pages) <= 45_000
+
+
 @pytest.mark.parametrize("reduction", ["half_mean", "mean"])
 def test_losses_page_names_objectives_that_do_not_sum(reduction):
     named = names_after("docs/guides/losses-only.md", f"**`{reduction}`:**", " - ")

@@ -1,4 +1,4 @@
-"""Every erratum holds, and docs/research/errata.md matches the computed results."""
+"""Every erratum holds, and docs/papers/errata.md matches the computed results."""
 
 from __future__ import annotations
 

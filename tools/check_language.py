@@ -28,7 +28,7 @@ CODE = ("src", "tests", "tools", "studies", "benchmarks", "examples")
 PROSE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs")
 SETTINGS = ("Makefile", "pyproject.toml", "mkdocs.yml", ".pre-commit-config.yaml", ".github", ".ci")
 EXEMPT = (
-    "docs/research/errata.md",
+    "docs/papers/errata.md",
     "docs/evidence/",
     "tools/check_language.py",
     "tests/test_language.py",
