@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from visavis.evaluation.corrections import CATALOG
+from visavis.losses.corrections import CATALOG
 from visavis.retrieval.correction_builder import bank_scores
 from visavis.retrieval.index_correction import CorrectionSettings, IndexCorrection
 from visavis.retrieval.items import NO_FILTER, IndexItem

@@ -38,14 +38,14 @@ from visavis.core.progress import NoProgress
 from visavis.data.data_paths import resolve_path
 from visavis.evaluation import rank_scores
 from visavis.evaluation.bootstrap import BootstrapEstimate, bootstrap_images
-from visavis.evaluation.corrections import (
+from visavis.evaluation.query_ranks import QueryRanks
+from visavis.losses.corrections import (
     CSLS,
     Correction,
     DualSoftmax,
     InvertedSoftmax,
     QueryBankNorm,
 )
-from visavis.evaluation.query_ranks import QueryRanks
 from visavis.losses.scoring import score_direction
 from visavis.models.base import evaluation_mode
 from visavis.models.inference import device_score

@@ -290,7 +290,7 @@ def test_advice_states_corrected_verdicts(results):
         claim["name"]: claims.corrected_verdict(result, adjusted)
         for claim, result, adjusted in results
     }
-    page = (claims.PAGE.parent / "choosing.md").read_text()
+    page = (PROJECT / "docs/research/choosing.md").read_text()
     rows = re.findall(r"^\| .* \| ((?:[A-Z]\d+(?:, )?)+) \| (.*) \|$", page, re.MULTILINE)
     assert len(rows) > 10
     assert [

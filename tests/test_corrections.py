@@ -16,7 +16,10 @@ from visavis.core.encoded import Vectors
 from visavis.core.errors import DataError, RunError, SpecError, VisavisError
 from visavis.core.progress import NoProgress
 from visavis.evaluation import evaluate
-from visavis.evaluation.corrections import (
+from visavis.evaluation.protocols import get_protocol
+from visavis.evaluation.query_ranks import read_query_ranks, write_query_ranks
+from visavis.evaluation.tiled_ranking import rank_by_rows
+from visavis.losses.corrections import (
     CATALOG,
     CSLS,
     CorrectedScore,
@@ -26,9 +29,6 @@ from visavis.evaluation.corrections import (
     QueryBankNorm,
     parse_correction,
 )
-from visavis.evaluation.protocols import get_protocol
-from visavis.evaluation.query_ranks import read_query_ranks, write_query_ranks
-from visavis.evaluation.tiled_ranking import rank_by_rows
 from visavis.losses.scoring import score_direction
 from visavis.losses.targets import Targets
 from visavis.research.experiments.setting_results import MeasurementConditions, SettingResults

@@ -25,8 +25,8 @@ from visavis.data.video import MAX_FRAMES_PER_VIDEO
 from visavis.models.default_model import DEFAULT_MODELS
 from visavis.objectives import CATALOG
 from visavis.retrieval.compression import MEASURED_QUERIES, MEASURED_SETS, TARGET_RECALL
-from visavis.retrieval.correction_builder import MAX_TEXTS
 from visavis.retrieval.encoding import CLIPS_PER_SHARD, SHARD_SIZE
+from visavis.retrieval.make_correction import MAX_TEXTS
 from visavis.retrieval.no_match import MAX_CONTRADICTED, MAX_SAMPLED_ITEMS, bank_texts
 from visavis.retrieval.search import MIN_DUPLICATE_COSINE, RERANK_DEPTH
 from visavis.retrieval.server.limits import (

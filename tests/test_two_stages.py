@@ -9,8 +9,8 @@ from torch import Tensor
 from visavis.core.encoded import Encoded
 from visavis.core.errors import SpecError, VisavisError
 from visavis.evaluation import evaluate
-from visavis.evaluation.corrections import CSLS, CorrectedScore
 from visavis.evaluation.metrics import best_ranks
+from visavis.losses.corrections import CSLS, CorrectedScore
 from visavis.losses.scoring import DeviceScore, TwoStageScore, score_direction
 from visavis.losses.targets import Targets
 from visavis.models.base import GlobalMatcher, MatcherConfig

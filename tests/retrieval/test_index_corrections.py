@@ -12,7 +12,7 @@ from PIL import Image
 
 import visavis
 from visavis.core.errors import DataError, RunError, SpecError, VisavisError
-from visavis.evaluation.corrections import CATALOG, CandidateBias, parse_correction
+from visavis.losses.corrections import CATALOG, CandidateBias, parse_correction
 from visavis.retrieval.correction_builder import BANK_FILE, bank_scores
 from visavis.retrieval.index_correction import read_correction_file, write_correction_file
 from visavis.retrieval.index_folder import CORRECTION_FILE

@@ -114,7 +114,7 @@ def relevance_estimators() -> list[CatalogEntry]:
 
 def corrections() -> list[CatalogEntry]:
     """Return every correction of scores with its formula, source and defaults."""
-    from visavis.evaluation.corrections import CATALOG
+    from visavis.losses.corrections import CATALOG
 
     return [
         _class_entry(kind, "Formula:", "Source:") | {"defaults": repr(kind())} for kind in CATALOG

@@ -85,7 +85,7 @@ def evaluate(
         visavis evaluate runs/mine --correction "QueryBankNorm()" --bank train
         ```
     """
-    from visavis.evaluation.corrections import parse_correction
+    from visavis.losses.corrections import parse_correction
     from visavis.training.runs.evaluate_runs import evaluate_runs, with_base_model
     from visavis.training.runs.open_run import read_run_recipe
 

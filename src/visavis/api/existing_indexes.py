@@ -179,21 +179,28 @@ def indexes_correct(
         visavis indexes correct indexes/photos none
         ```
     """
-    from visavis.evaluation.corrections import parse_correction
+    from visavis.api.run_collections import open_run_data
+    from visavis.losses.corrections import parse_correction
+    from visavis.retrieval.make_correction import correct_index
 
     text = as_text(correction)
     is_removed = text == "none"
     if is_removed and bank is not None:
         raise VisavisError("--bank: expected it with a correction, got none. Leave it out.")
-    return _update(
-        index,
-        progress,
-        store=optional_text(store),
-        # A wrong spec is reported before files are encoded.
-        correction="" if is_removed else repr(parse_correction(str(text))),
-        bank=None if bank is None else read_bank(bank),
-        memory=memory,
+    # A wrong spec is reported before files are encoded.
+    spec = "" if is_removed else repr(parse_correction(str(text)))
+    texts = None if bank is None else read_bank(bank)
+    report = _update(index, progress, store=optional_text(store), memory=memory)
+    result = correct_index(
+        Path(index),
+        spec,
+        texts,
+        open_run_data,
+        optional_text(store),
+        memory,
+        progress or NoProgress(),
     )
+    return replace(report, correction=result)
 
 
 def indexes_measure(

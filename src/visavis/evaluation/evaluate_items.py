@@ -17,7 +17,6 @@ from visavis.core.encoded import Encoded, EncodedBatches
 from visavis.core.errors import ShapeError, SpecError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.process_group import ONE_PROCESS, ProcessGroup
-from visavis.evaluation.corrections import CorrectedScore
 from visavis.evaluation.metrics import ranking_metrics
 from visavis.evaluation.metrics.ranking import Ties, best_rank_column
 from visavis.evaluation.protocols import (
@@ -29,6 +28,7 @@ from visavis.evaluation.protocols import (
 )
 from visavis.evaluation.results import Evaluation
 from visavis.evaluation.tiled_ranking import RankedQueries, rank_by_rows, rank_by_tiles
+from visavis.losses.corrections import CorrectedScore
 from visavis.losses.scoring import select_items
 from visavis.losses.targets import Ids, to_id_tensor
 
@@ -52,7 +52,7 @@ def evaluate(
         visual: Encoded images.
         text: Encoded texts.
         score: ``score(visual[rows], text[columns]) -> [rows, columns]``, such as the method
-            ``score`` of a model, or a `visavis.evaluation.corrections.CorrectedScore`.
+            ``score`` of a model, or a `visavis.losses.corrections.CorrectedScore`.
         image_ids: One id per image, shape ``[V]``. Equal ids belong together. -1: an image without
             a text, which is a candidate and not a query.
         text_ids: One id per text, shape ``[T]``. -1: a text without an image.

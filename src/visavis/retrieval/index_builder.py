@@ -180,8 +180,6 @@ def build_index(
     remove_missing: bool = False,
     moved: bool = False,
     compression: bool = False,
-    correction: str | None = None,
-    bank: str | Sequence[str] | None = None,
     item_bytes: int | None = None,
     open_data: OpenRunData = no_run_data,
     engine: Engine = "local",
@@ -212,12 +210,9 @@ def build_index(
             or their folder is empty.
         moved: Whether ``source`` is the new place of the source of an existing index.
         compression: Whether to measure other encodings of the vectors.
-        correction: Correction of text queries. Empty: none. None: the one of an existing index.
-        bank: Texts, or a split of the run, that a new correction learns from.
         item_bytes: Maximum bytes per item, for a late-interaction model. An existing index keeps
             its value. None: vectors in float32.
-        open_data: Opens the data of the model, which calibrate scores and check a correction. Default:
-            no data.
+        open_data: Opens the data of the model, which calibrate scores. Default: no data.
         engine: ``"local"`` or ``"ray"``.
         workers: Number of Ray processes, or of processes that read images. Default: 2 Ray
             processes, else as ``choose_readers``.
@@ -323,13 +318,9 @@ def build_index(
                 **update.summarize(),
             )
         compress_index(folder, item_bytes, memory, progress)
-        if correction is not None or os.path.exists(folder / CORRECTION_FILE):
-            report = replace(
-                report,
-                correction=_correct(
-                    folder, queries, correction, bank, open_data, store, memory, progress
-                ),
-            )
+        if os.path.exists(folder / CORRECTION_FILE):
+            correction = _refresh_correction(folder, queries, store, memory, progress)
+            report = replace(report, correction=correction)
     _log_warnings(source, report.warnings)
     return report
 
@@ -374,28 +365,19 @@ def _open_model(model: str | Path, device: str | None, memory: MemoryLimit) -> R
     return Retriever.load(model, device=device, memory=memory)
 
 
-def _correct(
-    folder: Path,
-    model: Retriever,
-    correction: str | None,
-    bank: str | Sequence[str] | None,
-    open_data: OpenRunData,
-    store: str | None,
-    memory: MemoryLimit,
-    progress: Progress,
+def _refresh_correction(
+    folder: Path, model: Retriever, store: str | None, memory: MemoryLimit, progress: Progress
 ) -> str | None:
-    """Make or update the correction of the complete index."""
+    """Compute the correction of the complete index for its new items."""
     # Only here, because most indexes have none.
-    from visavis.retrieval.correction_builder import update_correction
+    from visavis.retrieval.correction_builder import refresh_correction
 
     manifest = read_manifest(folder)
     with (
         closing(open_index_store(folder, manifest, memory, confirmed=store)) as vectors,
         kept_if_stopped(lambda: "All files are in the index."),
     ):
-        index = Index(folder, manifest, model, vectors)
-        run = Path(manifest.query_model.model)
-        return update_correction(index, run, correction, bank, open_data, memory, progress)
+        return refresh_correction(Index(folder, manifest, model, vectors), memory, progress)
 
 
 def _log_warnings(source: str | Path, warnings: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 An index has at most one correction, for one query model. Two files hold it: the biases, which a
 search reads, and the bank, from which an update of the index computes them again. See
-`visavis.evaluation.corrections` and `visavis.retrieval.correction_builder`.
+`visavis.losses.corrections` and `visavis.retrieval.make_correction`.
 """
 
 from __future__ import annotations

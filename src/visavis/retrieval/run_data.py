@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from visavis.core.progress import Progress
-    from visavis.evaluation.corrections import Correction
     from visavis.evaluation.query_ranks import QueryRanks
+    from visavis.losses.corrections import Correction
 
 
 class RunData(Protocol):

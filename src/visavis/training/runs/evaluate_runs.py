@@ -21,9 +21,9 @@ from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
 from visavis.data.equal_texts import unseen_texts
 from visavis.evaluation import Evaluation
-from visavis.evaluation.corrections import CorrectedScore, Correction, QueryBank
 from visavis.evaluation.protocols import get_protocols
 from visavis.evaluation.trec import write_trec
+from visavis.losses.corrections import CorrectedScore, Correction, QueryBank
 from visavis.losses.scoring import select_items
 from visavis.models.base import Matcher, evaluation_mode
 from visavis.models.inference import ScoreEnsemble, device_of, device_score, join_member_encodings

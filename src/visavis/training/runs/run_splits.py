@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from visavis.core.progress import NoProgress, Progress
-from visavis.evaluation.corrections import Correction
 from visavis.evaluation.query_ranks import QueryRanks
+from visavis.losses.corrections import Correction
 from visavis.models.inference import score_all_pairs
 from visavis.models.retriever import Retriever
 from visavis.training.recipes.recipe import Recipe
