@@ -158,7 +158,7 @@ COMMANDS = {
     "relevance_thresholds": Command("console:print_result", to_json=_entries_to_json("estimators")),
     "relevance_fit": Command("console:print_result", options=("out",)),
     "export": Command("console:print_result"),
-    "index": Command("printers:print_index_report"),
+    "index": Command("console:print_result"),
     "search": Command(
         "printers:print_results",
         has_all=True,
