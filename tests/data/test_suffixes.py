@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from visavis.cli.printers import print_index_report
+from visavis.cli.console import print_result
 from visavis.data.dataset_check import check_dataset
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.file_names import (
@@ -90,7 +90,7 @@ def test_index_report_prints_other_files(capsys):
     report = IndexReport(
         "indexes/x", 3, 3, 0, 0, 0, (), 1.0, other_files="12 other files: .xmp, .svg"
     )
-    print_index_report(report)
+    print_result(report)
     assert "\n12 other files: .xmp, .svg.\n" in capsys.readouterr().out
     assert report.to_json()["other_files"] == "12 other files: .xmp, .svg"
     assert "other_files" not in replace(report, other_files=None).to_json()

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import visavis
-from visavis.cli.printers import print_index_report
+from visavis.cli.console import print_result
 from visavis.data.capture_time import modified_time, parse_time
 from visavis.data.images import decode_image
 from visavis.data.video import recording_time
@@ -192,7 +192,7 @@ def test_index_accounts_for_each_file(run, tmp_path, monkeypatch, capsys):
     assert sum(report.files.values()) == number_of_files(folder)
     assert report.num_encoded == 1 and len(report.skipped) == 2
     assert json.loads(json.dumps(report.to_json()))["files"] == report.files
-    print_index_report(report)
+    print_result(report)
     printed = " ".join(capsys.readouterr().out.split())
     assert (
         "9 files in the source: 3 indexed, 1 part of another photo, 2 left out, 3 neither images "

@@ -120,29 +120,28 @@ COMMANDS = {
     "compare": Command(resumable=True),
     "explain": Command(),
     "export": Command(),
-    "index": Command(printer="printers:print_index_report"),
+    "index": Command(),
     "search": Command(
         printer="printers:print_results",
         has_all=True,
         to_json=lambda results, values: {"query": _query(values), **results.to_json()},
     ),
     "indexes_evaluate": Command(),
-    "indexes_list_queries": Command(printer="printers:print_index_report"),
-    "indexes_use_queries": Command(printer="printers:print_index_report"),
-    "indexes_restore_queries": Command(printer="printers:print_index_report"),
-    "indexes_correct": Command(printer="printers:print_index_report"),
-    "indexes_measure": Command(printer="printers:print_index_report"),
-    "indexes_compress": Command(printer="printers:print_index_report"),
+    "indexes_list_queries": Command(),
+    "indexes_use_queries": Command(),
+    "indexes_restore_queries": Command(),
+    "indexes_correct": Command(),
+    "indexes_measure": Command(),
+    "indexes_compress": Command(),
     "indexes_calibrate": Command(
         to_json=lambda basis, values: {"folder": str(values["index"]), "basis": basis}
     ),
     "indexes_move": Command(
-        printer="printers:print_index_report",
         to_json=lambda report, values: (
             {"folder": str(values["index"])} if report is None else report.to_json()
         ),
     ),
-    "indexes_prune": Command(printer="printers:print_index_report"),
+    "indexes_prune": Command(),
     "indexes_default_model": Command(to_json=lambda model, _: {"model": model}),
     "classify": Command(printer="printers:print_classification", to_json=_classification_to_json),
     "serve": Command(has_result=False),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 from rich.markup import escape
 
-from visavis.cli.console import print_markup, print_result, print_tables, standard_output
+from visavis.cli.console import print_markup, print_tables, standard_output
 from visavis.cli.terminal import print_line
 from visavis.core.encoded import DIRECTIONS
 from visavis.core.environment import EnvironmentCheck, package_versions
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from visavis.papers.convert_features import ConversionReport
     from visavis.papers.relevance.estimator_quality import EstimatorQuality
     from visavis.research.audit.run_audit import Audit
-    from visavis.retrieval.index_builder import IndexReport
-    from visavis.retrieval.index_queries import QueryModels
     from visavis.retrieval.search import SearchResult, SearchResults
 
 
@@ -282,74 +280,6 @@ def print_estimators(qualities: Sequence[EstimatorQuality]) -> None:
     from visavis.papers.relevance.estimator_quality import estimator_table
 
     print_tables([estimator_table(qualities)])
-
-
-MAX_LISTED_LINES = 5
-"""Number of removed, excluded and skipped files that are printed."""
-
-
-def print_index_report(report: IndexReport | QueryModels) -> None:
-    """Print the counts of encoded, unchanged, moved, removed and kept files, and all that is left
-    out. Or print the query models of an index.
-
-    Args:
-        report: Result of indexing, or query models.
-    """
-    from visavis.retrieval.index_queries import QueryModels
-
-    if isinstance(report, QueryModels):
-        print_result(report)
-        return
-    num_moved = min(report.num_moved, len(report.moved_from))
-    counts = {
-        "encoded": report.num_encoded,
-        "unchanged": report.num_unchanged,
-        "moved": num_moved,
-        "with known content": report.num_moved - num_moved,
-        "removed": report.num_removed,
-        "kept without their file": report.num_kept,
-    }
-    changes = (
-        ", ".join(f"{count:,} {change}" for change, count in counts.items() if count)
-        or "no changes"
-    )
-    print_line(
-        f"{report.num_items:,} items in the index. Files: {changes}. {report.seconds:.0f} s."
-    )
-    for title, lines in (
-        ("Removed", report.removed),
-        ("Excluded", report.excluded),
-        ("Left out", report.skipped),
-    ):
-        if lines:
-            print_line(f"{title}, {len(lines):,}:")
-        for text in lines[:MAX_LISTED_LINES]:
-            print_line(f"  {text}")
-        if len(lines) > MAX_LISTED_LINES:
-            print_line(f"  ... and {len(lines) - MAX_LISTED_LINES:,} more: --json lists all.")
-    parts = {
-        "indexed": "indexed",
-        "companions": "part of another photo",
-        "skipped": "left out",
-        "other": "neither images nor videos",
-    }
-    counted = ", ".join(
-        f"{report.files[name]:,} {text}" for name, text in parts.items() if report.files.get(name)
-    )
-    print_line(f"{sum(report.files.values()):,} files in the source: {counted}.")
-    if report.other_files is not None:
-        print_line(f"{report.other_files}.")
-    if report.undated:
-        path, text = next(iter(report.undated.items()))
-        print_line(
-            f"{len(report.undated):,} files with an unreadable capture time, such as {text!r} of "
-            f"{path}. Their modification time counts."
-        )
-    if report.compression is not None:
-        print_tables([report.compression.table()])
-    if report.correction is not None:
-        print_line(f"Correction: {report.correction}")
-    print_line(f"Index: {report.folder}")
 
 
 def print_results(results: SearchResults, *, print_all: bool = False) -> None:

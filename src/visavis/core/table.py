@@ -8,6 +8,8 @@ from typing import Literal, TypeAlias
 
 Value: TypeAlias = str | float | None
 """A value of a table. None and NaN are missing values."""
+SIMILAR_MARK = "†"
+"""Mark of values that are not distinguishable from the best of their column."""
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ import unicodedata
 from collections.abc import Iterator
 from itertools import groupby, pairwise
 
-from visavis.core.table import Cell, Column, Table, as_cells
+from visavis.core.table import SIMILAR_MARK, Cell, Column, Table, as_cells
 
-SIMILAR_MARK = "†"
 _LATEX_SPECIAL = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from itertools import groupby
 
-from visavis.core.table import Cell, Column, Table, as_cells
+from visavis.core.table import SIMILAR_MARK, Cell, Column, Table, as_cells
 
 _LEFT = ' style="text-align: left"'
 
@@ -57,14 +57,12 @@ def _row(columns: tuple[Column, ...], cells: list[Cell]) -> str:
     if len(cells) == 1 < len(columns):
         text = escape(columns[0].value_text(cells[0]))
         return f'<th colspan="{len(columns)}" scope="rowgroup"{_LEFT}>{text}</th>'
-    return "".join(
-        _cell(column, cell, is_name=column is columns[0])
-        for column, cell in zip(columns, cells, strict=True)
-    )
+    pairs = enumerate(zip(columns, cells, strict=True))
+    return "".join(_cell(column, cell, is_name=number == 0) for number, (column, cell) in pairs)
 
 
 def _cell(column: Column, cell: Cell, *, is_name: bool) -> str:
-    marks = {"": "{}", "best": "<strong>{}</strong>", "similar": "{}<sup>†</sup>"}
+    marks = {"": "{}", "best": "<strong>{}</strong>", "similar": f"{{}}<sup>{SIMILAR_MARK}</sup>"}
     text = marks[cell.mark].format(escape(column.value_text(cell)))
     if small := cell.note or column.small_spread(cell):
         text += f"<small>{escape(small)}</small>"

@@ -30,6 +30,7 @@ from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import BarsOnly, Progress
 from visavis.core.result import Result
 from visavis.core.stopping import kept_if_stopped
+from visavis.core.table import Table
 from visavis.data.capture_time import TAKEN, file_times
 from visavis.data.features.item_vectors import holds_item_vectors
 from visavis.data.formats.image_files import path_and_parents
@@ -98,6 +99,8 @@ MOMENT_SECONDS = 4.0
 PROGRESS_EVERY = 1000
 MAX_WARNINGS = 5
 """Number of folders and files that are named in warnings. The report contains all."""
+MAX_LISTED_LINES = 5
+"""Number of removed, excluded and skipped files that are printed."""
 _MISSING = ""
 """Place of kept files whose folder was read and does not contain them."""
 _KEPT_FILE = "The index keeps its earlier content."
@@ -157,6 +160,55 @@ class IndexReport(Result):
     companions: Mapping[str, str] = field(default_factory=dict)
     undated: Mapping[str, str] = field(default_factory=dict)
 
+    def tables(self) -> list[Table]:
+        """Return the changes and all that is left out in sentences, and measured compression."""
+        compression = [] if self.compression is None else [self.compression.table()]
+        last = [f"Correction: {self.correction}"] if self.correction is not None else []
+        last.append(f"Index: {self.folder}")
+        if not compression:
+            return [Table(notes=(*self._sentences(), *last))]
+        return [Table(notes=self._sentences()), *compression, Table(notes=tuple(last))]
+
+    def _sentences(self) -> tuple[str, ...]:
+        """Changes of the index, files that are left out, and files of the source."""
+        num_moved = min(self.num_moved, len(self.moved_from))
+        changes = _listed(
+            {
+                "encoded": self.num_encoded,
+                "unchanged": self.num_unchanged,
+                "moved": num_moved,
+                "with known content": self.num_moved - num_moved,
+                "removed": self.num_removed,
+                "kept without their file": self.num_kept,
+            }
+        )
+        files = f"Files: {changes or 'no changes'}. {self.seconds:.0f} s."
+        sentences = [f"{self.num_items:,} items in the index. {files}"]
+        lists = {"Removed": self.removed, "Excluded": self.excluded, "Left out": self.skipped}
+        for title, lines in lists.items():
+            sentences += [f"{title}, {len(lines):,}:"] if lines else []
+            sentences += [f"  {text}" for text in lines[:MAX_LISTED_LINES]]
+            if len(lines) > MAX_LISTED_LINES:
+                more = len(lines) - MAX_LISTED_LINES
+                sentences.append(f"  ... and {more:,} more: --json lists all.")
+        parts = {
+            "indexed": "indexed",
+            "companions": "part of another photo",
+            "skipped": "left out",
+            "other": "neither images nor videos",
+        }
+        counted = _listed({text: self.files.get(name, 0) for name, text in parts.items()})
+        sentences.append(f"{sum(self.files.values()):,} files in the source: {counted}.")
+        if self.other_files is not None:
+            sentences.append(f"{self.other_files}.")
+        if self.undated:
+            path, text = next(iter(self.undated.items()))
+            sentences.append(
+                f"{len(self.undated):,} files with an unreadable capture time, such as {text!r} of "
+                f"{path}. Their modification time counts."
+            )
+        return tuple(sentences)
+
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values.
 
@@ -165,6 +217,11 @@ class IndexReport(Result):
             ``correction`` and ``other_files`` if there are none.
         """
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    """Counts that are not zero, with what they count."""
+    return ", ".join(f"{count:,} {text}" for text, count in counts.items() if count)
 
 
 def build_index(

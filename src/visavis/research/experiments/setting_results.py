@@ -10,7 +10,7 @@ from typing import Any
 
 from visavis.core.encoded import DIRECTIONS
 from visavis.core.errors import RunError
-from visavis.core.table import Cell, Column, Row, Table
+from visavis.core.table import SIMILAR_MARK, Cell, Column, Row, Table
 from visavis.evaluation import Evaluation
 from visavis.evaluation.bootstrap import BOOTSTRAP_METRICS, BootstrapSamples
 from visavis.evaluation.metrics.catalog import RECALLS, RSUM, SIX_RECALLS, own_metrics
@@ -35,7 +35,7 @@ UNIT_BOUNDS = {
 }
 """Smallest and largest possible value of the metrics of a unit."""
 SIMILAR_ROWS_NOTE = (
-    "†: not distinguishable from the best of its column over these seeds (paired t-tests with "
+    f"{SIMILAR_MARK}: not distinguishable from the best of its column over these seeds (paired t-tests with "
     "Holm's correction)."
 )
 
