@@ -242,10 +242,7 @@ def recipes() -> str:
     ]
     parts += [
         "## Tables and figures of papers",
-        (
-            "`visavis papers list PAPER` prints each row with its figures and "
-            "requirements."
-        ),
+        ("`visavis papers list PAPER` prints each row with its figures and requirements."),
     ]
     return "\n\n".join(
         part for part in [*parts, table(("id", "rows", "first row", "description"), rows)] if part
