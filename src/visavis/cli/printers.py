@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 from rich.markup import escape
 
-from visavis.cli.console import print_markup, print_tables, standard_output
+from visavis.cli.console import print_markup, print_result, print_tables, standard_output
 from visavis.cli.terminal import print_line
 from visavis.core.encoded import DIRECTIONS
 from visavis.core.environment import EnvironmentCheck, package_versions
