@@ -95,6 +95,7 @@ NOT_RUN = {
     ],
     "a model that knows more than one that is trained in seconds": [
         "* --max-irrelevant *",
+        "visavis indexes calibrate * collection",
         "visavis indexes correct *",
         "visavis indexes measure *",
     ],
