@@ -93,6 +93,19 @@ def test_positive_ranks_do_not_count_other_positives() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("ties", "expected"), [("pessimistic", 4.0), ("mean", 3.0), ("optimistic", 2.0)]
+)
+def test_positive_ranks_of_infinite_scores(ties: str, expected: float) -> None:
+    """A positive that scores -inf has the score of the padding of its row."""
+    scores = torch.tensor([[-torch.inf, -torch.inf, -torch.inf, 0.0], [torch.inf, torch.inf, 1, 0]])
+    targets = Targets(query_ids=[0, 1], candidate_ids=[0, 1, 1, 2])
+    assert positive_ranks(scores, targets, ties=ties).tolist() == [
+        [expected, torch.inf],
+        [{"pessimistic": 2.0, "mean": 1.5, "optimistic": 1.0}[ties], 3.0],
+    ]
+
+
 def test_positive_ranks_exclude_ignored_pairs() -> None:
     scores = torch.tensor([[9.0, 8.0, 7.0, 6.0]])
     targets = Targets(

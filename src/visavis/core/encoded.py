@@ -62,6 +62,9 @@ class Encoded:
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors of the items, in the order of the fields."""
+        # Most items are one tensor, which needs no traversal.
+        if isinstance(self.vectors, Tensor) and self.mask is None and self.weights is None:
+            return [self.vectors]
         return [
             part
             for part in tree_leaves((self.vectors, self.mask, self.weights))
@@ -120,6 +123,8 @@ class Encoded:
         Returns:
             The new items.
         """
+        if isinstance(self.vectors, Tensor) and self.mask is None and self.weights is None:
+            return Encoded(function(self.vectors))
         parts = (self.vectors, self.mask, self.weights)
         return Encoded(*tree_map(lambda part: None if part is None else function(part), parts))
 

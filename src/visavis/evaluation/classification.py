@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from visavis.core.encoded import unit_rows
 from visavis.core.result import Result
 from visavis.core.table import Column, Table
 from visavis.evaluation.bootstrap import NUM_SAMPLES, BootstrapEstimate
-from visavis.evaluation.metrics.ranking import raise_on_invalid_row
+from visavis.evaluation.metrics.ranking import best_ranks, raise_on_invalid_row
+from visavis.losses.targets import Targets
 
 TOP_K = 5
 NUM_CONFUSIONS = 10
@@ -155,13 +157,12 @@ def zero_shot_accuracy(
     Raises:
         DataError: If a score is NaN.
     """
-    # No comparison with NaN is true, so that its image would have rank 0.
     raise_on_invalid_row(
         scores.isnan(), "scores of image {}: expected numbers, got NaN. Check the model."
     )
-    own = scores.gather(1, labels[:, None])
+    targets = Targets(query_ids=labels, candidate_ids=torch.arange(len(classes)))
     # Rank of the own class, from 1.
-    ranks = (scores >= own).sum(1).numpy()
+    ranks = best_ranks(scores, targets).numpy()
     others = scores.scatter(1, labels[:, None], float("-inf")).argmax(1).numpy()
     of_class = labels.numpy()
     sizes = np.bincount(labels.numpy(), minlength=len(classes))

@@ -7,12 +7,13 @@ protocol lists.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.core.blocking import Score
+from visavis.core.blocking import Score, ScoreCost
 from visavis.core.encoded import Encoded, EncodedBatches
 from visavis.core.errors import ShapeError, SpecError
 from visavis.core.memory_budget import MemoryLimit
@@ -29,7 +30,7 @@ from visavis.evaluation.protocols import (
 from visavis.evaluation.results import Evaluation
 from visavis.evaluation.tiled_ranking import RankedQueries, rank_by_rows, rank_by_tiles
 from visavis.losses.corrections import CorrectedScore
-from visavis.losses.scoring import select_items
+from visavis.losses.scoring import as_slice, select_items
 from visavis.losses.targets import Ids, to_id_tensor
 
 
@@ -338,12 +339,34 @@ def rank_scores(
             f"scores: expected shape {[len(image_ids), len(text_ids)]}, as many images and texts "
             f"as ids, got {list(scores.shape)}."
         )
-
-    def score(visual: Encoded, text: Encoded) -> Tensor:
-        return scores[visual.vectors][:, text.vectors]  # type: ignore[index]
-
     # Items are positions in the matrix, so tiles are cut out of it.
     visual, text = (Encoded(torch.arange(length)) for length in scores.shape)
     return evaluate(
-        visual, text, score, image_ids, text_ids, keys=keys, protocol=protocol, ties=ties
+        visual,
+        text,
+        _MatrixScore(scores),
+        image_ids,
+        text_ids,
+        keys=keys,
+        protocol=protocol,
+        ties=ties,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _MatrixScore:
+    """Scores of positions in a matrix."""
+
+    scores: Tensor
+
+    def score_cost(self, visual: Encoded, text: Encoded) -> ScoreCost:
+        # A copy of rows, and one of their columns.
+        pair_bytes = 2.0 * self.scores.element_size()
+        return ScoreCost(inference_bytes=pair_bytes, training_bytes=pair_bytes)
+
+    def __call__(self, visual: Encoded, text: Encoded) -> Tensor:
+        rows, columns = (
+            as_slice(side.vectors)  # type: ignore[arg-type]
+            for side in (visual, text)
+        )
+        return self.scores[rows][:, columns]

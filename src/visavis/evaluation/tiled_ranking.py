@@ -1,15 +1,13 @@
 """Ranks of all images and texts in both directions, from tiles of the score matrix, which is never
 held as a whole.
 
-A rank is a count: of the other candidates that score higher than the positive of the query, and, as
-the ties demand, of those with its score. `positive_ranks` has the same definition on one block. Two
-details make it exact here:
+`count_before` counts the candidates before each positive, here tile by tile and in `positive_ranks`
+on one block. `ranks_from_counts` turns the counts into ranks. Two details make them exact here:
 
 - Positive scores come from the same product. A product of another shape, or an elementwise sum,
   rounds differently, so that an item could outrank itself. The tiles that hold positive pairs are
   therefore scored first, by the same calls as in the main pass (a small part of all tiles, because
-  items are sorted by id, and the first ones are kept for the main pass). The main pass subtracts the
-  positives from the counts by the very values that were counted.
+  items are sorted by id, and the first ones are kept for the main pass).
 - Equal items have equal scores. The same vector in two rows of one product can give two results,
   because the last rows and columns of a matrix use other code. Items that are bit-identical are
   therefore scored once, and their score counts for each of them: a duplicate image is a tie, and a
@@ -35,11 +33,11 @@ from visavis.core.memory_budget import MemoryLimit
 from visavis.core.process_group import ONE_PROCESS, ProcessGroup
 from visavis.evaluation.metrics.ranking import (
     Ties,
+    count_before,
     pad_by_query,
     positive_ranks,
     raise_on_invalid_row,
     ranks_from_counts,
-    tie_comparisons,
 )
 from visavis.losses.scoring import (
     DirectedScore,
@@ -54,8 +52,10 @@ MAX_TILE_ROWS = 256
 """Images that are scored at once. Larger tiles leave the processor's cache while they are counted."""
 MAX_KEPT_BYTES = 2**25
 """Memory of tiles that are kept from the first pass."""
-ITEMS_PER_SUM, FIRST_BYTES = 256, 64
-"""Items whose bytes are summed at once, and bytes of each that are summed first."""
+BYTES_PER_SUM = 2**20
+"""Bytes that are summed at once."""
+FIRST_BYTES = 64
+"""Bytes of each item that are summed first."""
 COUNTING_BYTES_PER_PAIR = 16.0
 """Memory per pair while a tile is counted: its scores or those of the previous tile, and flags, at
 most in float64.
@@ -194,8 +194,8 @@ def rank_by_tiles(
         _PositivePairs(pairs.candidate, pairs.query, scores), texts, images, ties
     )
     for tile in tiles.score(group):
-        image_counter.add(tile.scores, tile.row_tile, tile.column_tile, tile.pairs)
-        text_counter.add(tile.scores.T, tile.column_tile, tile.row_tile, tile.pairs)
+        image_counter.add(tile)
+        text_counter.add(tile.T)
     image_counter.merge(group)
     text_counter.merge(group)
     return image_counter.result(), text_counter.result()
@@ -331,8 +331,7 @@ class _RankCounter:
         num_queries = len(queries.index)
         positive_scores = pad_by_query(pairs.scores, pairs.query, num_queries)  # [Q, M]
         self.positive_scores = positive_scores
-        self.comparisons = tie_comparisons(ties)
-        self.buffer: Tensor | None = None
+        self.ties = ties
         # [Q, M], halves for mean ties
         self.num_before = positive_scores.new_zeros(positive_scores.shape, dtype=torch.float64)
         # The hardest negative of each query, [Q], and its number among the distinct candidates.
@@ -345,62 +344,61 @@ class _RankCounter:
             queries.index[self.order], torch.tensor(queries.cuts)
         ).tolist()
 
-    def add(self, block: Tensor, query_tile: int, candidate_tile: int, own_pairs: slice) -> None:
-        """Count a block of scores (queries x candidates), and subtract its positive pairs."""
-        pair_query = self.pairs.query[own_pairs]
-        pair_candidate = self.candidates.index[self.pairs.candidate[own_pairs]]
+    def add(self, tile: _ScoredTile) -> None:
+        """Count the scores of a tile, whose rows are the queries."""
+        block = tile.scores
+        query_tile, candidate_tile = tile.position
+        pair_query = self.pairs.query[tile.pairs]
+        pair_candidate = self.candidates.index[self.pairs.candidate[tile.pairs]]
         queries = self.order[self.cuts[query_tile] : self.cuts[query_tile + 1]]
         first_candidate, stop = self.candidates.cuts[candidate_tile : candidate_tile + 2]
         # Number of candidates behind each column: a duplicate counts as often as it occurs.
-        copies = self.candidates.copies[first_candidate:stop].to(block)
+        copies = self.candidates.copies[first_candidate:stop]
+        has_copies = bool(copies.amax() > 1)
         # Rows and columns of the positive pairs.
         pairs = torch.stack(
             [self.position[pair_query] - self.cuts[query_tile], pair_candidate - first_candidate]
         )
-        if copies.amax() > 1:
+        if has_copies:
             pairs, count = pairs.unique(dim=1, return_counts=True)
             # Of equal candidates that are not all positives, one is a negative.
-            pairs = pairs[:, count == copies[pairs[1]].cpu()]
+            pairs = pairs[:, count == copies[pairs[1]]]
         pairs = pairs.to(block.device)
         rows = self.queries.index[queries] - self.queries.cuts[query_tile]
-        # [M, Q] of the tile
-        positive_scores = self.positive_scores[queries].T.contiguous().to(block.device)
-        num_before = torch.zeros_like(positive_scores)
-        hardest = positive_scores.new_empty(len(queries))
-        columns = torch.empty(len(queries), dtype=torch.long, device=block.device)
+        positive_scores = self.positive_scores[queries].to(block.device)  # [Q, M] of the tile
         # Equal queries share a row of the block, so there may be more queries than rows.
         for part in chunk_slices(len(queries), len(block)):
-            scores = block if len(queries) == len(block) else block[rows[part]]
-            buffer = self._buffer_like(scores)
-            for compare in self.comparisons:
-                for slot, positive in enumerate(positive_scores[:, part, None]):
-                    num_before[slot, part].addmv_(compare(scores, positive, out=buffer), copies)
+            is_block = len(queries) == len(block)
+            scores = block if is_block else block[rows[part]]
+            buffer = tile.buffer if is_block else torch.empty_like(scores)
+            num_before = count_before(
+                scores,
+                positive_scores[part],
+                self.ties,
+                copies=copies.to(scores) if has_copies else None,
+                buffer=buffer,
+            )
+            self.num_before[queries[part]] += num_before.cpu().double()
             row, column = pairs[:, (pairs[0] >= part.start) & (pairs[0] < part.stop)]
             negatives = buffer.copy_(scores)
             negatives[row - part.start, column] = -torch.inf
-            hardest[part], columns[part] = _take_row_maxima(negatives)
-        self.num_before[queries] += num_before.T.cpu().double() / len(self.comparisons)
-        hardest = hardest.cpu()
-        columns = columns.cpu()
+            self._update_hardest(queries[part], negatives, first_candidate)
+
+    def _update_hardest(self, queries: Tensor, negatives: Tensor, first_candidate: int) -> None:
+        """Track the hardest negatives. ``negatives`` is overwritten."""
+        highest = negatives.amax(1)
+        hardest = highest.cpu()
         # Strictly, so that of equal scores the first tile keeps its candidate.
         is_harder = hardest > self.hardest[queries]
         self.hardest[queries[is_harder]] = hardest[is_harder]
-        self.hardest_candidate[queries[is_harder]] = first_candidate + columns[is_harder]
-        for compare in self.comparisons:
-            positives = compare(
-                self.pairs.scores[own_pairs, None], self.positive_scores[pair_query]
-            ).double() / len(self.comparisons)
-            self.num_before.index_add_(0, pair_query, positives, alpha=-1)
-
-    def _buffer_like(self, scores: Tensor) -> Tensor:
-        """Memory for scores, or for 0 and 1 in their dtype, which is several times faster than
-        bool. Fresh memory each time would cost as much time as the count.
-        """
-        layout = scores.shape, scores.stride(), scores.dtype
-        buffer = self.buffer
-        if buffer is None or (buffer.shape, buffer.stride(), buffer.dtype) != layout:
-            self.buffer = buffer = torch.empty_like(scores)
-        return buffer
+        # Only a negative that is not below all positives can be a top candidate.
+        is_top = is_harder & (hardest >= self.positive_scores[queries, 0])
+        if is_top.any():
+            # The first of equal maxima, several times faster than ``negatives.max(1)``.
+            numbers = torch.arange(negatives.shape[1], 0, -1).to(negatives)
+            last = negatives.eq_(highest[:, None]).mul_(numbers).amax(1)
+            column = negatives.shape[1] - last.cpu().long()
+            self.hardest_candidate[queries[is_top]] = first_candidate + column[is_top]
 
     def merge(self, group: ProcessGroup) -> None:
         """Add the counts of the tiles of all processes."""
@@ -414,8 +412,7 @@ class _RankCounter:
     def result(self) -> RankedQueries:
         """Ranks of the queries."""
         num_positives = torch.bincount(self.pairs.query, minlength=len(self.hardest))
-        # A positive counted the other positives before it, and add() subtracted them.
-        ranks = ranks_from_counts(self.num_before, num_positives)
+        ranks = ranks_from_counts(self.num_before, self.positive_scores, num_positives, self.ties)
         top_candidates = self.candidates.items[self._top_candidates()]
         queries = num_positives.nonzero()[:, 0]
         columns = ranks, top_candidates, self.positive_scores, self.hardest
@@ -434,34 +431,30 @@ class _RankCounter:
         return torch.where(is_positive, first, self.hardest_candidate)
 
 
-def _take_row_maxima(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Maximum of each row and its first column, several times faster than ``scores.max(1)``.
-    ``scores`` is overwritten.
-    """
-    highest = scores.amax(1)
-    is_highest = scores.eq_(highest[:, None])
-    # Columns are numbered from 1. The sum of several numbers is larger than each of them, so that
-    # it is never the number of one of several equal maxima. It is exact up to the last column.
-    numbers = torch.arange(1, scores.shape[1] + 1, device=scores.device, dtype=scores.dtype)
-    column = (is_highest @ numbers).long() - 1
-    is_tied = is_highest.gather(1, column.clamp(max=scores.shape[1] - 1)[:, None])[:, 0] == 0
-    is_tied |= column >= scores.shape[1]
-    tied = is_tied.nonzero()[:, 0]
-    column[tied] = is_highest[tied].argmax(1)
-    return highest, column
-
-
-class _ScoredTile(NamedTuple):
-    """A tile of scores, its position in the grid, its positive pairs among all, and their rows and
-    columns in the tile.
+@dataclass(frozen=True, eq=False)
+class _ScoredTile:
+    """A tile of scores, memory like them, its row and column in the grid of tiles, its positive
+    pairs among all, and their rows and columns in the tile.
     """
 
     scores: Tensor
-    row_tile: int
-    column_tile: int
+    buffer: Tensor
+    position: tuple[int, int]
     pairs: slice
     pair_rows: Tensor
     pair_columns: Tensor
+
+    @property
+    def T(self) -> _ScoredTile:
+        """The same tile with the roles of queries and candidates exchanged."""
+        return _ScoredTile(
+            self.scores.T,
+            self.buffer.T,
+            self.position[::-1],
+            self.pairs,
+            self.pair_columns,
+            self.pair_rows,
+        )
 
     @property
     def positive_scores(self) -> Tensor:
@@ -484,6 +477,7 @@ class _ScoreTiles:
         )
         self.pair_image = image[order]
         self.pair_text = text[order]
+        self.buffer: Tensor | None = None
         self.kept_tiles: dict[int, Tensor] = {}
         self.bytes_to_keep = MAX_KEPT_BYTES
         # Pairs of tile t are pair_bounds[t] to pair_bounds[t + 1].
@@ -529,7 +523,18 @@ class _ScoreTiles:
                         )
                 rows = images.index[self.pair_image[pairs]] - images.cuts[row_tile]
                 columns = texts.index[self.pair_text[pairs]] - texts.cuts[column_tile]
-                yield _ScoredTile(block, row_tile, column_tile, pairs, rows, columns)
+                yield _ScoredTile(
+                    block, self._buffer_like(block), (row_tile, column_tile), pairs, rows, columns
+                )
+
+    def _buffer_like(self, scores: Tensor) -> Tensor:
+        """Memory like the scores, the same one for all tiles. Fresh memory for each of them would
+        cost as much time as the count.
+        """
+        buffer = self.buffer
+        if buffer is None or (buffer.shape, buffer.dtype) != (scores.shape, scores.dtype):
+            self.buffer = buffer = torch.empty_like(scores)
+        return buffer
 
 
 def _split_side(encoded: Encoded, ids: Tensor, max_items: int) -> _Side:
@@ -587,13 +592,16 @@ def _content_sums(encoded: Encoded, selected: Tensor, max_bytes: int | None) -> 
             values = part.reshape(len(part), -1)
             if max_bytes is not None:
                 values = values[:, : max_bytes // part.element_size()]
-            for part_rows in chunk_slices(len(rows), ITEMS_PER_SUM):
+            num_bytes = values.shape[1] * values.element_size()
+            random = np.random.default_rng(seed)
+            weights = torch.from_numpy(
+                random.integers(-(2**63), 2**63 - 1, math.ceil(num_bytes / 8), dtype=np.int64)
+            )
+            for part_rows in chunk_slices(len(rows), max(1, BYTES_PER_SUM // max(1, num_bytes))):
                 chunk = rows[part_rows]
                 content = _row_bytes(values[chunk])
                 words = pad(content, (0, -content.shape[1] % 8)).view(torch.long)
-                random = np.random.default_rng(seed)
-                weights = random.integers(-(2**63), 2**63 - 1, words.shape[1], dtype=np.int64)
-                sums[items[chunk]] += (words * torch.from_numpy(weights)).sum(1)
+                sums[items[chunk]] += (words * weights).sum(1)
     return sums[selected]
 
 

@@ -435,11 +435,23 @@ def select_items(items: Encoded, rows: Tensor | slice) -> Encoded:
     Returns:
         The selected items.
     """
-    if isinstance(rows, slice):
-        return items[rows]
-    first = int(rows[0]) if len(rows) else 0
-    consecutive = bool((rows == torch.arange(first, first + len(rows))).all())
-    return items[first : first + len(rows)] if consecutive else items[rows]
+    return items[as_slice(rows)]
+
+
+def as_slice(positions: Tensor | slice) -> Tensor | slice:
+    """Convert consecutive positions to a slice, which selects a view.
+
+    Args:
+        positions: Positions of items.
+
+    Returns:
+        A slice, or the positions if they are not consecutive.
+    """
+    if isinstance(positions, slice):
+        return positions
+    first = int(positions[0]) if len(positions) else 0
+    consecutive = bool((positions == torch.arange(first, first + len(positions))).all())
+    return slice(first, first + len(positions)) if consecutive else positions
 
 
 def _block_shape(

@@ -28,12 +28,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import product
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from visavis.core.blocking import chunk_slices
 from visavis.core.encoded import on_float64_device, to_float64
 from visavis.core.errors import DataError, ShapeError
 from visavis.core.fields import validate_int
@@ -47,6 +49,9 @@ TIES_IN_WORDS = {
 }
 """The rules for equal scores, as results print them."""
 Normalize = Literal["min_r_k", "hits"]
+
+PAIRS_AT_ONCE = 5 * 2**18
+"""Scores that are compared at once: the flags of more leave the processor's cache."""
 
 NAN_SCORES = "scores of query {}: expected numbers, got NaN. Check the model and its features."
 
@@ -77,28 +82,85 @@ def positive_ranks(scores: Tensor, targets: Targets, *, ties: Ties = "pessimisti
     if (moved := on_float64_device(scores)) is not scores:
         scores = moved
         targets = targets.to(moved.device)
-    positive, negative = targets.positive, targets.negative  # [Q, C], ignored pairs in neither
+    positive = targets.positive  # [Q, C]
     query, candidate = positive.nonzero(as_tuple=True)  # [P]
     for row in (~positive.any(1)).nonzero()[:1, 0].tolist():
         raise ShapeError(
             f"query {row}: expected at least one positive candidate, got none. Leave it out."
         )
-    # Half precision is exact in float32, so ties stay ties.
+    # Any scores can be padded with -inf and NaN.
     scores = scores if scores.dtype == torch.float64 else scores.float()
     positive_scores = pad_by_query(scores[query, candidate], query, len(scores))
-    # Every comparison with NaN is false.
-    others = scores.masked_fill(~negative, torch.nan)
-    # 0 and 1 in the dtype of the scores: several times faster than bool.
-    flags = torch.empty_like(others)
-    num_before = positive_scores.new_zeros(positive_scores.shape, dtype=torch.float64)
-    comparisons = tie_comparisons(ties)
-    for compare in comparisons:
+    if targets.ignore is not None:
+        # Every comparison with NaN is false.
+        scores = scores.masked_fill(~(positive | targets.negative), torch.nan)
+    num_before = count_before(scores, positive_scores, ties)
+    return ranks_from_counts(num_before, positive_scores, positive.sum(1), ties)
+
+
+def count_before(
+    scores: Tensor,
+    positive_scores: Tensor,
+    ties: Ties,
+    *,
+    copies: Tensor | None = None,
+    buffer: Tensor | None = None,
+) -> Tensor:
+    """Count the candidates before each positive. All ranks are such counts, of one matrix or summed
+    over blocks of its columns.
+
+    Args:
+        scores: Scores of shape ``[Q, C]``. NaN: not a candidate.
+        positive_scores: Scores of the positives of each query, shape ``[Q, M]``.
+        ties: How candidates with the score of a positive count.
+        copies: Number of candidates that each column stands for, shape ``[C]``. None: 1.
+        buffer: Memory like the scores, which is overwritten. None: fresh memory.
+
+    Returns:
+        Counts of shape ``[Q, M]``, float32, or float64 for such scores.
+    """
+    comparisons = {
+        "pessimistic": (torch.ge,),
+        "optimistic": (torch.gt,),
+        "mean": (torch.ge, torch.gt),
+    }[ties]
+    # Half precision is exact in float32, so ties stay ties.
+    dtype = torch.float64 if scores.dtype == torch.float64 else torch.float32
+    num_before = torch.zeros_like(positive_scores.T, dtype=dtype)  # [M, Q]
+    for part in chunk_slices(len(scores), max(1, PAIRS_AT_ONCE // max(1, scores.shape[1]))):
+        block = scores[part].to(dtype)
+        # 0 and 1 in the dtype of the scores: several times faster than bool.
+        flags = torch.empty_like(block) if buffer is None else buffer[part]
         # One positive of each query at a time: [Q, C] instead of [Q, M, C].
-        for slot in range(positive_scores.shape[1]):
-            num_before[:, slot] += compare(others, positive_scores[:, slot, None], out=flags).sum(
-                1
-            ) / len(comparisons)
-    return ranks_from_counts(num_before, positive.sum(1))
+        for slot, compare in product(range(positive_scores.shape[1]), comparisons):
+            compare(block, positive_scores[part, slot, None], out=flags)
+            if copies is not None:
+                flags *= copies
+            num_before[slot, part] += flags.sum(1)
+    return num_before.T / len(comparisons)
+
+
+def ranks_from_counts(
+    num_before: Tensor, positive_scores: Tensor, num_positives: Tensor, ties: Ties
+) -> Tensor:
+    """Compute ranks from the number of candidates before each positive, other positives included.
+
+    Args:
+        num_before: Result of `count_before` over all candidates, shape ``[Q, M]``.
+        positive_scores: Scores of the positives, best first, shape ``[Q, M]``.
+        num_positives: Number of positives of each query, shape ``[Q]``.
+        ties: How candidates with the score of a positive count.
+
+    Returns:
+        Ranks of shape ``[Q, M]``, float64, padded with inf.
+    """
+    slot = torch.arange(1, num_before.shape[1] + 1, device=num_before.device)
+    is_padding = slot > num_positives[:, None]
+    own_scores = positive_scores.masked_fill(is_padding, torch.nan)
+    own_before = count_before(own_scores, positive_scores, ties)
+    # The j-th best positive has j - 1 positives before it, which do not count against it.
+    ranks = num_before.double() - own_before.double() + slot
+    return ranks.masked_fill(is_padding, torch.inf)
 
 
 def best_ranks(scores: Tensor, targets: Targets, *, ties: Ties = "pessimistic") -> Tensor:
@@ -276,7 +338,14 @@ def check_positive_ranks(ranks: Tensor, name: str = "positive_ranks") -> None:
             f"shape {list(ranks.shape)}."
         )
     slots = torch.arange(1, ranks.shape[1] + 1, device=ranks.device)  # [M], from 1
-    # The j-th best positive has at least rank j. No comparison with NaN is true.
+    # Each metric checks its ranks, so valid ones take the short way. No comparison with NaN is true.
+    if (
+        (ranks >= slots).all()
+        and (ranks[:, 1:] >= ranks[:, :-1]).all()
+        and ranks[:, 0].amax() < torch.inf
+    ):
+        return
+    # The j-th best positive has at least rank j.
     invalid = (
         ~(ranks >= slots) | (ranks < ranks.roll(1, 1)) & (slots > 1) | ranks.isinf() & (slots == 1)
     )
@@ -303,35 +372,6 @@ def raise_on_invalid_row(
     """
     for row in is_invalid.any(1).nonzero()[:1, 0].tolist():
         raise DataError(message.format(row if row_numbers is None else int(row_numbers[row])))
-
-
-def ranks_from_counts(num_before: Tensor, num_positives: Tensor) -> Tensor:
-    """Compute ranks from the number of other candidates before each positive.
-
-    Args:
-        num_before: Number of other candidates before each positive, shape ``[Q, M]``.
-        num_positives: Number of positives of each query, shape ``[Q]``.
-
-    Returns:
-        Ranks of shape ``[Q, M]``, padded with inf.
-    """
-    # The j-th best positive has j - 1 positives before it, which do not count against it.
-    slot = torch.arange(1, num_before.shape[1] + 1, device=num_before.device)
-    return (num_before + slot).masked_fill(slot > num_positives[:, None], torch.inf)
-
-
-def tie_comparisons(ties: Ties) -> tuple[Callable[..., Tensor], ...]:
-    """Return the comparisons whose mean decides whether another candidate comes before a positive.
-
-    Args:
-        ties: Rule for ties.
-
-    Returns:
-        One or two functions of ``torch``.
-    """
-    return {"pessimistic": (torch.ge,), "optimistic": (torch.gt,), "mean": (torch.ge, torch.gt)}[
-        ties
-    ]
 
 
 def _precision(positive_ranks: Tensor) -> Tensor:
@@ -416,6 +456,9 @@ def _check_ranks(ranks: Tensor) -> None:
             f"ranks: expected the rank of the best positive of each query, shape [Q], got shape "
             f"{list(ranks.shape)}. Compute them with best_ranks."
         )
+    # Each metric checks its ranks, so valid ones take the short way. No comparison with NaN is true.
+    if ranks.amin() >= 1 and ranks.amax() < torch.inf:
+        return
     for query in (~((ranks >= 1) & ranks.isfinite())).nonzero()[:1, 0].tolist():
         raise DataError(
             f"ranks of query {query}: expected a rank >= 1, got {ranks[query].item()}. Compute "

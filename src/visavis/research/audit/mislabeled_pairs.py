@@ -18,6 +18,7 @@ from torch import Tensor
 from visavis.core.blocking import chunk_slices
 from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
+from visavis.evaluation.metrics.ranking import count_before
 from visavis.losses.objectives import Objective
 from visavis.losses.pair_gradients import BYTES_PER_PAIR, pair_weights
 from visavis.losses.scoring import max_query_rows
@@ -307,10 +308,10 @@ def _feature_columns(
     by_text = (scores - scores.mean(0)) / scores.std(0).clamp(min=1e-6)
     by_image = (scores - scores.mean(1, keepdim=True)) / scores.std(1, keepdim=True).clamp(min=1e-6)
     pair = scores[assigned, captions]
-    image_rank = 1 + (scores > pair).sum(0)  # [C]
+    image_rank = 1 + count_before(scores.T, pair[:, None], "optimistic")[:, 0].long()  # [C]
     text_rank = torch.cat(
         [
-            1 + (scores[assigned[part]] > pair[part, None]).sum(1)
+            1 + count_before(scores[assigned[part]], pair[part, None], "optimistic")[:, 0].long()
             for part in chunk_slices(len(assigned), 1024)
         ]
     )
