@@ -29,7 +29,8 @@ from visavis.evaluation.query_ranks import read_query_ranks
 from visavis.evaluation.statistics import PairedTest, format_number
 from visavis.evaluation.trec import write_trec
 from visavis.losses.scoring import select_items
-from visavis.models.base import Matcher, evaluation_mode
+from visavis.models.base import Matcher
+from visavis.models.batch_encoding import evaluation_mode
 from visavis.models.inference import device_score, score_all_pairs
 from visavis.research.experiments.comparison_result import Comparison, Sweep
 from visavis.research.experiments.grid import Setting

@@ -19,7 +19,8 @@ from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
 from visavis.losses.scoring import score_matrix
-from visavis.models.base import Matcher, evaluation_mode
+from visavis.models.base import Matcher
+from visavis.models.batch_encoding import evaluation_mode
 from visavis.models.inference import device_score
 from visavis.training.runs.open_run import open_run, read_run_recipe
 from visavis.training.runs.run_folder import RunFolder
