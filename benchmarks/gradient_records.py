@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from visavis.evaluation.statistics import t_interval
-from visavis.models.inference import device_of
+from visavis.models.batch_encoding import device_of
 from visavis.training.recipes.files import read_recipe
 from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.recipes.settings import TrainingSettings

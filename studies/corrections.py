@@ -47,7 +47,7 @@ from visavis.losses.corrections import (
     QueryBankNorm,
 )
 from visavis.losses.scoring import score_direction
-from visavis.models.base import evaluation_mode
+from visavis.models.batch_encoding import evaluation_mode
 from visavis.models.inference import device_score
 from visavis.models.retriever import Retriever
 from visavis.training.runs.open_run import open_run, read_run_recipe

@@ -29,7 +29,7 @@ import visavis
 from visavis.core import storage
 from visavis.core.errors import VisavisError
 from visavis.data.dataset_reader import open_dataset
-from visavis.models.base import evaluation_mode
+from visavis.models.batch_encoding import evaluation_mode
 from visavis.training.checkpoint import Checkpoint
 from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.recipes.recipe import Recipe

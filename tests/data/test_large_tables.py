@@ -30,7 +30,7 @@ from visavis.data.loader import BatchSchedule
 from visavis.data.sequences import CaptionGroups
 from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
 from visavis.data.words import tokenize
-from visavis.training.recipes import features
+from visavis.training.recipes import open_data
 from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.recipes.recipe import build_recipe
 from visavis.training.training_plan import resolve
@@ -329,7 +329,9 @@ def test_training_on_table_equals_training_on_tuples(tmp_path, monkeypatch):
     }
     lazy = start_training(resolve(build_recipe(values, {}, "large")), tmp_path / "lazy")
     monkeypatch.setattr(
-        features, "open_dataset", lambda *args, **options: as_tuples(open_dataset(*args, **options))
+        open_data,
+        "open_dataset",
+        lambda *args, **options: as_tuples(open_dataset(*args, **options)),
     )
     eager = start_training(resolve(build_recipe(values, {}, "large")), tmp_path / "eager")
     assert lazy.test.num_images == 12

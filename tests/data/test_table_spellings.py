@@ -5,6 +5,7 @@ refused with the line and the fix.
 from __future__ import annotations
 
 import codecs
+import json
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
@@ -330,6 +331,61 @@ def test_other_lists_refuse_missing_captions_and_lists(folder, file, encoding):
 def test_list_in_json_lines_is_split(folder):
     (folder / "captions.jsonl").write_text(OTHER_LISTS["captions.jsonl"] % "['a dog', 'a cat']")
     assert content(open_dataset(folder)) == {"a.png": ["a dog", "a cat"]}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name, spelling in SPELLINGS.items() if spelling.skipped and not spelling.large],
+)
+def test_large_table_describes_problems_as_a_small_one(folder, name, monkeypatch):
+    pytest.importorskip("pyarrow", reason="pip install 'visavis[large]'")
+    (folder / SPELLINGS[name].file).write_bytes(SPELLINGS[name].data)
+    problems = []
+    for limit in (dataset_reader.LARGE_FILE_BYTES, 0):
+        monkeypatch.setattr(dataset_reader, "LARGE_FILE_BYTES", limit)
+        findings = check_dataset(folder).findings
+        problems.append({
+            (finding.kind, finding.message)
+            for finding in findings
+            if finding.loses_data and finding.kind.endswith(("caption", "list", "split"))
+            and finding.kind != "image without caption"
+        })  # fmt: skip
+    assert problems[0] == problems[1] != set()
+
+
+CAPTION_ROWS = {
+    "text": ({"caption": "a dog"}, ["a dog"]),
+    "list": ({"captions": ["a dog", "a cat"]}, ["a dog", "a cat"]),
+    "list as text": ({"caption": "['a dog', 'a cat']"}, ["a dog", "a cat"]),
+    "numbered": ({"caption": "a dog", "caption_2": "a cat"}, ["a dog", "a cat"]),
+    "fewer than others": ({"caption": "a dog", "caption_2": ""}, ["a dog"]),
+    "objects": ({"sentences": [{"raw": "a dog"}, {"raw": "a cat"}]}, ["a dog", "a cat"]),
+    "two kinds": ({"captions": ["a cat"], "caption": "a dog"}, ["a dog"]),
+    "null in a list": ({"captions": ["a dog", None]}, ["a dog"]),
+    "missing": ({"caption": "nan"}, "the caption is 'nan', the text of a missing value"),
+    "cut list": ({"caption": "['a', 'b]"}, "is a list that cannot be read"),
+    "number": ({"caption": 3}, "caption: expected texts, got 3"),
+    "number as split": ({"caption": "a dog", "split": 3}, "split: expected a text, got 3"),
+}
+
+
+@pytest.mark.parametrize("name", CAPTION_ROWS)
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_row_is_read_alike_in_json_and_parquet(folder, name, kind):
+    cells, expected = CAPTION_ROWS[name]
+    cells = {"filename": "a.png", **cells}
+    if kind == "jsonl":
+        (folder / "captions.jsonl").write_text(json.dumps(cells) + "\n")
+    else:
+        pa = pytest.importorskip("pyarrow", reason="pip install 'visavis[large]'")
+        cells["image"] = (folder / "a.png").read_bytes()
+        table = pa.table({column: [cell] for column, cell in cells.items()})
+        pytest.importorskip("pyarrow.parquet").write_table(table, folder / "train.parquet")
+    if isinstance(expected, str):
+        with pytest.raises(DataError, match=expected):
+            open_dataset(folder)
+    else:
+        assert content(open_dataset(folder)) == {"a.png": expected}
 
 
 def test_windows_path_in_json_is_found(folder):

@@ -196,27 +196,22 @@ def test_retriever_is_independent_of_batch_size(model, images, batch_size):
 def test_encode_items_restores_order(model):
     order = np.random.default_rng(0).permutation(40)
     texts = [SENTENCES[i % 5] for i in range(40)]
-    shuffled = encode_items(
-        model.matcher,
-        "text",
-        lambda index: model.processor.process_texts([texts[i] for i in index]),
-        equal_batches(order, 6),
-    )
+    batches = equal_batches(order, 6)
+    inputs = (model.processor.process_texts([texts[i] for i in index]) for index in batches)
+    shuffled = encode_items(model.matcher, "text", inputs, batches)
     torch.testing.assert_close(shuffled.vectors, model.encode_texts(texts))
 
 
 def test_encode_items_restores_training_mode(model):
     seen = []
     model.matcher.train()
-    encode_items(
-        model.matcher,
-        "text",
-        lambda index: (
-            seen.append(model.matcher.training),
-            model.processor.process_texts(SENTENCES),
-        )[1],
-        [np.arange(5)],
-    )
+
+    def read(_index):
+        seen.append(model.matcher.training)
+        return model.processor.process_texts(SENTENCES)
+
+    batches = [np.arange(5)]
+    encode_items(model.matcher, "text", map(read, batches), batches)
     assert seen == [False]
     assert model.matcher.training
 

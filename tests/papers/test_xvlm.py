@@ -17,7 +17,7 @@ from visavis.evaluation import rank_scores
 from visavis.losses import objectives
 from visavis.losses.pair_loss import PairLoss
 from visavis.losses.targets import Targets
-from visavis.models.base import evaluation_mode
+from visavis.models.batch_encoding import evaluation_mode
 from visavis.papers.models.xvlm import XVLM
 
 

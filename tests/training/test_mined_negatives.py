@@ -20,7 +20,7 @@ from visavis.core.errors import DataError, RecipeError, RefusedOverwrite, RunErr
 from visavis.core.progress import NoProgress
 from visavis.data.dataset import Dataset, Image
 from visavis.data.loader import BatchSchedule, Loader
-from visavis.models.base import evaluation_mode
+from visavis.models.batch_encoding import evaluation_mode
 from visavis.training.runs.open_run import open_run, read_run_recipe
 from visavis.training.stop_signals import Stopped
 from visavis.training.supervision import MinedNegativeSupervision

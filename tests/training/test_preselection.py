@@ -5,7 +5,7 @@ import torch
 
 from visavis.core.encoded import Encoded
 from visavis.core.errors import SpecError, VisavisError
-from visavis.models.base import evaluation_mode
+from visavis.models.batch_encoding import evaluation_mode
 from visavis.training.optimizer import make_optimizer
 from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.recipes.recipe import build_recipe

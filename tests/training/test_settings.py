@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import visavis
 from visavis.core.errors import RecipeError
-from visavis.models.inference import device_of
+from visavis.models.batch_encoding import device_of
 from visavis.training.optimizer import WeightAverage, has_weight_decay, train_mode
 from visavis.training.recipes.files import read_recipe
 from visavis.training.recipes.prepare_training import prepare_training

@@ -17,7 +17,7 @@ from tests.platforms import posix
 import visavis
 from visavis.core.errors import RecipeError
 from visavis.core.progress import NoProgress
-from visavis.models.inference import device_of
+from visavis.models.batch_encoding import device_of
 from visavis.training.encoder_blocks import encoder_blocks
 from visavis.training.recipes.files import read_recipe
 from visavis.training.recipes.prepare_training import prepare_training

@@ -417,7 +417,7 @@ class ParquetReader:
     def __init__(self, shard: Shard):
         self.name = shard.name
         with _open_parquet(shard.file.url) as file:
-            self.columns = columns = TableColumns.find(file.schema_arrow, shard.file.url)
+            self.columns = columns = TableColumns.of_schema(file.schema_arrow, shard.file.url)
             self.image_column = columns.image or columns.file
             names = [
                 name

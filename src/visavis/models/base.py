@@ -413,24 +413,6 @@ class GlobalMatcher(Matcher):
         ).sum(-1)
 
 
-@contextmanager
-def evaluation_mode(matcher: nn.Module) -> Iterator[None]:
-    """Set a matcher to evaluation mode within a block.
-
-    Args:
-        matcher: The matcher.
-
-    Yields:
-        Nothing.
-    """
-    training = matcher.training
-    matcher.eval()
-    try:
-        yield
-    finally:
-        matcher.train(training)
-
-
 def get_vectors(encoded: Encoded) -> Tensor:
     """Return the vectors of items without named parts.
 

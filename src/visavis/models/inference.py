@@ -5,7 +5,7 @@ setting, and average the scores of several matchers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,19 +21,23 @@ from visavis.losses.scoring import (
     item_bytes,
     score_direction,
 )
-from visavis.models.base import Matcher, evaluation_mode
+from visavis.models.base import Matcher
+from visavis.models.batch_encoding import device_of, encode_batches
+
+if TYPE_CHECKING:
+    from visavis.core.process_group import ProcessGroup
 
 OnBatch = Callable[[int, int], None]
 """Callback after each batch, with the number of encoded items and of all items."""
 
 
-@torch.inference_mode()
 def encode_items(
     matcher: Matcher,
     side: Modality,
-    read_items: Callable[[np.ndarray], Encoded],
+    inputs: Iterable[Encoded],
     batches: Sequence[np.ndarray],
     *,
+    group: ProcessGroup | None = None,
     output_device: torch.device | str = "cpu",
     on_batch: OnBatch | None = None,
 ) -> Encoded:
@@ -42,55 +46,30 @@ def encode_items(
     Args:
         matcher: The matcher.
         side: "visual" or "text".
-        read_items: Returns the items at some indices, as ``Source.read`` does.
+        inputs: Items of each batch, as ``map(source.read, batches)`` does. With several processes,
+            those of ``group.part(batches)``.
         batches: Indices in the order of encoding, each once. Batches of similar length need little
             padding.
+        group: Processes that share the batches. Each of them gets all items. None: this process
+            alone.
         output_device: Device of the result.
-        on_batch: Called after each batch.
+        on_batch: Called after each batch of this process.
 
     Returns:
         Encoded items in ascending order of their indices.
     """
-    total = sum(map(len, batches))
-    on_items = None if on_batch is None else lambda count: on_batch(count, total)
-    items = map(read_items, batches)
-    return join_batches(
-        encode_batches(matcher, side, items, output_device=output_device, on_items=on_items),
-        batches,
-    )
-
-
-@torch.inference_mode()
-def encode_batches(
-    matcher: Matcher,
-    side: Modality,
-    items: Iterable[Encoded],
-    *,
-    output_device: torch.device | str = "cpu",
-    on_items: Callable[[int], None] | None = None,
-) -> list[Encoded]:
-    """Encode batches of items. See `encode_items`.
-
-    Args:
-        matcher: The matcher.
-        side: "visual" or "text".
-        items: Items of each batch.
-        output_device: Device of the result.
-        on_items: Called after each batch with the number of encoded items.
-
-    Returns:
-        Encoded items of each batch.
-    """
-    device = device_of(matcher)
+    total = sum(map(len, batches if group is None else group.part(batches)))
+    done = 0
     encode = matcher.encode_visual if side == "visual" else matcher.encode_text
     encoded = list[Encoded]()
-    with evaluation_mode(matcher):
-        for batch in items:
-            # Encoded items leave the device batch by batch.
-            encoded.append(encode(batch.to(device)).to(output_device))
-            if on_items is not None:
-                on_items(sum(map(len, encoded)))
-    return encoded
+    for batch in encode_batches(matcher, encode, inputs, output_device):
+        encoded.append(batch)
+        done += len(batch)
+        if on_batch is not None:
+            on_batch(done, total)
+    if group is not None:
+        encoded = group.all_gather_batches(encoded, len(batches))
+    return join_batches(encoded, batches)
 
 
 def join_batches(encoded: Sequence[Encoded], batches: Sequence[np.ndarray]) -> Encoded:
@@ -160,18 +139,6 @@ def batches_by_length(texts: Sequence[str], size: int) -> list[np.ndarray]:
         [[1], [2], [0]]
     """
     return equal_batches(np.argsort([len(text) for text in texts], kind="stable"), size)
-
-
-def device_of(matcher: Matcher) -> torch.device:
-    """Return the device of a matcher's parameters.
-
-    Args:
-        matcher: The matcher.
-
-    Returns:
-        The device.
-    """
-    return next(matcher.parameters()).device
 
 
 ITEM_COPIES_PER_PAIR = 3

@@ -30,6 +30,7 @@ from visavis.data.parallel import map_in_order
 from visavis.data.sequences import pad_items
 from visavis.data.video import is_video, iter_frames
 from visavis.models.base import Matcher, get_vectors, valid_mask
+from visavis.models.batch_encoding import device_of
 from visavis.models.device import choose_device
 from visavis.models.encoders.pretrained_files import (
     COLPALI_TYPES,
@@ -37,13 +38,7 @@ from visavis.models.encoders.pretrained_files import (
     find_embedding_model,
     weights_checksum,
 )
-from visavis.models.inference import (
-    OnBatch,
-    consecutive_batches,
-    device_of,
-    encode_items,
-    score_all_pairs,
-)
+from visavis.models.inference import OnBatch, consecutive_batches, encode_items, score_all_pairs
 from visavis.models.processor import Processor, load_saved_model
 
 ImageInput: TypeAlias = "str | Path | Image | np.ndarray | Tensor | bytes"
@@ -492,12 +487,9 @@ class Retriever:
                 opened, self.matcher.config.visual_granularity, self.device
             )
 
+        batches = consecutive_batches(count, min(self.batch_size, PAGE_BATCH_SIZE))
         return encode_items(
-            self.matcher,
-            "visual",
-            read_batch,
-            consecutive_batches(count, min(self.batch_size, PAGE_BATCH_SIZE)),
-            on_batch=on_progress,
+            self.matcher, "visual", map(read_batch, batches), batches, on_batch=on_progress
         )
 
     def encode_pixels(
@@ -531,12 +523,9 @@ class Retriever:
             )
 
         batch_size = min(VIDEO_BATCH_SIZE, self.batch_size) if reads_clips else self.batch_size
+        batches = consecutive_batches(count, batch_size)
         return encode_items(
-            self.matcher,
-            "visual",
-            read_batch,
-            consecutive_batches(count, batch_size),
-            on_batch=on_progress,
+            self.matcher, "visual", map(read_batch, batches), batches, on_batch=on_progress
         )
 
     def encode_text(self, texts: Sequence[str], on_progress: OnBatch | None = None) -> Encoded:
@@ -570,7 +559,9 @@ class Retriever:
         def read_batch(index: np.ndarray) -> Encoded:
             return self.processor.process_texts([texts[i] for i in index], self.device)
 
-        return encode_items(self.matcher, "text", read_batch, batches, on_batch=on_progress)
+        return encode_items(
+            self.matcher, "text", map(read_batch, batches), batches, on_batch=on_progress
+        )
 
     def item_vectors(self, encoded: Encoded) -> list[Tensor]:
         """Return the vectors of each item that an index stores.

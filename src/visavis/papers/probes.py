@@ -39,7 +39,7 @@ from visavis.data.synthetic.captions import make_scene_pairs
 from visavis.data.synthetic.lexicon import STYLES
 from visavis.data.words import tokenize
 from visavis.evaluation import Evaluation, evaluate
-from visavis.models.base import evaluation_mode
+from visavis.models.batch_encoding import evaluation_mode
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.inference import (
     batches_by_length,
@@ -579,7 +579,7 @@ class _ProbeInputs:
         return encode_items(
             self.model.matcher,
             "text",
-            lambda index: inputs[torch.from_numpy(index)],
+            (inputs[torch.from_numpy(index)] for index in batches),
             batches,
             on_batch=lambda done, total: self.progress.update("captions", done, total, 0.0),
         )

@@ -121,11 +121,12 @@ class RunImages:
                 processor.standardization,
             )
         count = ItemCounter(self.progress, "images", len(images))
+        batches = consecutive_batches(len(images), BATCH_SIZE)
         visual = encode_items(
             matcher,
             "visual",
-            source.read,
-            consecutive_batches(len(images), BATCH_SIZE),
+            map(source.read, batches),
+            batches,
             on_batch=lambda done, _: count(done),
         )
         return score_all_pairs(matcher, visual, model.encode_text([text]), model.memory)[:, 0]

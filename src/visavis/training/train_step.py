@@ -31,8 +31,8 @@ from visavis.losses.pair_loss import PairLoss
 from visavis.losses.pair_loss.batch_items import encode_in_chunks
 from visavis.losses.targets import Targets
 from visavis.models import Matcher
+from visavis.models.batch_encoding import device_of
 from visavis.models.device import autocast_context
-from visavis.models.inference import device_of
 from visavis.models.layers import Whitening
 from visavis.training.encoder_blocks import encoder_blocks, prepare_encoders
 from visavis.training.monitoring.gradient_norms import EncodedBatch, GradientNorms

@@ -27,30 +27,24 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.data.dataset import require
 from visavis.data.file_names import (
-    MISSING_TEXTS,
     escape_surrogates,
-    normalize_split_name,
     split_in_name,
     splits_of_files,
 )
-from visavis.data.formats.listing import DatasetFormat, Listing, clean_name, read_list, shorten
+from visavis.data.formats.listing import DatasetFormat, Listing, clean_name, read_list
 from visavis.data.formats.published_lists import DuplicateKeyObject, parse_json
 from visavis.data.formats.table_columns import (
-    CAPTION_NAMES,
     FILE_NAMES,
-    OTHER_CAPTION_NAMES,
     OTHER_FILE_NAMES,
-    find_caption_columns,
-    find_file_column,
-    named_columns,
+    TableColumns,
+    TableRow,
     normalize_column,
-    split_caption_list,
 )
 
 # Maximum length of the first lines.
@@ -336,13 +330,12 @@ def _read_table(text: str, layout: TableLayout) -> TableContent:
 
 ALL_FILE_NAMES = (*FILE_NAMES, *OTHER_FILE_NAMES)
 EXPECTED_HEADER = "filename and caption"
-# Line number, file name, captions, split.
-CaptionRow = tuple[int, str | None, list[str], str | None]
+# Reads the text of a file. Yields the number of the line of each row, and adds problems to the
+# listing.
+RowReader = Callable[[str, Path, Listing], Iterator[tuple[int, TableRow]]]
 
 
-def list_captions(
-    path: Path, read_rows: Callable[[str, Path, Listing], Iterator[CaptionRow]]
-) -> Listing:
+def list_captions(path: Path, read_rows: RowReader) -> Listing:
     """List the images and captions of a table, images in order of first mention.
 
     Args:
@@ -383,19 +376,14 @@ def list_split_tables(folder: Path) -> Listing:
     return listing
 
 
-def _add_rows(
-    listing: Listing,
-    path: Path,
-    file_split: str | None,
-    read_rows: Callable[[str, Path, Listing], Iterator[CaptionRow]],
-) -> None:
+def _add_rows(listing: Listing, path: Path, file_split: str | None, read_rows: RowReader) -> None:
     folder = listing.source if os.path.isdir(listing.source) else path.parent
     table_name = _table_name(listing, path)
-    for line, file, captions, split in read_rows(read_list(path, folder), path, listing):
+    for line, row in read_rows(read_list(path, folder), path, listing):
         # As in the folders of images of Hugging Face `datasets`, files are relative to their table.
-        if file and path.parent != folder:
-            file = f"{path.parent.name}/{file}"
-        listing.add_row(file, captions, split or file_split, f"{table_name}:{line}")
+        in_folder = row.name and path.parent != folder
+        name = f"{path.parent.name}/{row.name}" if in_folder else row.name
+        listing.add_row(name, row.captions, row.split or file_split, f"{table_name}:{line}")
 
 
 def _table_name(listing: Listing, path: Path) -> str:
@@ -405,7 +393,7 @@ def _table_name(listing: Listing, path: Path) -> str:
     )
 
 
-def _json_rows(text: str, path: Path, listing: Listing) -> Iterator[CaptionRow]:
+def _json_rows(text: str, path: Path, listing: Listing) -> Iterator[tuple[int, TableRow]]:
     table_name = _table_name(listing, path)
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -422,39 +410,24 @@ def _json_rows(text: str, path: Path, listing: Listing) -> Iterator[CaptionRow]:
             )
             listing.add_loss("malformed line", location, f"expected {expected}, got {line:.60}")
             continue
-        file = next((row[name] for name in named_columns(row, FILE_NAMES, OTHER_FILE_NAMES)), None)
-        captions: Any = next(
-            (row[name] for name in named_columns(row, CAPTION_NAMES, OTHER_CAPTION_NAMES)), []
-        )
-        captions = split_caption_list(captions) if isinstance(captions, str) else captions
-        if not isinstance(captions, list) or not all(
-            isinstance(caption, str) for caption in captions
-        ):
-            listing.add_loss(
-                "malformed line", location, "the captions are neither a text nor a list of texts"
-            )
-        elif not isinstance(row.get("split", ""), str | None):
-            listing.add_loss(
-                "malformed line", location, f"split: expected a text, got {shorten(row['split'])}"
-            )
-        else:
-            yield (
-                number,
-                file if isinstance(file, str) else None,
-                captions,
-                normalize_split_name(row.get("split")),
-            )
+        columns = TableColumns.of_object(tuple(row))
+        values = (row.get(columns.file), [row[name] for name in columns.captions])
+        try:
+            yield number, columns.parse_row(*values, row.get(columns.split))
+        except DataError as error:
+            listing.add_loss("malformed line", location, str(error))
 
 
-def _table_rows(text: str, path: Path, listing: Listing) -> Iterator[CaptionRow]:
+def _table_rows(text: str, path: Path, listing: Listing) -> Iterator[tuple[int, TableRow]]:
     table_name = _table_name(listing, path)
     table = parse_table(text, path, ALL_FILE_NAMES, EXPECTED_HEADER)
     header = table.layout.header
-    file_column = header.index(find_file_column(header, path))
-    caption_names = find_caption_columns(header, path)
-    caption_columns = [index for index, name in enumerate(header) if name in caption_names]
-    split_column = header.index("split") if "split" in header else None
-    used = (file_column, split_column, *caption_columns)
+    columns = TableColumns.of_table(header, path)
+    assert columns.file is not None
+    file_index = header.index(columns.file)
+    caption_indices = [index for index, name in enumerate(header) if name in columns.captions]
+    split_index = None if columns.split is None else header.index(columns.split)
+    used = (file_index, split_index, *caption_indices)
     # A column without a name holds the row names of pandas or R.
     if unread := [
         name
@@ -468,26 +441,15 @@ def _table_rows(text: str, path: Path, listing: Listing) -> Iterator[CaptionRow]
         )
     for line, kind, problem in table.malformed:
         listing.add_loss(kind, f"{table_name}:{line}", problem)
-    for line, row in table.rows:
-        captions = [
-            caption for column in caption_columns for caption in split_caption_list(row[column])
-        ]
-        # Rows have as many cells as the longest. An empty first caption is a finding, the others
-        # are not.
-        while len(captions) > 1 and (not captions[-1] or captions[-1] in MISSING_TEXTS):
-            captions.pop()
-        name = clean_name(row[file_column])
+    for line, cells in table.rows:
+        name = clean_name(cells[file_index])
         if table.layout.has_numbered_names:
             name = NAME_NUMBER.sub("", name)
+        split = None if split_index is None else cells[split_index]
+        row = columns.parse_row(name, [cells[index] for index in caption_indices], split)
         # A row of empty cells of a spreadsheet.
-        if not name and not any(map(str.strip, captions)):
-            continue
-        yield (
-            line,
-            name,
-            captions,
-            normalize_split_name(row[split_column]) if split_column is not None else None,
-        )
+        if row.name or any(map(str.strip, row.captions)):
+            yield line, row
 
 
 def _is_caption_table(path: Path) -> bool:
@@ -495,9 +457,8 @@ def _is_caption_table(path: Path) -> bool:
     common.
     """
     try:
-        header = read_layout(path, ALL_FILE_NAMES, EXPECTED_HEADER)[0].header
-        find_file_column(header, path)
-        find_caption_columns(header, path)
+        layout, _ = read_layout(path, ALL_FILE_NAMES, EXPECTED_HEADER)
+        TableColumns.of_table(layout.header, path)
     except DataError:
         return False
     return True

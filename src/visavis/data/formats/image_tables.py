@@ -26,10 +26,10 @@ from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.data.columns import import_pyarrow
 from visavis.data.dataset import ByteRange, require
-from visavis.data.file_names import find_split_files, normalize_split_name, splits_of_files
+from visavis.data.file_names import find_split_files, splits_of_files
 from visavis.data.formats.image_files import attach_files, containing_folder
-from visavis.data.formats.listing import DatasetFormat, Listing, shorten
-from visavis.data.formats.table_columns import TableColumns, parse_captions
+from visavis.data.formats.listing import DatasetFormat, Listing
+from visavis.data.formats.table_columns import TableColumns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -281,7 +281,9 @@ def has_embedded_images(path: Path) -> bool:
     """
     try:
         with storage.open_file(path) as file:
-            return TableColumns.find(_TableFile(path, file).schema, str(path)).image is not None
+            return (
+                TableColumns.of_schema(_TableFile(path, file).schema, str(path)).image is not None
+            )
     except DataError:
         return False
 
@@ -353,7 +355,7 @@ def _read_rows(
         table = _TableFile(path, opened)
         first_row = 0
         num_large_groups = 0
-        columns = TableColumns.find(table.schema, str(path))
+        columns = TableColumns.of_schema(table.schema, str(path))
         image = columns.image
         is_struct = image is not None and table.pa.types.is_struct(table.schema.field(image).type)
         has_path = is_struct and table.schema.field(image).type.get_field_index("path") >= 0
@@ -397,9 +399,15 @@ def _read_rows(
                 row_number = first_row + row + 1
                 row_location = f"{file}, row {row_number}"
                 row_name = f"{os.path.splitext(file)[0]}/{row_number}"
+                # A column that the table lacks has no name and no cell.
+                cells: dict[str | None, Any] = {
+                    name: column[row] for name, column in values.items()
+                }
                 try:
-                    name, captions, split = _parse_cells(
-                        {name: column[row] for name, column in values.items()}, columns
+                    parsed = columns.parse_row(
+                        cells.get(columns.file),
+                        [cells[name] for name in columns.captions],
+                        cells.get(columns.split),
                     )
                 except DataError as error:
                     listing.add_loss("malformed line", row_location, str(error))
@@ -408,10 +416,10 @@ def _read_rows(
                 yield _Row(
                     row_location,
                     row_name,
-                    name,
+                    parsed.name,
                     struct_path,
-                    captions,
-                    split or file_split,
+                    parsed.captions,
+                    parsed.split or file_split,
                     location,
                     image is not None,
                 )
@@ -420,23 +428,6 @@ def _read_rows(
             size = f"more than {_LARGE_GROUP_BYTES >> 20} MiB"
             message = f"{num_large_groups} row groups have {size}. A random image reads a whole group. Write groups of 100 rows"
             listing.add_note("large row group", file, message)
-
-
-def _parse_cells(
-    cells: dict[str, Any], columns: TableColumns
-) -> tuple[str | None, list[str], str | None]:
-    """Return the name, the captions and the split of a row."""
-    name = cells[columns.file] if columns.file else None
-    if name is not None and not isinstance(name, str | int):
-        raise DataError(f"{columns.file}: expected a text, got {shorten(name)}")
-    captions = list[str]()
-    for column in columns.captions:
-        texts = parse_captions(cells[column])
-        if texts is None:
-            raise DataError(f"{column}: expected texts, got {shorten(cells[column])}")
-        captions += texts
-    split = normalize_split_name(cells[columns.split]) if columns.split else None
-    return None if name is None else str(name), captions, split
 
 
 def _check_paths(listing: Listing, rows: list[_Row]) -> None:

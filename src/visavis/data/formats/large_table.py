@@ -23,8 +23,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,17 +53,18 @@ from visavis.data.formats.caption_table import (
 from visavis.data.formats.listing import (
     MAX_CAPTION_CHARS,
     NAME_PADDING,
+    NAMELESS_ROW,
+    UNSPLIT_IMAGE,
     DatasetFormat,
     Finding,
     Listing,
+    caption_problem,
     describe_skipped,
     no_usable_image,
 )
 from visavis.data.formats.table_columns import (
-    find_caption_columns,
-    find_file_column,
+    TableColumns,
     is_list_text,
-    named_columns,
     split_caption_list,
 )
 
@@ -72,24 +73,23 @@ _SEARCHED_BYTES = 2**24
 # Suffixes of delimiter-separated text.
 _TEXT_SUFFIXES = (".csv", ".tsv", ".txt", ".token")
 # Part of the key of a cached conversion. A change of the files needs another number.
-_VERSION = 4
+_VERSION = 5
 # Problems of each kind that are described one by one. The others are counted.
 _MAX_EXAMPLES = 3
 # Images whose files are searched.
 _PROBED_FILES = 100
 
-_KINDS = {
+# Problems of images. Their index is the code of an image in memory, 0 for none.
+_IMAGE_PROBLEMS = {
     "": "",
-    "caption without image": "the row names no image file",
-    "empty caption": "the caption is empty",
-    "missing caption": "the caption is the text of a missing value, such as nan",
-    "malformed list": "the caption is a list that cannot be read. Write it as ['first caption', 'second caption']",
-    "caption too long": f"the caption has more than {MAX_CAPTION_CHARS:,} characters",
     "image in two splits": "the image has another split in another row",
-    "image without split": "the image has no split, although others have one",
+    UNSPLIT_IMAGE[0]: UNSPLIT_IMAGE[1],
     "image without caption": "the image has no usable caption",
 }
-_KIND_NAMES = tuple(_KINDS)
+_IMAGE_KINDS = tuple(_IMAGE_PROBLEMS)
+_MAX_MISSING_BYTES = max(map(len, MISSING_TEXTS))
+# Captions that are checked as Python objects at once.
+_CHECKED_CAPTIONS = 4096
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def table_problems(path: Path) -> list[Finding]:
     return [
         *summary.examples,
         *(
-            Finding(kind, path.name, f"{number:,} more rows: {_KINDS[kind]}")
+            Finding(kind, path.name, f"{number:,} more rows: {kind}")
             for kind, number in more_rows.items()
         ),
     ]
@@ -264,9 +264,11 @@ class _Conversion:
             self.table = self.pa.dataset.dataset(path, format=file_format)
         except (self.pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
             raise self._unreadable(error) from None
-        self.file_column = find_file_column(names, path)
-        self.caption_columns = find_caption_columns(names, path)
-        self.split_columns = named_columns(names, ("split",))
+        columns = TableColumns.of_table(names, path)
+        assert columns.file is not None
+        self.file_column = columns.file
+        self.caption_columns = list(columns.captions)
+        self.split_columns = [columns.split] if columns.split else []
 
     def write(self, folder: Path) -> TableSummary:
         """Write all columns, and return the summary."""
@@ -300,16 +302,15 @@ class _Conversion:
         is_uncaptioned = ~has_text & (image_problem == 0) & np.isin(splits, splits[has_text])
         empty_rows = np.concatenate(blocks_empty)
         is_mistake = ~is_uncaptioned[row_images[empty_rows]] | (row_images[empty_rows] < 0)
-        self._add_problem("empty caption", empty_rows[is_mistake], self._name_row)
-        image_problem[~has_caption & ~is_uncaptioned & (image_problem == 0)] = _KIND_NAMES.index(
+        kind, message = caption_problem("") or ("", "")
+        self._add_problem(kind, empty_rows[is_mistake], self._name_row, message)
+        image_problem[~has_caption & ~is_uncaptioned & (image_problem == 0)] = _IMAGE_KINDS.index(
             "image without caption"
         )
         for code in np.unique(image_problem[image_problem > 0]).tolist():
-            self._add_problem(
-                _KIND_NAMES[code],
-                np.flatnonzero(image_problem == code),
-                lambda image: str(names[image]),
-            )
+            kind = _IMAGE_KINDS[code]
+            images = np.flatnonzero(image_problem == code)
+            self._add_problem(kind, images, lambda image: str(names[image]), _IMAGE_PROBLEMS[kind])
         # Rows of usable images in the whole table, and the index of each row among them.
         is_usable = (image_problem == 0) & ~is_uncaptioned
         image_rows = np.flatnonzero(is_usable)
@@ -444,8 +445,10 @@ class _Conversion:
         image_codes = np.full(len(names), -1, np.int32)
         # In reverse, because the first row of an image decides.
         image_codes[images[::-1]] = row_codes[::-1]
-        problem[image_codes < 0] = _KIND_NAMES.index("image without split")
-        problem[images[row_codes != image_codes[images]]] = _KIND_NAMES.index("image in two splits")
+        problem[image_codes < 0] = _IMAGE_KINDS.index(UNSPLIT_IMAGE[0])
+        problem[images[row_codes != image_codes[images]]] = _IMAGE_KINDS.index(
+            "image in two splits"
+        )
         return (
             np.maximum(image_codes, 0).astype(np.int8 if len(codes) <= 128 else np.int32),
             tuple(codes),
@@ -477,20 +480,48 @@ class _Conversion:
                 rows, num_bytes, empty, unnamed = (
                     values[~is_blank] for values in (rows, num_bytes, empty, unnamed)
                 )
-            # A text has at most as many characters as bytes. Only candidates are counted.
-            too_long = num_bytes > MAX_CAPTION_CHARS
-            if too_long.any():
-                too_long = self._to_numpy(self.compute.utf8_length(captions), 0) > MAX_CAPTION_CHARS
-            missing = self._is_missing(captions)
-            malformed = self._matches(captions, _have_byte(captions, b"[({"), is_list_text)
-            for kind, problem_rows in (
-                ("caption without image", np.unique(rows[unnamed])),
-                ("caption too long", rows[too_long]),
-                ("missing caption", rows[missing]),
-                ("malformed list", rows[malformed]),
-            ):
-                self._add_problem(kind, first_row + problem_rows, self._name_row)
-            yield captions, first_row + rows, ~(empty | too_long | missing | malformed), empty
+            self._add_problem(
+                NAMELESS_ROW[0],
+                first_row + np.unique(rows[unnamed]),
+                self._name_row,
+                NAMELESS_ROW[1],
+            )
+            # A text has at most as many characters as bytes.
+            may_fail = (
+                (num_bytes > MAX_CAPTION_CHARS)
+                | (num_bytes <= _MAX_MISSING_BYTES)
+                | _have_byte(captions, b"[({")
+            )
+            usable = ~empty & ~self._find_caption_problems(
+                captions, np.flatnonzero(~empty & may_fail), first_row + rows
+            )
+            yield captions, first_row + rows, usable, empty
+
+    def _find_caption_problems(
+        self, captions: Any, candidates: np.ndarray, rows: np.ndarray
+    ) -> np.ndarray:
+        """Whether each caption of a block has a problem, if it is a candidate. The problems are
+        added.
+        """
+        kinds = defaultdict[str, list[int]](list)
+        messages = dict[int, str]()
+        for start in range(0, len(candidates), _CHECKED_CAPTIONS):
+            part = candidates[start : start + _CHECKED_CAPTIONS]
+            texts = captions.take(self.pa.array(part)).to_pylist()
+            for position, text in zip(part.tolist(), texts, strict=True):
+                if problem := caption_problem(text):
+                    kinds[problem[0]].append(position)
+                    messages[position] = problem[1]
+        has_problem = np.zeros(len(captions), bool)
+        for kind, positions in kinds.items():
+            has_problem[positions] = True
+            self._add_problem(
+                kind,
+                np.array(positions),
+                lambda position: self._name_row(int(rows[position])),
+                messages,
+            )
+        return has_problem
 
     def _captions(self, batch: Any) -> tuple[Any, np.ndarray]:
         """The captions of a block as one array, row by row, and the row of each."""
@@ -549,7 +580,7 @@ class _Conversion:
         num_bytes = self._to_numpy(self.compute.binary_length(captions), 0)
         return self._matches(
             captions,
-            (num_bytes > 0) & (num_bytes <= max(map(len, MISSING_TEXTS))),
+            (num_bytes > 0) & (num_bytes <= _MAX_MISSING_BYTES),
             MISSING_TEXTS.__contains__,
         )
 
@@ -592,11 +623,22 @@ class _Conversion:
     def _name_row(self, row: int) -> str:
         return f"{self.path.name}, row {row + 1:,}"
 
-    def _add_problem(self, kind: str, items: np.ndarray, locate: Callable[[int], str]) -> None:
+    def _add_problem(
+        self,
+        kind: str,
+        items: np.ndarray,
+        locate: Callable[[int], str],
+        messages: str | Mapping[int, str],
+    ) -> None:
         """Add a problem of images or rows."""
         if len(items):
             new_examples = items[: max(0, _MAX_EXAMPLES - self.problems[kind])].tolist()
-            self.examples += [Finding(kind, locate(item), _KINDS[kind]) for item in new_examples]
+            self.examples += [
+                Finding(
+                    kind, locate(item), messages if isinstance(messages, str) else messages[item]
+                )
+                for item in new_examples
+            ]
             self.problems[kind] += len(items)
 
     def _write_column(self, path: Path, blocks: Iterator[Any]) -> None:

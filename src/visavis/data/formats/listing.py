@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import fnmatch
 import os
-import reprlib
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -41,6 +40,9 @@ _METADATA_FILES = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json
 MAX_CAPTION_CHARS = 20_000
 # Characters around the name of a file in a table that are not a part of it.
 NAME_PADDING = " \t\xa0"
+# Kind and message of problems that tables of any size have.
+NAMELESS_ROW = "caption without image", "the row names no image file"
+UNSPLIT_IMAGE = "image without split", "the image has no split, although others have one"
 UNCAPTIONED = "It is a candidate of evaluations, and training ignores it"
 SHOW_PROBLEMS = "Run visavis data check for the whole list of problems."
 
@@ -177,7 +179,7 @@ class Listing:
         if not name:
             for caption in captions:
                 self.add_caption(caption, None, location).usable = False
-            self.add_loss("caption without image", location, "the row names no image file")
+            self.add_loss(NAMELESS_ROW[0], location, NAMELESS_ROW[1])
             return None
         image = self.by_name.get(name) or self.add_image(name, split)
         for caption in captions:
@@ -240,12 +242,7 @@ class Listing:
         no_splits = all(image.split is None for image in self.images)
         for image in self.images:
             if image.split is None and not no_splits and image.usable:
-                self.add_loss(
-                    "image without split",
-                    image.name,
-                    "the image has no split, although others have one",
-                    image,
-                )
+                self.add_loss(UNSPLIT_IMAGE[0], image.name, UNSPLIT_IMAGE[1], image)
             image.split = image.split or split_by_hash(image.name)
         # An image whose captions are all empty is one without captions. In a split without any
         # caption, it is a mistake.
@@ -612,15 +609,3 @@ def caption_problem(text: str) -> tuple[str, str] | None:
             f"the caption {text!r} is not UTF-8. Save it as UTF-8 (Excel: CSV UTF-8)",
         )
     return None
-
-
-def shorten(value: Any) -> str:
-    """Format the beginning of a value of any size and depth.
-
-    Args:
-        value: The value.
-
-    Returns:
-        At most 60 characters.
-    """
-    return f"{reprlib.repr(value):.60}"

@@ -49,7 +49,8 @@ from visavis.data.file_names import (
     split_priority,
     splits_of_files,
 )
-from visavis.data.formats.listing import DatasetFormat, ListedImage, Listing, read_list, shorten
+from visavis.data.formats.listing import DatasetFormat, ListedImage, Listing, read_list
+from visavis.data.formats.table_columns import shorten
 from visavis.data.words import tokenize
 
 

@@ -7,16 +7,18 @@ from __future__ import annotations
 import ast
 import json
 import re
+import reprlib
 import unicodedata
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from visavis.core.errors import DataError
 from visavis.data.columns import import_pyarrow
 from visavis.data.dataset import require
-from visavis.data.file_names import MISSING_TEXTS
+from visavis.data.file_names import MISSING_TEXTS, normalize_split_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,7 +36,7 @@ OTHER_FILE_NAMES = (
     "file_path",
 )
 ID_NAMES = ("image_id", "img_id", "imgid", "cocoid", "__key__")
-CAPTION_NAMES = ("captions", "caption", "text", "title", "sentence", "sentences", "texts", "raw")
+CAPTION_NAMES = ("caption", "captions", "text", "title", "sentence", "sentences", "texts", "raw")
 # Names that are read only if none of the above exists.
 OTHER_CAPTION_NAMES = ("description", "comment", "alt_text")
 # Columns with an image, as ``datasets`` writes them, or with its bytes.
@@ -146,29 +148,20 @@ def find_file_column(names: Sequence[str], location: object) -> str:
     return columns[0]
 
 
-def find_caption_columns(names: Sequence[str], location: object) -> list[str]:
-    """Find the columns with the captions of a table of captions: ``caption``, ``caption_2`` and so
-    on.
+# Not frozen, because a table has as many of them as rows.
+@dataclass(slots=True)
+class TableRow:
+    """Content of a row of a table.
 
-    Args:
-        names: Names of all columns.
-        location: The table, for errors.
-
-    Returns:
-        The columns in the order of the table.
-
-    Raises:
-        DataError: If there is none, or if it is unclear which of them is meant.
+    Attributes:
+        name: Name of the image, which may be its file. None: the row names none.
+        captions: Captions of the row.
+        split: Standard name of the split. None: the row gives none.
     """
-    kinds = _caption_kinds(names)
-    only_kind = next(iter(kinds.values())) if len(kinds) == 1 else []
-    columns = kinds.get("caption") or kinds.get("captions") or only_kind
-    require(
-        columns,
-        f"{location}: expected one column with the caption, got {len(kinds)} "
-        f"({', '.join(names):.80}). Name one of them caption.",
-    )
-    return columns
+
+    name: str | None
+    captions: list[str]
+    split: str | None
 
 
 @dataclass(frozen=True)
@@ -189,8 +182,47 @@ class TableColumns:
     split: str | None
 
     @classmethod
-    def find(cls, schema: pa.Schema, location: str) -> TableColumns:
-        """Find the columns of a table.
+    def of_table(cls, names: Sequence[str], location: object) -> TableColumns:
+        """Find the columns of a table of captions of image files.
+
+        Args:
+            names: Names of all columns.
+            location: The table, for errors.
+
+        Returns:
+            The columns. ``captions`` are in the order of the table.
+
+        Raises:
+            DataError: If the file or the caption is missing, or if it is unclear which column is
+                meant.
+        """
+        file = find_file_column(names, location)
+        kinds = _caption_kinds(names)
+        require(
+            "caption" in kinds or "captions" in kinds or len(kinds) == 1,
+            f"{location}: expected one column with the caption, got {len(kinds)} "
+            f"({', '.join(names):.80}). Name one of them caption.",
+        )
+        return cls._of_kinds(None, file, kinds, names)
+
+    @classmethod
+    # The lines of a file have the same keys. Few entries, because keys may have megabytes.
+    @lru_cache(maxsize=8)
+    def of_object(cls, names: tuple[str, ...]) -> TableColumns:
+        """Find the keys of an object of JSON, which may have others of any meaning.
+
+        Args:
+            names: Its keys.
+
+        Returns:
+            The keys, as far as the object has them.
+        """
+        files = named_columns(names, FILE_NAMES, OTHER_FILE_NAMES)
+        return cls._of_kinds(None, files[0] if files else None, _caption_kinds(names), names)
+
+    @classmethod
+    def of_schema(cls, schema: pa.Schema, location: str) -> TableColumns:
+        """Find the columns of a table that may have images in it.
 
         Args:
             schema: Names and types.
@@ -205,9 +237,7 @@ class TableColumns:
         embedded = [field.name for field in schema if _holds_bytes(field.type)]
         images = named_columns(embedded, IMAGE_NAMES)[:1] or embedded
         kinds = _caption_kinds(schema.names)
-        captions = next(
-            (kinds[name] for name in (*CAPTION_NAMES, *OTHER_CAPTION_NAMES) if name in kinds), []
-        )
+        captions = _preferred_kind(kinds)
         others = [name for name in schema.names if name not in (*embedded, *captions)]
         files = named_columns(others, FILE_NAMES, OTHER_FILE_NAMES, ID_NAMES if images else ())
         columns = ", ".join(f"{field.name} ({field.type!s:.40})" for field in schema)
@@ -221,20 +251,65 @@ class TableColumns:
             f"{location}: expected a column with the caption ({', '.join(CAPTION_NAMES)}), got "
             f"{columns}. Rename the column.",
         )
-        split = named_columns(schema.names, ("split",))
-        for name in (*images, *files[:1], *captions, *split):
+        found = cls._of_kinds(
+            images[0] if images else None, files[0] if files else None, kinds, schema.names
+        )
+        used = (*images, *files[:1], *found.captions, found.split)
+        for name in filter(None, used):
             # Arrow reads the first of them.
             require(
                 schema.names.count(name) == 1,
                 f"{location}: expected one column {name}, got {schema.names.count(name)}. Rename "
                 "the others.",
             )
-        return cls(
-            images[0] if images else None,
-            files[0] if files else None,
-            tuple(captions),
-            split[0] if split else None,
-        )
+        return found
+
+    @classmethod
+    def _of_kinds(
+        cls,
+        image: str | None,
+        file: str | None,
+        kinds: Mapping[str, list[str]],
+        names: Sequence[str],
+    ) -> TableColumns:
+        split = next(iter(named_columns(names, ("split",))), None)
+        return cls(image, file, tuple(_preferred_kind(kinds)), split)
+
+    def parse_row(self, file: Any, captions: Sequence[Any], split: Any) -> TableRow:
+        """Read the values of a row.
+
+        Args:
+            file: Value of ``file``. None: no value.
+            captions: Values of ``captions``, see `cell_texts`.
+            split: Value of ``split``. None: no value.
+
+        Returns:
+            The row. Captions may be empty, the text of a missing value, or a list that cannot be
+            read. ``listing.caption_problem`` finds these.
+
+        Raises:
+            DataError: If a value has another kind.
+        """
+        if file is not None and not isinstance(file, str | int):
+            raise DataError(f"{self.file}: expected a text, got {shorten(file)}")
+        texts = list[str]()
+        for column, value in zip(self.captions, captions, strict=True):
+            found = cell_texts(value)
+            if found is None:
+                raise DataError(f"{column}: expected texts, got {shorten(value)}")
+            texts += found
+        # Rows have as many cells as the longest. An empty first caption is a finding, the others
+        # are not. A list has as many texts as its writer meant.
+        if len(texts) > 1 and not any(isinstance(value, list) for value in captions):
+            while len(texts) > 1 and (not texts[-1] or texts[-1] in MISSING_TEXTS):
+                texts.pop()
+        if split is not None and not isinstance(split, str):
+            raise DataError(f"{self.split}: expected a text, got {shorten(split)}")
+        name = file if isinstance(file, str) else None
+        # A number is the id of an image in the table, and not the name of a file.
+        if isinstance(file, int) and self.image is not None:
+            name = str(file)
+        return TableRow(name, texts, None if split is None else normalize_split_name(split))
 
 
 def read_cell(
@@ -273,21 +348,19 @@ def read_cell(
         ) from None
 
 
-def parse_captions(value: Any) -> list[str] | None:
-    """Read the captions of one row: a text, a list that is written as a text, an object with the
-    text, or a list of these.
-
-    Missing values and their texts, such as ``nan``, are left out. Texts are normalized to NFC.
+def cell_texts(value: Any) -> list[str] | None:
+    """Read the texts of a value: a text, a list that is written as a text, an object with the text,
+    or a list of these. Missing values are left out.
 
     Args:
         value: Value of a column.
 
     Returns:
-        The captions. None: the value has another kind.
+        The texts. None: the value has another kind.
     """
-    captions = list[str]()
     if isinstance(value, str):
-        value = [] if value in MISSING_TEXTS else split_caption_list(value)
+        return split_caption_list(value)
+    texts = list[str]()
     for entry in value if isinstance(value, list) else [value]:
         if entry is None:
             continue
@@ -296,10 +369,39 @@ def parse_captions(value: Any) -> list[str] | None:
             if isinstance(entry, dict)
             else entry
         )
-        if not isinstance(text, str) or is_list_text(text):
+        if not isinstance(text, str):
             return None
-        captions.append(unicodedata.normalize("NFC", text))
-    return captions
+        texts.append(text)
+    return texts
+
+
+def parse_captions(value: Any) -> list[str] | None:
+    """Read the captions of a sample of a stream. Missing values and their texts, such as ``nan``,
+    are left out. Texts are normalized to NFC.
+
+    Args:
+        value: Value of a column, see `cell_texts`.
+
+    Returns:
+        The captions. None: the value has another kind, or is a list that cannot be read.
+    """
+    is_missing = isinstance(value, str) and value in MISSING_TEXTS
+    texts = [] if is_missing else cell_texts(value)
+    if texts is None or any(map(is_list_text, texts)):
+        return None
+    return [unicodedata.normalize("NFC", text) for text in texts]
+
+
+def shorten(value: Any) -> str:
+    """Format the beginning of a value of any size and depth.
+
+    Args:
+        value: The value.
+
+    Returns:
+        At most 60 characters.
+    """
+    return f"{reprlib.repr(value):.60}"
 
 
 def _caption_kinds(names: Sequence[str]) -> dict[str, list[str]]:
@@ -314,6 +416,12 @@ def _caption_kinds(names: Sequence[str]) -> dict[str, list[str]]:
         if kinds:
             break
     return kinds
+
+
+def _preferred_kind(kinds: Mapping[str, list[str]]) -> list[str]:
+    """The columns of captions that are read if a table has several kinds of texts."""
+    names = (*CAPTION_NAMES, *OTHER_CAPTION_NAMES)
+    return next((kinds[name] for name in names if name in kinds), [])
 
 
 def _holds_bytes(kind: pa.DataType) -> bool:

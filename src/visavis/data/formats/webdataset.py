@@ -29,7 +29,7 @@ from visavis.data.file_names import (
 )
 from visavis.data.formats.image_files import archive_members, containing_folder
 from visavis.data.formats.listing import DatasetFormat, Listing
-from visavis.data.formats.table_columns import CAPTION_NAMES, MAX_TEXT_BYTES, parse_captions
+from visavis.data.formats.table_columns import MAX_TEXT_BYTES, TableColumns, parse_captions
 from visavis.data.images import MAX_IMAGE_BYTES
 
 TEXT_SUFFIXES = (".txt", ".caption")
@@ -175,7 +175,8 @@ class TarSamples:
             return []
         value = self._read_text(file, key, self.find(key, suffixes, "caption"))
         if isinstance(value, dict):
-            value = next((value[name] for name in CAPTION_NAMES if name in value), None)
+            columns = TableColumns.of_object(tuple(value))
+            value = next((value[name] for name in columns.captions), None)
         captions = parse_captions(value)
         if captions is None:
             raise DataError(

@@ -34,6 +34,7 @@ from visavis.data.features.store import (
 from visavis.data.parallel import Engine, cpu_cores, map_in_order, map_on_ray
 from visavis.data.video import VideoError
 from visavis.data.workers import choose_readers, read_in_workers
+from visavis.models.batch_encoding import device_of, encode_batches
 from visavis.models.device import choose_device, has_native_bfloat16
 from visavis.models.encoders.cnn_backbones import SMALL_CNN
 from visavis.models.encoders.encoder_spec import (
@@ -246,7 +247,7 @@ class _BatchEncoder:
     @property
     def device(self) -> torch.device:
         """Device of the encoder."""
-        return next(self.encoder.parameters()).device
+        return device_of(self.encoder)
 
     def read(self, batch: Sequence[Image | str]) -> Encoded:
         """Read and preprocess a batch."""
@@ -260,15 +261,13 @@ class _BatchEncoder:
 
     def __call__(self, inputs: Encoded) -> Encoded:
         """Encode a preprocessed batch."""
-        with (
-            torch.no_grad(),
-            torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16),
-        ):
-            return self.encoder(inputs.to(self.device))
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
+            return self.encoder(inputs)
 
     def encode(self, batch: Sequence[Image | str]) -> Encoded:
-        """Read and encode a batch in a Ray process."""
-        return self(self.read(batch)).to("cpu")
+        """Read and encode a batch, in a Ray process or alone."""
+        [encoded] = encode_batches(self.encoder, self, [self.read(batch)])
+        return encoded
 
 
 @dataclass(frozen=True)
@@ -303,7 +302,9 @@ class _BatchSharing:
             )
             return
         size = self.group.world_size
-        local = map(encoder, encoder.read_batches(self.group.part(batches), self.workers))
+        inputs = encoder.read_batches(self.group.part(batches), self.workers)
+        output_device = "cpu" if size == 1 else self.group.device
+        local = encode_batches(encoder.encoder, encoder, inputs, output_device)
         if size == 1:
             yield from local
             return
@@ -314,7 +315,8 @@ class _BatchSharing:
                 # A rank without a batch in the last round sends an empty one, of a batch of another
                 # rank if it never had one.
                 encoded = (encoder.encode(batches[0]) if last is None else last)[:0]
-            last = encoded.to(self.group.device)
+                encoded = encoded.to(output_device)
+            last = encoded
             yield from self.group.all_gather_batches([last], size)[: len(batches) - start]
 
 
@@ -337,7 +339,7 @@ def _compute(
     """Compute the missing part of a store, which rank 0 writes."""
     spec = encoder.spec
     group = sharing.group
-    device = next(encoder.parameters()).device
+    device = device_of(encoder)
     if bfloat16 is None:
         bfloat16 = spec.side == "text" and has_native_bfloat16(device)
         # An unfinished store is continued in its precision.

@@ -38,7 +38,7 @@ from visavis.losses.objectives import Objective
 from visavis.losses.scoring import score_matrix
 from visavis.losses.targets import Targets
 from visavis.models import Matcher
-from visavis.models.inference import device_of
+from visavis.models.batch_encoding import device_of
 from visavis.papers.diagnostics.contributing_samples import (
     ContributingSamples,
     Semantics,

@@ -24,7 +24,7 @@ from visavis.losses.pair_gradients import BYTES_PER_PAIR, pair_weights
 from visavis.losses.scoring import max_query_rows
 from visavis.losses.targets import Targets
 from visavis.models import Matcher
-from visavis.models.base import evaluation_mode
+from visavis.models.batch_encoding import evaluation_mode
 from visavis.models.inference import score_all_pairs
 from visavis.research.audit.audit_part import (
     CachedModel,

@@ -32,7 +32,8 @@ from visavis.core.run_context import RunContext
 from visavis.data.parallel import Engine, connect_to_ray, cpu_cores
 from visavis.data.workers import STOP_SIGNALS, start_resource_tracker
 from visavis.evaluation.feedback_metrics import JudgedQueryResult, feedback_metrics
-from visavis.models.inference import ScoreEnsemble, device_of, score_all_pairs
+from visavis.models.batch_encoding import device_of
+from visavis.models.inference import ScoreEnsemble, score_all_pairs
 from visavis.models.retriever import Retriever
 from visavis.research.experiments.feedback_test import FeedbackTest
 from visavis.research.experiments.setting_results import MeasurementConditions

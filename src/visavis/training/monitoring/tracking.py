@@ -34,7 +34,7 @@ from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
 from visavis.losses.scoring import score_matrix, select_items
 from visavis.models import Matcher
-from visavis.models.base import evaluation_mode
+from visavis.models.batch_encoding import evaluation_mode
 from visavis.models.inference import device_score
 from visavis.training.monitoring.alerts import LogValues
 from visavis.training.recipes.recipe import Recipe

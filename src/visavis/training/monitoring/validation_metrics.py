@@ -27,8 +27,7 @@ from visavis.losses.pair_loss.batch_items import smaller_dims
 from visavis.losses.scoring import score_matrix
 from visavis.losses.targets import Targets
 from visavis.models import Matcher
-from visavis.models.base import evaluation_mode
-from visavis.models.inference import device_of
+from visavis.models.batch_encoding import device_of, evaluation_mode
 from visavis.training.recipes.recipe import Recipe
 from visavis.training.supervision import Supervision
 

@@ -37,17 +37,10 @@ from visavis.data.workers import choose_workers
 from visavis.evaluation import Evaluation
 from visavis.evaluation.protocols import Protocol, get_protocols
 from visavis.models import Matcher
-from visavis.models.base import evaluation_mode
+from visavis.models.batch_encoding import device_of, evaluation_mode
 from visavis.models.device import choose_device
 from visavis.models.encoders.text_backbone import EncoderTokens
-from visavis.models.inference import (
-    batches_by_length,
-    device_of,
-    device_score,
-    encode_batches,
-    equal_batches,
-    join_batches,
-)
+from visavis.models.inference import batches_by_length, device_score, encode_items, equal_batches
 from visavis.models.processor import Processor
 from visavis.training.evaluation.evaluate_dataset import evaluate_dataset
 from visavis.training.evaluation.ranked_split import first_images, select_captions
@@ -326,13 +319,18 @@ class DataModule:
         batches: list[np.ndarray],
     ) -> Encoded:
         """Encode the items of one side. A few batches are not worth sharing out."""
-        if len(batches) < self.group.world_size:
-            return join_batches(encode_batches(matcher, side, read(batches)), batches)
-        part = self.group.part(batches)
+        group = self.group if len(batches) >= self.group.world_size else None
+        part = batches if group is None else group.part(batches)
         task = "encoding images" if side == "visual" else "encoding captions"
         count = ItemCounter(self.progress, task, sum(map(len, part)))
-        local = encode_batches(matcher, side, read(part), on_items=count)
-        return join_batches(self.group.all_gather_batches(local, len(batches)), batches)
+        return encode_items(
+            matcher,
+            side,
+            read(part),
+            batches,
+            group=group,
+            on_batch=lambda done, _: count(done),
+        )
 
     def evaluate(
         self,

@@ -227,7 +227,7 @@ def build_matcher(data_module: DataModule, seed: int, *, keep_bias: bool = False
 
 def _encode_one_text(data_module: DataModule, matcher: Matcher) -> torch.Tensor:
     _, text = data_module.sources(data_module.training_split)
-    encoded = encode_items(matcher, "text", text.read, [np.arange(1)])
+    encoded = encode_items(matcher, "text", [text.read(np.arange(1))], [np.arange(1)])
     return get_vectors(matcher.first_stage_items(encoded))
 
 

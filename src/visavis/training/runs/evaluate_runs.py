@@ -25,8 +25,9 @@ from visavis.evaluation.protocols import get_protocols
 from visavis.evaluation.trec import write_trec
 from visavis.losses.corrections import CorrectedScore, Correction, QueryBank
 from visavis.losses.scoring import select_items
-from visavis.models.base import Matcher, evaluation_mode
-from visavis.models.inference import ScoreEnsemble, device_of, device_score, join_member_encodings
+from visavis.models.base import Matcher
+from visavis.models.batch_encoding import device_of, evaluation_mode
+from visavis.models.inference import ScoreEnsemble, device_score, join_member_encodings
 from visavis.training.evaluation.evaluate_dataset import evaluate_dataset
 from visavis.training.evaluation.ranked_split import (
     first_images,

@@ -20,7 +20,8 @@ from visavis.core.result import Result
 from visavis.core.table import Column, Table
 from visavis.data.dataset import Dataset
 from visavis.losses.scoring import score_matrix
-from visavis.models.base import Matcher, evaluation_mode
+from visavis.models.base import Matcher
+from visavis.models.batch_encoding import evaluation_mode
 from visavis.models.inference import device_score
 from visavis.training.runs.open_run import open_run, read_run_recipe
 from visavis.training.runs.run_folder import RunFolder

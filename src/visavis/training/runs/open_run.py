@@ -23,6 +23,7 @@ from visavis.data.features.item_vectors import holds_item_vectors
 from visavis.data.formats.published_lists import find_precomp_files
 from visavis.losses.objectives import Objective
 from visavis.models.base import Matcher
+from visavis.models.batch_encoding import device_of
 from visavis.models.clip.model import CLIP
 from visavis.models.encoders.pretrained_files import (
     find_dual_encoder,
@@ -30,7 +31,6 @@ from visavis.models.encoders.pretrained_files import (
     is_model_folder,
     model_folder,
 )
-from visavis.models.inference import device_of
 from visavis.models.processor import SavedModelConfig, unsupported_content
 from visavis.models.retriever import Retriever
 from visavis.training.recipes.data_module import DataModule

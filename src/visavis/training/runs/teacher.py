@@ -22,8 +22,8 @@ from visavis.core.run_context import RunContext
 from visavis.data.dataset import Dataset
 from visavis.data.features.item_vectors import ItemVectors
 from visavis.losses.scoring import DeviceScore, score_matrix
-from visavis.models.base import Matcher, evaluation_mode, get_vectors
-from visavis.models.inference import device_of
+from visavis.models.base import Matcher, get_vectors
+from visavis.models.batch_encoding import device_of, evaluation_mode
 from visavis.models.retriever import Retriever
 from visavis.training.recipes.data_module import DataModule
 from visavis.training.recipes.features import image_rows, visual_features

@@ -16,7 +16,8 @@ from visavis.core.fields import require_field, validate_fields
 from visavis.data.loader import Batch, derive_seed
 from visavis.losses.scoring import score_matrix
 from visavis.losses.targets import Targets
-from visavis.models.base import Matcher, evaluation_mode
+from visavis.models.base import Matcher
+from visavis.models.batch_encoding import evaluation_mode
 from visavis.training.supervision.base import PairSupervision, Supervision, TrainingContext
 
 MIN_GRADIENT_NORM = 1e-12

@@ -19,7 +19,8 @@ from visavis.data.loader import Batch, Loader, derive_seed
 from visavis.losses.objectives import Triplet
 from visavis.losses.scoring import score_matrix
 from visavis.losses.targets import Factors, Targets
-from visavis.models.base import Matcher, evaluation_mode
+from visavis.models.base import Matcher
+from visavis.models.batch_encoding import evaluation_mode
 from visavis.models.device import seed_device
 from visavis.training.supervision.base import Supervision, TrainingContext
 

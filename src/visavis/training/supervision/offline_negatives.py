@@ -16,13 +16,11 @@ from visavis.core.errors import RecipeError
 from visavis.core.fields import require_field, validate_fields
 from visavis.data.loader import Batch, Loader, derive_seed
 from visavis.losses.targets import Targets
-from visavis.models.base import evaluation_mode
+from visavis.models.batch_encoding import evaluation_mode
 from visavis.models.inference import (
     batches_by_length,
     consecutive_batches,
-    encode_batches,
     encode_items,
-    join_batches,
 )
 from visavis.training.supervision.base import Supervision, TrainingContext
 from visavis.training.supervision.candidate_scores import iter_candidate_scores
@@ -161,19 +159,17 @@ class OfflineNegativeSupervision(Supervision):
         matcher = self._context.matcher
         data = loader.data
         device = self._context.device
-        batches = consecutive_batches(len(data.images), ENCODING_BATCH_SIZE)
-        visual = join_batches(
-            encode_batches(
-                matcher, "visual", loader.read_images(batches, device), output_device=device
-            ),
-            batches,
-        )
-        text = encode_items(
+        images_of = consecutive_batches(len(data.images), ENCODING_BATCH_SIZE)
+        visual = encode_items(
             matcher,
-            "text",
-            loader.text.read,
-            batches_by_length(data.captions, ENCODING_BATCH_SIZE),
+            "visual",
+            loader.read_images(images_of, device),
+            images_of,
             output_device=device,
+        )
+        texts_of = batches_by_length(data.captions, ENCODING_BATCH_SIZE)
+        text = encode_items(
+            matcher, "text", map(loader.text.read, texts_of), texts_of, output_device=device
         )
         with evaluation_mode(matcher):
             text_images = torch.from_numpy(data.image_of).to(device)

@@ -1,0 +1,67 @@
+"""The loop that encodes batches with a model or a frozen encoder, in evaluation mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from visavis.core.encoded import Encoded
+
+
+@torch.inference_mode()
+def encode_batches(
+    module: nn.Module,
+    encode: Callable[[Encoded], Encoded],
+    inputs: Iterable[Encoded],
+    output_device: torch.device | str = "cpu",
+) -> Iterator[Encoded]:
+    """Encode batches in evaluation mode, on the device of a model or encoder.
+
+    All items that a model, a split, an index or a store of features encodes pass this loop.
+
+    Args:
+        module: The model or encoder.
+        encode: Its function.
+        inputs: Items of each batch. They are read while the results are consumed.
+        output_device: Device of the results.
+
+    Yields:
+        Encoded items of each batch. They leave the device batch by batch.
+    """
+    device = device_of(module)
+    with evaluation_mode(module):
+        for batch in inputs:
+            yield encode(batch.to(device)).to(output_device)
+
+
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Set a model or encoder to evaluation mode within a block.
+
+    Args:
+        module: The model or encoder.
+
+    Yields:
+        Nothing.
+    """
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(training)
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Return the device of the parameters of a model or encoder.
+
+    Args:
+        module: The model or encoder.
+
+    Returns:
+        The device.
+    """
+    return next(module.parameters()).device
