@@ -20,6 +20,7 @@ from visavis import cli
 from visavis.core import own_code
 from visavis.core.errors import RunError, SpecError
 from visavis.data.synthetic import write_synthetic_scenes
+from visavis.evaluation import rank_scores
 from visavis.losses.objective import Objective, Reduction
 from visavis.losses.pair_summaries import find_positive_pairs, log1p_exp
 from visavis.objectives import TripletHN
@@ -53,7 +54,7 @@ MRR = """
 from visavis.evaluation.metrics import Metric
 
 MRR = Metric(
-    name="mrr",
+    name="mrr_fraction",
     label="MRR",
     definition="mean reciprocal rank of the first correct {candidate} of a {query}",
     formula="mean(1 / rank)",
@@ -210,13 +211,20 @@ def test_own_code_leaves_the_import_path_as_it_was(lab, monkeypatch, source):
     assert sys.path == before
 
 
+def test_own_metric_does_not_replace_one_of_visavis(lab):
+    (lab / "mrr.py").write_text(MRR.replace("mrr_fraction", "r1"))
+    visavis.allow_code("mrr.py")
+    with pytest.raises(SpecError, match=r"^i2t_r1: expected a metric with a name of its own"):
+        rank_scores(torch.eye(2), range(2), range(2))
+
+
 def test_run_with_own_code_is_used_without_running_it(lab, scenes):
     trained = train(scenes, **{"evaluation.extra_metrics": ["mrr.py:MRR"]})
     assert trained.objective == "soft_hn.py:SoftHN(margin=0.1, reduction='sum')"
     keys = trained.test.extra_metrics
-    assert keys == ("i2t_mrr", "t2i_mrr")
+    assert keys == ("i2t_mrr_fraction", "t2i_mrr_fraction")
     ranks = torch.as_tensor(trained.test.image_ranks)
-    assert trained.test.metrics["i2t_mrr"] == pytest.approx((1 / ranks).mean().item())
+    assert trained.test.metrics["i2t_mrr_fraction"] == pytest.approx((1 / ranks).mean().item())
     record = json.loads((lab / "run" / "environment.json").read_text())
     assert sorted(record["code"]) == ["mrr.py", "soft_hn.py"]
     forget()
@@ -355,7 +363,7 @@ def test_own_objective_is_compared_and_trains_on_two_processes(lab, scenes):
     assert columns[-3:-1] == ["image to text MRR", "text to image MRR"]
     assert chance.endswith("| - | - |")
     assert "text to image MRR" in page
-    assert "compared,t2i_mrr" in (lab / "compared" / "table.csv").read_text().replace(
+    assert "compared,t2i_mrr_fraction" in (lab / "compared" / "table.csv").read_text().replace(
         "soft_hn.py:SoftHN()", "compared"
     )
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

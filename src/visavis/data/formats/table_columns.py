@@ -294,6 +294,10 @@ class TableColumns:
             raise DataError(f"{self.file}: expected a text, got {shorten(file)}")
         texts = list[str]()
         for column, value in zip(self.captions, captions, strict=True):
+            # Most values are one text. Two calls less save a fifth of the time of a row.
+            if isinstance(value, str) and not value.startswith(("[", "(", "{")):
+                texts.append(value)
+                continue
             found = cell_texts(value)
             if found is None:
                 raise DataError(f"{column}: expected texts, got {shorten(value)}")

@@ -237,6 +237,14 @@ AVERAGE_RECALL = Metric(
 COMBINED: tuple[Metric, ...] = (RSUM, AVERAGE_RECALL)
 """Metrics that combine both directions into one value."""
 
+BUILT_IN_KEYS = frozenset(
+    (
+        *(metric.key(direction) for direction in DIRECTION_ROLES for metric in RANKING),
+        *(metric.name for metric in COMBINED),
+    )
+)
+"""Keys of the metrics of ranks in results."""
+
 
 def _graded_metrics(
     suffix: str, tau: Tau, semantics: Semantics, candidates: str
@@ -328,9 +336,19 @@ def own_metrics() -> list[Metric]:
 
     Returns:
         The metrics under their keys in results. One of a single direction occurs for each.
+
+    Raises:
+        SpecError: If one has the key of a metric of visavis, which it would replace.
     """
     metrics = loaded_parts(Metric, "metrics")
-    return [one for metric in metrics if metric.input != "relevance" for one in metric.in_results()]
+    own = [one for metric in metrics if metric.input != "relevance" for one in metric.in_results()]
+    for metric in own:
+        if metric.name in BUILT_IN_KEYS:
+            raise SpecError(
+                f"{metric.name}: expected a metric with a name of its own, got the one of a metric "
+                "of visavis. Rename it."
+            )
+    return own
 
 
 def own_metric_keys(name: str) -> list[str]:
