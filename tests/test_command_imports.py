@@ -60,11 +60,11 @@ def imported(folder, *arguments):
 @pytest.mark.parametrize(
     ("arguments", "budget"),
     [
-        (["--help"], 23),
-        (["catalog", "objectives"], 44),
+        (["--help"], 27),
+        (["catalog", "objectives"], 47),
         (["data", "check", "scenes"], 64),
-        (SEARCH, 78),
-        (["mcp", "index"], 36),
+        (SEARCH, 84),
+        (["mcp", "index"], 40),
     ],
     ids=lambda value: value if isinstance(value, int) else value[0].strip("-"),
 )

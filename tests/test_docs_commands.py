@@ -58,6 +58,7 @@ NOT_RUN = {
         "visavis train maxsim-minilm*",
         "visavis index runs/maxsim *",
         "visavis search indexes/maxsim *",
+        "visavis indexes compress indexes/maxsim *",
         "visavis papers coherence runs/*",
         "visavis papers coherence one-level ladder *",
         "for seed in *",
@@ -87,6 +88,7 @@ NOT_RUN = {
     ],
     "votes of a user, with which tests/experiments/test_feedback.py runs these commands": [
         "visavis [!s]* --feedback votes.jsonl*",
+        "visavis indexes evaluate indexes/holidays *",
         "visavis * indexes/holidays-2*",
     ],
     "vectors of another program, or another store": [

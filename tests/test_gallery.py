@@ -416,7 +416,7 @@ def test_comparison_states_its_gallery(with_uncaptioned, tmp_path):
         out=tmp_path / "comparison",
     )
     protocol = "plain + 5 images without captions"
-    assert compared.table.conditions.protocol == protocol
+    assert compared.results.conditions.protocol == protocol
     assert compared.image_bootstrap.num_units == 8
     assert f"protocol {protocol}: 13 images" in (compared.folder / "report.html").read_text()
     for setting in compared.settings:

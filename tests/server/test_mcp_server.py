@@ -142,7 +142,13 @@ def summary(hits):
 
 
 def expected(index_folder, query="", **options):
-    """The results of ``visavis.search`` in the form of ``summary``."""
+    """The results of ``visavis.search`` in the form of ``summary``, with filters as the tool has
+    them.
+    """
+    names = ("path", "kind", "after", "before")
+    conditions = {name: options.pop(name) for name in names if name in options}
+    conditions |= options.pop("metadata", {})
+    options["filter"] = conditions
     found = visavis.search(index_folder, query, top=options.pop("limit", 10), **options)
     return [(hit["key"], hit["score"], hit["path"]) for hit in found.to_json()["hits"]]
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from visavis.core.errors import MissingExtra
 from visavis.core.table import Column, Table
-from visavis.core.table_html import format_html
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,6 +120,9 @@ def flat_record(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _notebook_html(table: Table) -> str:
     """A table with its title above and its notes below. Long tables are cut."""
+    # Only here, because the command line draws no HTML.
+    from visavis.core.table_html import format_html
+
     notes = [*table.notes]
     if len(table.rows) > MAX_HTML_ROWS:
         notes.append(f"{len(table.rows) - MAX_HTML_ROWS:,} more rows: to_pandas() has all.")

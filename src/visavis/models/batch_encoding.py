@@ -11,7 +11,8 @@ from torch import nn
 from visavis.core.encoded import Encoded
 
 
-@torch.inference_mode()
+# Not inference mode: no later graph can use its results, and a simulated device has no views in it.
+@torch.no_grad()
 def encode_batches(
     module: nn.Module,
     encode: Callable[[Encoded], Encoded],
