@@ -379,10 +379,10 @@ def list_split_tables(folder: Path) -> Listing:
 def _add_rows(listing: Listing, path: Path, file_split: str | None, read_rows: RowReader) -> None:
     folder = listing.source if os.path.isdir(listing.source) else path.parent
     table_name = _table_name(listing, path)
+    # As in the folders of images of Hugging Face `datasets`, files are relative to their table.
+    prefix = "" if path.parent == folder else f"{path.parent.name}/"
     for line, row in read_rows(read_list(path, folder), path, listing):
-        # As in the folders of images of Hugging Face `datasets`, files are relative to their table.
-        in_folder = row.name and path.parent != folder
-        name = f"{path.parent.name}/{row.name}" if in_folder else row.name
+        name = f"{prefix}{row.name}" if row.name else row.name
         listing.add_row(name, row.captions, row.split or file_split, f"{table_name}:{line}")
 
 
