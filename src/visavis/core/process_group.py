@@ -78,7 +78,7 @@ class ProcessGroup:
             yield
             return
         store = default_store()
-        self._num_turns = self._num_turns + 1
+        self._num_turns += 1
         key = f"visavis/turn-{self._num_turns}"
         # The method ``wait`` of the store prints a warning at each timeout.
         while not self.is_first and not store.check([key]):

@@ -490,7 +490,7 @@ class StreamLoader(Loader):
             assert isinstance(batch, StreamBatch)
             if batch.skipped and not skipped:
                 log.warning("Skipped: %s", batch.skipped[0])
-            skipped = skipped + len(batch.skipped)
+            skipped += len(batch.skipped)
             end = batch.index + 1
             yield batch
         if skipped and training:

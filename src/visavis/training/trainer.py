@@ -196,7 +196,7 @@ class Trainer:
                 self._checkpoint_or_stop()
             started = time.perf_counter()
         if stop == steps:
-            state.epoch = state.epoch + 1
+            state.epoch += 1
             state.batch = 0
         if self._validate() or state.epoch == self.phase.epochs:
             self._finish_phase()
@@ -262,11 +262,11 @@ class Trainer:
                 first_step = state.step - (batch.index - group_start)
                 state.gradients.append({"step": first_step, **norms})
         self.supervision.observe(batch, value)
-        state.step = state.step + 1
-        state.phase_step = state.phase_step + 1
-        state.pairs = state.pairs + len(batch.global_captions)
+        state.step += 1
+        state.phase_step += 1
+        state.pairs += len(batch.global_captions)
         state.loss_sum = state.loss_sum + value
-        state.loss_steps = state.loss_steps + 1
+        state.loss_steps += 1
 
     def _validate(self) -> bool:
         """Append a row to the log and save the best model. Returns whether patience ends the phase.

@@ -110,11 +110,11 @@ class TableLayout:
         delimiters = list(_DELIMITERS)
         while first and not first.strip():
             first = stream.readline()
-            num_lines = num_lines + 1
+            num_lines += 1
         if separator := _SEPARATOR_LINE.fullmatch(first):
             delimiters = [separator[1]]
             first = stream.readline()
-            num_lines = num_lines + 1
+            num_lines += 1
         if _R_HEADER.fullmatch(first):
             delimiters.append(" ")
         for delimiter in delimiters:

@@ -736,7 +736,7 @@ def _check_quotes(path: Path, layout: TableLayout, encoding: str) -> None:
     with storage.open_file(path) as file:
         while block := file.read(_SEARCHED_BYTES):
             # A sign with the letter after it may be in two blocks.
-            num_lines = num_lines + content[: -4 * width].count(b"\n")
+            num_lines += content[: -4 * width].count(b"\n")
             content = content[-4 * width :] + block
             for sign, (allowed, problem) in signs.items():
                 if sign.encode(codec) not in content:

@@ -261,11 +261,11 @@ def measure_speed(estimator: RelevanceEstimator, captions: Sequence[str]) -> tup
         start_time = time.perf_counter()
         prepared(rows, half + rows)
         seconds = time.perf_counter() - start_time
-        elapsed = elapsed + seconds
+        elapsed += seconds
         best = min(best, seconds / size**2)
         # Continue with pairs that are not in the cache yet, as long as there are enough.
         if start + 3 * size <= half:
-            start = start + size
+            start += size
             size = 2 * size
     return captions_per_s, 1e6 * best
 

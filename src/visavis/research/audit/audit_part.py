@@ -344,8 +344,8 @@ def fit_model(
                 value = train_step.backward(on_device, supervisor.targets, warmup)
                 train_step.step(lr_factor(phase.schedule, step, steps, epochs[number]))
                 supervisor.observe(on_device, value)
-                step = step + 1
-                done = done + 1
+                step += 1
+                done += 1
                 on_step(matcher, done, steps * sum(epochs))
     return matcher.eval()
 
