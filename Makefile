@@ -44,7 +44,7 @@ test-platforms: .venv/.dev
 # The order of additions differs between processors and numbers of threads. The variables restrict the instructions of torch, oneDNN,
 # MKL, OpenBLAS and NumPy: to those of processors with AVX2, and of older ones. Others of the same kind run by hand in the same way.
 NUMERIC := $(addprefix tests/,diagnostics experiments graded metrics models objectives pair_loss papers retrieval training \
-  $(patsubst %,test_%.py,blocking corrections encoded_batches ensembles evaluation golden scoring targets two_stages zero_shot))
+  $(patsubst %,test_%.py,blocking corrections ensembles evaluation golden ragged_items scoring targets two_stages zero_shot))
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell \
   NPY_DISABLE_CPU_FEATURES=X86_V4,AVX512_ICL,AVX512_SPR
 SSE := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 OPENBLAS_CORETYPE=Nehalem \

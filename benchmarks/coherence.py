@@ -29,7 +29,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from visavis.core.encoded import Encoded
-from visavis.data.dataset import Dataset, Image
+from visavis.data.dataset import Dataset
+from visavis.data.image_file import Image
 from visavis.evaluation.metrics import coherent_scores
 from visavis.papers.relevance import RelevanceEstimator, ranking_coherence
 from visavis.papers.relevance.base import CosineRelevance

@@ -17,8 +17,8 @@ from collections.abc import Callable
 import numpy as np
 
 from visavis.losses.corrections import CATALOG
-from visavis.retrieval.correction_builder import bank_scores
-from visavis.retrieval.index_correction import CorrectionSettings, IndexCorrection
+from visavis.retrieval.build.correction_builder import bank_scores
+from visavis.retrieval.calibrate.index_correction import CorrectionSettings, IndexCorrection
 from visavis.retrieval.items import NO_FILTER, IndexItem
 from visavis.retrieval.stores.catalog import open_store
 
@@ -57,10 +57,10 @@ def main() -> None:
 
     items, bank, queries = (vectors(count) for count in (options.items, options.bank, QUERIES))
     with tempfile.TemporaryDirectory() as folder:
-        store = open_store(f"{folder}/items.lance", options.dim)
+        store = open_store(folder, options.dim)
         names = [f"{number:08}.jpg" for number in range(options.items)]
         store.add([IndexItem(name, name, "image", name, 1, 1) for name in names], items)
-        keys = store.table()["key"].combine_chunks()
+        keys = store.table().keys()
         plain = milliseconds(lambda query: store.search(query, TOP), queries)
         print(f"without a correction: median {np.median(plain):.1f} ms, maximum {plain.max():.1f}")
         for kind in CATALOG:

@@ -21,7 +21,7 @@ from visavis.cli.console import print_tables
 from visavis.core.progress import NoProgress
 from visavis.data.words import tokenize
 from visavis.models.base import get_vectors
-from visavis.retrieval.compression import MEASURED_QUERIES, compare_encodings, noisy_queries
+from visavis.retrieval.build.compression import MEASURED_QUERIES, compare_encodings, noisy_queries
 from visavis.training.runs.open_run import open_run, read_run_recipe
 
 

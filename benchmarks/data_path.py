@@ -38,7 +38,6 @@ from PIL import Image
 
 import visavis
 from visavis.retrieval.open_index import open_index
-from visavis.retrieval.stores.arrow_tables import items_from_table
 
 KINDS = ("training", "workers", "index", "check", "features")
 
@@ -122,9 +121,7 @@ def compare_indexes(old: Path, new: Path, texts: list[str]) -> str:
     indexes = [open_index(folder) for folder in (old, new)]
     vectors = []
     for index in indexes:
-        rows = index.store.vectors(
-            sorted(item.key for item in items_from_table(index.store.table()))
-        )
+        rows = index.store.vectors(sorted(item.key for item in index.store.table().items()))
         assert isinstance(rows, np.ndarray)
         vectors.append(rows.astype(np.float64))
     cosines = (
@@ -138,9 +135,7 @@ def compare_indexes(old: Path, new: Path, texts: list[str]) -> str:
         @ vectors[0]
     }
     if texts:
-        queries["texts"] = np.stack(
-            [vector.numpy() for vector in indexes[0].encode_texts(texts)]
-        ).astype(np.float64)
+        queries["texts"] = np.stack(indexes[0].model.encode_texts(texts)).astype(np.float64)
     parts = [
         f"cosine min {cosines.min():.5f}, median {np.median(cosines):.5f}, same 10 best images"
     ]

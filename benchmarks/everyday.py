@@ -19,7 +19,6 @@ import json
 import os
 import resource
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -28,7 +27,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from urllib.request import urlopen
 
 import numpy as np
 import torch
@@ -43,21 +41,17 @@ from visavis.evaluation import evaluate
 from visavis.models.base import get_vectors
 from visavis.retrieval.stores.exact_search import ExactSearch, Int8Pass
 from visavis.training.recipes.files import read_recipe
-from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.trainer import Trainer
+from visavis.training.training_run import prepare_training
 
 IMPORT_TORCH = ("-c", "import torch")
-SERVE = "serve INDEX, until it answers"
-POLL_SECONDS = 0.05
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "search INDEX TEXT": ("search", "index", "a red circle"),
     "index, unchanged": ("index", "run", "scenes/images", "--out", "index"),
     "evaluate RUN": ("evaluate", "run"),
     "catalog objectives": ("catalog", "objectives"),
     "catalog recipes": ("catalog", "recipes"),
     "train --dry-run": ("train", "demo", "--data", "scenes", "--dry-run"),
-    SERVE: ("serve", "index", "--port"),
 }
 EVALUATIONS = (500, 1000, 5000)
 """Images, each with five captions."""
@@ -121,36 +115,13 @@ def prepare(folder: Path, num_train: int = 1000, num_test: int = 100) -> None:
 
 
 def processor_seconds(arguments: tuple[str, ...], folder: Path) -> float:
-    """Processor time of a Python process and its children. A server is ended when it answers."""
+    """Processor time of a Python process and its children."""
     # A process that cannot keep compiled code compiles all of it each time.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if "serve" in arguments:
-        serve_until_ready(arguments, folder)
-    else:
-        subprocess.run([sys.executable, *arguments], cwd=folder, check=True, capture_output=True)
+    subprocess.run([sys.executable, *arguments], cwd=folder, check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-def serve_until_ready(arguments: tuple[str, ...], folder: Path) -> None:
-    """Start a server at a free port, and end it when it answers."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    quiet = subprocess.DEVNULL
-    server = subprocess.Popen(
-        [sys.executable, *arguments, str(port)], cwd=folder, stdout=quiet, stderr=quiet
-    )
-    try:
-        while True:
-            with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/"):
-                return
-            if server.poll() is not None:
-                raise RuntimeError(f"visavis serve ended with code {server.returncode}")
-            time.sleep(POLL_SECONDS)
-    finally:
-        server.terminate()
-        server.wait()
 
 
 def time_command(name: str, folder: Path, rounds: int) -> str:

@@ -30,9 +30,9 @@ from visavis.models.encoders.preprocessing import blank_image
 from visavis.models.image_text.global_matchers import Heads
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
+from visavis.models.text_tower_export import TracedTextEncoder
 from visavis.training.export.traced_encoders import (
     TracedImageEncoder,
-    TracedTextEncoder,
     example_pixels,
     trace_encoders,
 )

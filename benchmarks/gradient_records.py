@@ -21,10 +21,10 @@ import torch
 from visavis.evaluation.statistics import t_interval
 from visavis.models.batch_encoding import device_of
 from visavis.training.recipes.files import read_recipe
-from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.recipes.settings import TrainingSettings
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.trainer import Trainer
+from visavis.training.training_run import prepare_training
 
 
 def measure(recipe: str, data: str | None, pairs: int) -> tuple[list[float], list[float]]:

@@ -118,8 +118,8 @@ def measure(folder: Path) -> dict[str, Any]:
     import torch
 
     from visavis.core.progress import NoProgress
-    from visavis.training.recipes.prepare_training import prepare_training
     from visavis.training.runs.record import RunRecord
+    from visavis.training.training_run import prepare_training
 
     torch.set_num_threads(2)
     imported = memory()

@@ -44,8 +44,8 @@ import visavis
 from visavis.core.progress import NoProgress
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.models.retriever import Retriever
-from visavis.retrieval import index_builder
-from visavis.retrieval.index_builder import build_index
+from visavis.retrieval.build import index_builder
+from visavis.retrieval.build.index_builder import build_index
 from visavis.retrieval.index_folder import open_index_store, read_manifest, write_manifest
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 from visavis.retrieval.open_index import open_index
@@ -130,6 +130,7 @@ def fill(folder: Path, root: Path, count: int, width: int) -> None:
             [item(root, number) for number in numbers],
             unit(random.standard_normal((len(numbers), width), np.float32)),
         )
+    store.prepare_search()
     write_manifest(folder, replace(manifest, digest=store.digest()))
     store.close()
 

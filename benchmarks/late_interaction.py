@@ -1,8 +1,7 @@
-"""Late interaction: two-stage search compared with exact MaxSim and with LanceDB's multi-vector
-index, over 100,000 items of 49 vectors.
+"""Late interaction: two-stage search compared with exact MaxSim, over 100,000 items of 49 vectors.
 
     VISAVIS_DATA=... python benchmarks/late_interaction.py [--run RUN] [--items 100000] [--dim 128]
-    [--queries 50] [--lance 10000]
+    [--queries 50]
 
 Items are the 49 regions of the photos of Flickr8k, repeated with noise of length 0.3 per vector.
 With ``--run``, a run of a MaxSim model, regions come from the model without ``region_grid``, and
@@ -13,8 +12,7 @@ components, and a query is 12 regions of a photo with noise.
     phases.0.epochs=1 seed=1 --out runs/maxsim
 
 Printed: bytes per item, recall@10 of exact MaxSim, and milliseconds of single queries, all in one
-process. ``--lance``: items of the comparison with LanceDB. 0: without it. ``--recall``: also the
-recall of other numbers of pooled vectors and candidates. ``--item-bytes 1000 2000``: only compressed
+process. ``--recall``: also the recall of other numbers of pooled vectors and candidates. ``--item-bytes 1000 2000``: only compressed
 vectors of these sizes, compared with exact search in float32. With ``--grid``, regions are averaged
 as by the model, and queries are captions of the test split. With 7,999 items, there are no copies.
 """
@@ -28,15 +26,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from visavis.core.encoded import MaxSimDirection
 from visavis.core.progress import NoProgress
+from visavis.core.ragged import MaxSimDirection
 from visavis.data.data_paths import data_folder
 from visavis.data.dataset_reader import open_dataset
 from visavis.models.base import get_vectors
@@ -44,13 +41,11 @@ from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.image_text.cross_attention import RegionWordMatcher
 from visavis.models.retriever import Retriever
-from visavis.retrieval.compression import choose_codec, noisy_set_queries
+from visavis.retrieval.build.compression import choose_codec, noisy_set_queries
 from visavis.retrieval.items import IndexItem
-from visavis.retrieval.stores import maxsim_search
 from visavis.retrieval.stores.base import MaxSimQuery, VectorSets
-from visavis.retrieval.stores.lancedb_store import SNAPSHOT_FOLDER, LanceStore
 from visavis.retrieval.stores.maxsim_search import MaxSimSearch, pool_vectors
-from visavis.retrieval.stores.table_snapshot import POOLED_FILE, VECTORS_FILE
+from visavis.retrieval.stores.sqlite_store import SqliteStore
 from visavis.training.runs.open_run import open_run, read_run_recipe
 
 TOP = 10
@@ -132,7 +127,7 @@ def as_sets(rows: np.ndarray) -> VectorSets:
     return VectorSets(rows.reshape(-1, rows.shape[-1]), np.arange(len(rows) + 1) * rows.shape[1])
 
 
-def fill(store: LanceStore, regions: np.ndarray, number: int) -> float:
+def fill(store: SqliteStore, regions: np.ndarray, number: int) -> float:
     """Add all items. Return the seconds."""
     started = time.perf_counter()
     for start, rows in noisy_batches(regions, number):
@@ -141,7 +136,6 @@ def fill(store: LanceStore, regions: np.ndarray, number: int) -> float:
             for row in range(start, start + len(rows))
         ]
         store.add(items, as_sets(rows))
-    store.optimize(timedelta(seconds=1))
     return time.perf_counter() - started
 
 
@@ -183,7 +177,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def two_stages(
-    store: LanceStore, queries: list[MaxSimQuery], direction: MaxSimDirection, with_recall: bool
+    store: SqliteStore, queries: list[MaxSimQuery], direction: MaxSimDirection, with_recall: bool
 ) -> None:
     """Recall and time of the store's search, and the time of exact search, in turn."""
     sets = store.all_vectors()
@@ -282,50 +276,6 @@ def all_scores(
     return joined
 
 
-def lance_index(
-    options: argparse.Namespace, regions: np.ndarray, queries: list[MaxSimQuery], folder: Path
-) -> None:
-    """Recall and time of LanceDB's multi-vector index, whose score is "t2i"."""
-    from lancedb.index import IvfPq
-
-    store = LanceStore(folder / "lance", options.dim, late_interaction="t2i")
-    fill(store, regions, options.lance)
-    sets = store.all_vectors()
-    assert isinstance(sets, VectorSets)
-    true = [items.tolist() for items in MaxSimSearch(sets, "t2i").search(queries, TOP)[1]]
-    started = time.perf_counter()
-    store._table.create_index(
-        "vector", config=IvfPq(distance_type="cosine", num_sub_vectors=options.dim // 8)
-    )
-    print_now(
-        f"LanceDB, {options.lance:,} items: IVF_PQ built in {time.perf_counter() - started:.0f} s"
-    )
-    _, milliseconds = timed(lambda query: store.search([query], TOP), queries)
-    print_now(f"LanceDB, {options.lance:,} items: our search, {describe(milliseconds)}")
-    for probes, refine in ((20, None), (20, 10), (100, 10), (100, 50)):
-
-        def search(
-            query: MaxSimQuery, probes: int = probes, refine: int | None = refine
-        ) -> list[int]:
-            request = (
-                store._table.search(query.parts[0], vector_column_name="vector")
-                .distance_type("cosine")
-                .limit(TOP)
-                .nprobes(probes)
-            )
-            request = request if refine is None else request.refine_factor(refine)
-            return [
-                int(key)
-                for key in request.select(["key", "_distance"]).to_arrow()["key"].to_pylist()
-            ]
-
-        items, milliseconds = timed(search, queries)
-        print_now(
-            f"LanceDB, {probes} probes, refine {refine}: recall@{TOP} {recall(items, true):.1f} %, "
-            f"{describe(milliseconds)}"
-        )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", type=Path)
@@ -339,7 +289,6 @@ def main() -> None:
         ("items", 100_000),
         ("dim", 128),
         ("queries", 50),
-        ("lance", 10_000),
         ("threads", 2),
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -364,23 +313,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as temporary:
         if options.items:
             folder = Path(temporary) / "store"
-            store = LanceStore(folder, options.dim, index_id=INDEX_ID, late_interaction=direction)
+            store = SqliteStore(folder, options.dim, index_id=INDEX_ID, late_interaction=direction)
             seconds = fill(store, regions, options.items)
             started = time.perf_counter()
-            store.snapshot()
-            [snapshot] = filter(Path.is_dir, (folder / SNAPSHOT_FOLDER).iterdir())
+            store.prepare_search()
             print_now(
                 f"{options.items:,} items of {regions.shape[1]} x {options.dim}, "
                 f"{np.mean([len(query.parts[0]) for query in queries]):.1f} vectors "
-                f"per query: written in {seconds:.0f} s, snapshot made in "
+                f"per query: written in {seconds:.0f} s, pooled in "
                 f"{time.perf_counter() - started:.0f} s"
             )
             sizes = {
-                "vectors": (snapshot / VECTORS_FILE).stat().st_size,
-                "pooled": (snapshot / POOLED_FILE).stat().st_size
-                if options.items >= maxsim_search.MIN_ITEMS
-                else 0,
-                "snapshot": folder_bytes(snapshot),
+                "vectors": (folder / "vectors" / "1.npy").stat().st_size,
+                "pooled": sum(map(folder_bytes, folder.glob("vectors/*.coarse-*"))),
+                "items": (folder / "index.db").stat().st_size,
                 "store on disk": folder_bytes(folder),
             }
             print_now(
@@ -393,8 +339,6 @@ def main() -> None:
                 store._snapshot = None
                 two_stages(store, queries, search_direction, options.recall)
             store.close()
-        if options.lance:
-            lance_index(options, regions, queries, Path(temporary))
 
 
 if __name__ == "__main__":

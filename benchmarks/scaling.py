@@ -49,9 +49,9 @@ from visavis.losses.pair_loss.batch_items import encode_in_chunks
 from visavis.objectives import VLC
 from visavis.training.optimizer import make_optimizer
 from visavis.training.recipes.files import read_recipe
-from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.trainer import Trainer
+from visavis.training.training_run import prepare_training
 
 DIMENSIONS, BYTES = 512, 4
 PRODUCTS = 4

@@ -1,18 +1,18 @@
-"""Search: exact search compared with faiss and with Lance's flat scan, and approximate indexes of
-LanceDB and Milvus compared with exact search.
+"""Search: exact search compared with faiss, and an approximate index of Milvus Lite compared with
+exact search.
 
-    python benchmarks/search.py [--rows 1000000] [--flat 300000] [--near 200000] [--milvus 200000]
-    [--filtered 100000] [--width 512] [--threads 2] [--repeats 5]
+    python benchmarks/search.py [--rows 1000000] [--milvus 200000] [--filtered 100000]
+    [--width 512] [--repeats 5]
 
-Times are the minimum of the repeats, all in one process and in turn.
+Times are the minimum of the repeats, all in one process and in turn. OMP_NUM_THREADS sets the
+threads of each.
 
 ``--rows``: exact top 10 of random unit vectors, with a batch of 64 queries and with one, compared
 with faiss' IndexFlatIP and with a sum over the same array. The top 10 is compared with one in
-float64. ``--flat``: one query in LanceDB, by its flat scan and by ours. ``--near``: sentence
-embeddings of Flickr8k's captions, repeated with noise of length 0.3. Queries are captions with such
-noise. ``--milvus``: the same with Milvus Lite. ``--filtered``: single queries with filters that a
-share of the items passes, compared with LanceDB's prefilter and faiss' IDSelectorBitmap in the same
-random vectors. 0 leaves a part out.
+float64. ``--milvus``: sentence embeddings of Flickr8k's captions in Milvus Lite, repeated with noise
+of length 0.3. Queries are captions with such noise. ``--filtered``: single queries with filters that
+a share of the items passes, compared with faiss' IDSelectorBitmap in the same random vectors. 0
+leaves a part out.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from visavis.data.data_paths import data_folder
 from visavis.data.dataset_reader import open_dataset
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features
-from visavis.retrieval.compression import TARGET_RECALL
-from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
-from visavis.retrieval.stores.arrow_tables import matching_rows
+from visavis.retrieval.build.compression import TARGET_RECALL
+from visavis.retrieval.items import CHECKSUM, NO_FILTER, IndexItem, ItemFilter, ItemKind
 from visavis.retrieval.stores.base import MAX_NORM, Neighbor
 from visavis.retrieval.stores.exact_search import (
     ExactSearch,
     Int8Pass,
     exact_scores,
     is_int8_faster,
+    max_threads,
     open_int8_codes,
     write_int8_codes,
 )
-from visavis.retrieval.stores.lancedb_store import LanceStore
+from visavis.retrieval.stores.item_snapshot import ItemSnapshot, SearchedRows
+from visavis.retrieval.stores.item_table import ItemTable
 from visavis.retrieval.stores.milvus_store import TIE_MARGIN, MilvusStore
-from visavis.retrieval.stores.table_snapshot import SnapshotPart
 
 BATCH = 64
 TOP = 10
 NOISE = 0.3
-FILTERED_QUERIES, LANCE_QUERIES = 10, 2
+FILTERED_QUERIES = 10
 """Queries for each filter."""
 
 
@@ -84,7 +84,7 @@ def exact(options: argparse.Namespace, folder: Path) -> None:
     """Exact search compared with faiss."""
     import faiss
 
-    faiss.omp_set_num_threads(options.threads)
+    faiss.omp_set_num_threads(max_threads())
     rows = random_rows(options.rows, options.width)
     queries = random_rows(BATCH, options.width, 1)
     row_tensor = torch.from_numpy(rows)
@@ -133,95 +133,52 @@ def exact(options: argparse.Namespace, folder: Path) -> None:
             )
 
 
-def items(number: int) -> list[IndexItem]:
-    return [IndexItem(f"{row:08d}", f"{row:08d}.jpg", "image", "", 0, row) for row in range(number)]
-
-
-def flat_scan(options: argparse.Namespace, folder: Path) -> None:
-    """Single queries in the same table."""
-    rows = random_rows(options.flat, options.width)
-    query = random_rows(1, options.width, 1)
-    store = LanceStore(folder / "flat", options.width)
-    store.add(items(options.flat), rows)
-    started = time.perf_counter()
-    store.search(query, TOP)
-    print_now(
-        f"mirror of {options.flat:,} x {options.width} made in {time.perf_counter() - started:.1f} "
-        "s"
-    )
-
-    def lance() -> object:
-        request = (
-            store._table.search(query[0], vector_column_name="vector")
-            .distance_type("dot")
-            .bypass_vector_index()
-        )
-        return request.select(["key", "_distance"]).limit(TOP).to_arrow()
-
-    seconds = minimum_times(
-        {"lance": lance, "ours": lambda: store.search(query, TOP)}, options.repeats
-    )
-    times = (
-        f"Lance's flat scan {1000 * seconds['lance']:.1f} ms, ours {1000 * seconds['ours']:.1f} ms"
-    )
-    print_now(
-        f"{options.flat:,} x {options.width}, 1 query: {times}: "
-        f"{seconds['lance'] / seconds['ours']:.1f} times as fast"
-    )
-    store.close()
-
-
-def filtered(options: argparse.Namespace, folder: Path) -> None:
+def filtered(options: argparse.Namespace) -> None:
     """Recall and time of filtered searches. The items that pass are spread over all rows."""
     import faiss
-    import lancedb
-    import pyarrow as pa
 
-    faiss.omp_set_num_threads(options.threads)
+    faiss.omp_set_num_threads(max_threads())
     # Python wrappers replace constructors at run time, which stubs do not describe.
     untyped_faiss: Any = faiss
     number = options.filtered
     rows = random_rows(number, options.width)
     queries = random_rows(FILTERED_QUERIES, options.width, 1)
     paths = [f"{row % 1000:03d}/{row:08d}.jpg" for row in range(number)]
-    kinds = ["image", "video"] * (number // 2)
-    table = pa.table({"key": paths, "path": paths, "kind": kinds})
+    kinds: list[ItemKind] = ["image", "video"] * (number // 2)
+    table = ItemTable.in_memory(
+        IndexItem(path, path, kind, "", 0, 0).to_row() | {CHECKSUM: 0}
+        for path, kind in zip(paths, kinds, strict=True)
+    )
+    # The items are in the order of keys.
+    rows = rows[np.argsort(paths)]
     search = ExactSearch(rows, coarse=Int8Pass.from_vectors(rows), max_norm=MAX_NORM)
-    part = SnapshotPart(table, rows, search)
+    snapshot = ItemSnapshot("benchmark", "", table, rows, [SearchedRows(0, search)])
     flat = faiss.IndexFlatIP(options.width)
     flat.add(rows)
-    vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), options.width)
-    lance: Any = lancedb.connect(folder).create_table(
-        "items", table.append_column("vector", vectors)
-    )
 
     chunks = np.array_split(np.arange(number), 100)
     wide = queries.astype(np.float64).T
     scores = np.concatenate([rows[chunk].astype(np.float64) @ wide for chunk in chunks])
-    for where, expression in (
-        (NO_FILTER, ""),
-        (ItemFilter(path="000/*"), "path LIKE '000/%'"),
-        (ItemFilter(path="00*"), "path LIKE '00%'"),
-        (ItemFilter(path="0*"), "path LIKE '0%'"),
-        (ItemFilter(kind="image"), "kind = 'image'"),
-        (ItemFilter(path="*.jpg"), "path LIKE '%.jpg'"),
+    for where in (
+        NO_FILTER,
+        ItemFilter(path="000/*"),
+        ItemFilter(path="00*"),
+        ItemFilter(path="0*"),
+        ItemFilter(kind="image"),
+        ItemFilter(path="*.jpg"),
     ):
-        mask = matching_rows(table, where)
+        mask = np.zeros(number, bool)
+        mask[table.matching_rows(where)] = True
         selector = untyped_faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
         parameters = untyped_faiss.SearchParameters(sel=selector) if where else None
         allowed = np.flatnonzero(mask)
 
         def ours(query: np.ndarray, where: ItemFilter = where) -> np.ndarray:
-            return search.search(query[None], TOP, part.mask(where))[1][0]
+            return search.search(query[None], TOP, snapshot._mask(where))[1][0]
 
         def ours_new(query: np.ndarray) -> np.ndarray:
-            part._masks = {}
+            snapshot._masks = {}
             return ours(query)
-
-        def lance_search(query: np.ndarray, expression: str = expression) -> object:
-            request = lance.search(query).distance_type("dot").bypass_vector_index().limit(TOP)
-            request = request.where(expression, prefilter=True) if expression else request
-            return request.select(["key", "_distance"]).to_arrow()
 
         def faiss_search(query: np.ndarray, parameters: Any = parameters) -> object:
             return flat.search(query[None], TOP, params=parameters)
@@ -229,15 +186,12 @@ def filtered(options: argparse.Namespace, folder: Path) -> None:
         work: dict[str, Callable[[np.ndarray], Any]] = {
             "ours": ours,
             "new filter": ours_new,
-            "LanceDB": lance_search,
             "faiss": faiss_search,
         }
         seconds = {name: list[float]() for name in work}
         found = 0
         for number_of_query, query in enumerate(queries):
             for name, run in work.items():
-                if name == "LanceDB" and len(seconds[name]) == LANCE_QUERIES:
-                    continue
                 started = time.perf_counter()
                 result = run(query)
                 seconds[name].append(time.perf_counter() - started)
@@ -285,31 +239,6 @@ def rank(query: np.ndarray, keys: list[str], vectors: np.ndarray) -> list[Neighb
     return sorted(neighbors, key=lambda neighbor: (-neighbor.score, neighbor.key))
 
 
-def lance_search(store: LanceStore, query: np.ndarray, probes: int) -> list[Neighbor]:
-    """Approximate search in ``probes`` partitions, with 4 candidates per result that are scored
-    again.
-    """
-    request = (
-        store._table.search(query, vector_column_name="vector").distance_type("dot").limit(TOP)
-    )
-    rows = (
-        request.nprobes(probes).refine_factor(4).select(["key", "vector", "_distance"]).to_arrow()
-    )
-    vectors = rows["vector"].combine_chunks().flatten().to_numpy().reshape(-1, store.embedding_dim)
-    return rank(query, rows["key"].to_pylist(), vectors)
-
-
-def build_lance_index(store: LanceStore, number: int) -> tuple[str, int]:
-    """Type of the index and number of its partitions."""
-    from lancedb.index import IvfRq
-
-    partitions = max(1, round(number**0.5 / 2))
-    store._table.create_index(
-        "vector", config=IvfRq(distance_type="dot", num_partitions=partitions), replace=True
-    )
-    return "IVF_RQ", partitions
-
-
 def milvus_search(store: MilvusStore, query: np.ndarray, candidates: int) -> list[Neighbor]:
     """Approximate search with at least ``candidates`` candidates. As many results are fetched as in
     an exact search.
@@ -329,8 +258,8 @@ def milvus_search(store: MilvusStore, query: np.ndarray, candidates: int) -> lis
     )[:TOP]
 
 
-def build_milvus_index(store: MilvusStore, _: int) -> tuple[str, int]:
-    """Type of the index and maximum number of candidates."""
+def build_milvus_index(store: MilvusStore) -> int:
+    """Build an index of type HNSW. Returns the maximum number of candidates."""
     client = store._client
     collection = store.collection
     client.flush(collection)  # Milvus does not index vectors outside sealed segments.
@@ -342,110 +271,74 @@ def build_milvus_index(store: MilvusStore, _: int) -> tuple[str, int]:
     client.drop_index(collection, "vector")
     client.create_index(collection, index)
     client.load_collection(collection)
-    return "HNSW", 4096
+    return 4096
 
 
-def fewest_probes(measure: Callable[[int], float], max_probes: int) -> tuple[int, float]:
-    """The first of 8, 16, 32, ... probes that reaches the target recall, and its recall."""
-    probes = min(8, max_probes)
-    while (recall := measure(probes)) < TARGET_RECALL and probes < max_probes:
-        probes = min(2 * probes, max_probes)
-    return probes, recall
+def fewest_candidates(measure: Callable[[int], float], maximum: int) -> tuple[int, float]:
+    """The first of 8, 16, 32, ... candidates that reaches the target recall, and its recall."""
+    candidates = min(8, maximum)
+    while (recall := measure(candidates)) < TARGET_RECALL and candidates < maximum:
+        candidates = min(2 * candidates, maximum)
+    return candidates, recall
 
 
 def near(options: argparse.Namespace, folder: Path) -> None:
-    """Approximate indexes compared with exact search."""
-    for engine, number in (("LanceDB", options.near), ("Milvus Lite", options.milvus)):
-        if not number:
-            continue
-        rows, queries = captions(number)
-        width = rows.shape[1]
-        store: Any = (
-            LanceStore(folder / "near", width)
-            if engine == "LanceDB"
-            else MilvusStore(folder / "near.db", embedding_dim=width)
+    """An approximate index compared with exact search."""
+    number = options.milvus
+    rows, queries = captions(number)
+    store = MilvusStore(folder / "near.db", embedding_dim=rows.shape[1])
+    for chunk in np.array_split(np.arange(number), max(number // 20_000, 1)):
+        store.add(
+            [IndexItem(f"{row:08d}", f"{row:08d}.jpg", "image", "", 0, int(row)) for row in chunk],
+            rows[chunk],
         )
-        search: Any = lance_search if engine == "LanceDB" else milvus_search
-        for chunk in np.array_split(np.arange(number), max(number // 20_000, 1)):
-            store.add(
+    scores = ExactSearch(rows).search(queries, TOP)[0]
+    started = time.perf_counter()
+    max_candidates = build_milvus_index(store)
+
+    def recall(candidates: int) -> float:
+        """The share of the true top 10. A result with the score of the last true one counts."""
+        results = [milvus_search(store, query, candidates) for query in queries]
+        return float(
+            np.mean(
                 [
-                    IndexItem(f"{row:08d}", f"{row:08d}.jpg", "image", "", 0, int(row))
-                    for row in chunk
-                ],
-                rows[chunk],
+                    sum(near.score >= true[-1] for near in neighbors) / TOP
+                    for neighbors, true in zip(results, scores, strict=True)
+                ]
             )
-        scores = ExactSearch(rows).search(queries, TOP)[0]
-        started = time.perf_counter()
-        kind, max_probes = (build_lance_index if engine == "LanceDB" else build_milvus_index)(
-            store, number
         )
 
-        def recall(
-            probes: int,
-            store: Any = store,
-            search: Any = search,
-            queries: np.ndarray = queries,
-            scores: np.ndarray = scores,
-        ) -> float:
-            """The share of the true top 10. A result with the score of the last true one counts."""
-            results = [search(store, query, probes) for query in queries]
-            return float(
-                np.mean(
-                    [
-                        sum(near.score >= true[-1] for near in neighbors) / TOP
-                        for neighbors, true in zip(results, scores, strict=True)
-                    ]
-                )
-            )
-
-        probes, recall_at_top = fewest_probes(recall, max_probes)
-        built = f"{kind} over {number:,} items: recall of the true top {TOP} is {100 * recall_at_top:.1f} % ({len(queries)} queries)"
-        print_now(
-            f"{engine}, {number:,} x {width}: {built}, built and measured in "
-            f"{time.perf_counter() - started:.0f} s, {probes} probes"
-        )
-        searches: dict[str, Callable[[], object]] = {
-            "ann": lambda store=store, search=search, queries=queries, probes=probes: [
-                search(store, query, probes) for query in queries
-            ]
-        }
-        if engine == "LanceDB":
-            searches["exact"] = lambda store=store, queries=queries: [
-                store.search(query[None], TOP) for query in queries
-            ]
-            assert [
-                [near.score for near in neighbors] for neighbors in store.search(queries, TOP)
-            ] == scores.tolist()
-        for name, seconds in minimum_times(searches, 1).items():
-            print_now(
-                f"{engine}, {name}: {len(queries) / seconds:.0f} queries per second, in sequence"
-            )
-        store.close()
+    candidates, recall_at_top = fewest_candidates(recall, max_candidates)
+    print_now(
+        f"Milvus Lite, {number:,} x {rows.shape[1]}: HNSW: recall of the true top {TOP} is "
+        f"{100 * recall_at_top:.1f} % ({len(queries)} queries), built and measured in "
+        f"{time.perf_counter() - started:.0f} s, {candidates} candidates"
+    )
+    [seconds] = minimum_times(
+        {"search": lambda: [milvus_search(store, query, candidates) for query in queries]}, 1
+    ).values()
+    print_now(f"Milvus Lite: {len(queries) / seconds:.0f} queries per second, in sequence")
+    store.close()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     for name, default in (
         ("rows", 1_000_000),
-        ("flat", 300_000),
-        ("near", 200_000),
         ("milvus", 200_000),
         ("filtered", 100_000),
         ("width", 512),
-        ("threads", 2),
         ("repeats", 5),
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(max_threads())
     with tempfile.TemporaryDirectory() as folder:
         if options.rows:
             exact(options, Path(folder))
-        if options.flat:
-            flat_scan(options, Path(folder))
         if options.filtered:
-            filtered(options, Path(folder) / "filtered")
-        if options.near or options.milvus:
+            filtered(options)
+        if options.milvus:
             near(options, Path(folder))
 
 

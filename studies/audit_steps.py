@@ -46,7 +46,7 @@ def main() -> None:
             audit = visavis.data_audit(
                 options.data,
                 recipe="photos/frozen-minilm",
-                overrides={**settings, "data.noise_ratio": noise},
+                overrides={**settings, "data.noise": f"ShuffledCaptions(share={noise})"},
                 parts=[part],
             )
             seconds = time.process_time() - started

@@ -20,11 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from visavis.core.errors import VisavisError
-from visavis.retrieval.search import CALIBRATED_RESULTS, Calibration, fit_calibration
+from visavis.retrieval.calibrate.calibration import (
+    CALIBRATED_RESULTS,
+    Calibration,
+    fit_calibration,
+    standardize_by,
+)
 from visavis.training.runs.open_run import read_run_recipe
 from visavis.training.runs.run_splits import RunSplits
 
@@ -50,16 +53,18 @@ class Reliability:
 
 
 def reliability(
-    calibration: Calibration, scores: Tensor, relevant: Tensor, bins: int = 10
+    calibration: Calibration, scores: np.ndarray, relevant: np.ndarray, bins: int = 10
 ) -> Reliability:
-    """Measure a calibration over the first ten results of each query, in bins of equal size. Both
-    tensors are ``[Q, candidates]``.
+    """Measure a calibration over the first ten results of each query, in bins of equal size. Scores
+    are standardized. Both arrays are ``[Q, candidates]``.
     """
-    top_scores, top_results = scores.topk(min(CALIBRATED_RESULTS, scores.shape[1]), dim=1)
+    top_results = np.argsort(-scores, axis=1, kind="stable")[:, :CALIBRATED_RESULTS]
     predicted = np.interp(
-        top_scores.flatten().double().numpy(), calibration.scores, calibration.probabilities
+        np.take_along_axis(scores, top_results, 1).ravel(),
+        calibration.scores,
+        calibration.probabilities,
     )
-    outcome = relevant.gather(1, top_results).flatten().double().numpy()
+    outcome = np.take_along_axis(relevant, top_results, 1).ravel().astype(np.float64)
     parts = [
         part for part in np.array_split(np.argsort(predicted, kind="stable"), bins) if len(part)
     ]
@@ -73,15 +78,17 @@ def reliability(
     return Reliability(by_bin, error, 1 - brier / base_brier if base_brier else 0.0, base_rate)
 
 
-def remove_images(scores: Tensor, relevant: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
+def remove_images(
+    scores: np.ndarray, relevant: np.ndarray, count: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     """The best scores of all other queries, and of the queries whose images were removed from the
     collection.
     """
-    queries = torch.randperm(len(scores), generator=torch.Generator().manual_seed(seed))[:count]
+    queries = np.random.default_rng(seed).permutation(len(scores))[:count]
     remaining = ~relevant[queries].any(0)
-    without_image = scores[queries][:, remaining].amax(1)
+    without_image = scores[queries][:, remaining].max(1)
     has_answer = relevant[:, remaining].any(1)
-    return scores[has_answer][:, remaining].amax(1), without_image
+    return scores[has_answer][:, remaining].max(1), without_image
 
 
 def main() -> None:
@@ -93,8 +100,10 @@ def main() -> None:
     options = parser.parse_args()
     evaluation = read_run_recipe(options.run).evaluation
     splits = RunSplits(options.run)
-    calibration = fit_calibration(*splits.scores(evaluation.validation))
+    captions = splits.captions(evaluation.validation)
+    calibration = fit_calibration(captions, *splits.scores(evaluation.validation))
     scores, relevant = splits.scores(evaluation.test)
+    scores = standardize_by(scores, scores)
     result = reliability(calibration, scores, relevant)
     print("| predicted | relevant | results |\n|---|---|---|")
     for predicted, share, count in result.bins:
@@ -110,7 +119,7 @@ def main() -> None:
         for draw in range(options.draws)
     ]
     false_alarms, detected = (
-        [(best < calibration.min_score).double().mean().item() for best in side]
+        [float((best < calibration.min_score).mean()) for best in side]
         for side in zip(*draws, strict=True)
     )
     print(
@@ -120,7 +129,7 @@ def main() -> None:
     print("\n| false alarms on test | detected |\n|---|---|")
     for rate in (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5):
         shares = [
-            (without_image < torch.quantile(with_image.double(), rate)).double().mean().item()
+            float((without_image < np.quantile(with_image, rate)).mean())
             for with_image, without_image in draws
         ]
         print(f"| {100 * rate:.0f} % | {spread(shares)} |")

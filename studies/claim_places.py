@@ -1,4 +1,5 @@
-"""Whether each claim has a place, a measure and limits, and whether its place exists.
+"""Whether each claim has a statement in our words, a place, a measure and limits, and whether its
+place exists.
 
 The texts of the papers are not part of this project. Without them, only the form is checked.
 """
@@ -30,6 +31,8 @@ LOCATORS = {
     "row": r"(?<![\d.]){}(?![\d.])",
 }
 """Numbered parts of a paper, and the expression that finds a number of each in its text."""
+COPIED_WORDS = 9
+"""Number of consecutive words that count as a copy. Names of methods and terms have up to 8."""
 NUMBER = r"\d+(?:\.\d+)*"
 LOCATED = re.compile(
     rf"\b({'|'.join(LOCATORS)})s?\.? ({NUMBER}(?:(?:, | and | to ){NUMBER})*)", re.IGNORECASE
@@ -78,9 +81,19 @@ def place_faults(claim: Mapping[str, Any], texts: Path | None) -> Iterator[str]:
     flat = " ".join(text.split())
     yield from missing_numbers(located, text)
     yield from (f"{words!r} is not in the paper" for words in quoted if words not in flat)
+    if copied := copied_words(claim["statement"], flat):
+        yield f"{copied!r} is in words of the paper. State the claim in other words"
     for figure in re.findall(r"\d+\.\d+", claim["published"]):
         if not re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", flat):
             yield f"{figure} is not in the paper"
+
+
+def copied_words(statement: str, text: str) -> str:
+    """The first words of a statement that its paper has in the same order, or nothing."""
+    ours, printed = (re.findall(r"\w+", words.lower()) for words in (statement, text))
+    spaced = f" {' '.join(printed)} "
+    parts = (" ".join(ours[i : i + COPIED_WORDS]) for i in range(len(ours) - COPIED_WORDS + 1))
+    return next((part for part in parts if f" {part} " in spaced), "")
 
 
 def located_numbers(place: str) -> list[tuple[str, str]]:

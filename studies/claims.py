@@ -7,8 +7,11 @@ place of one paper, what is measured in its place, and what the measure leaves o
 test and its runs. Differences are paired by seed, with a 95 % interval by Student's t. If a claim
 makes several comparisons at once, they are corrected by Holm. A claim *holds* if the whole interval
 is on its side, *does not hold* if the whole interval is on the other side, and is *undecided*
-otherwise. A second verdict is corrected for all claims by Holm's method. ``--check`` reports
-whether the page matches the numbers.
+otherwise.
+
+Two more verdicts are corrected for all claims: by Holm's method for the probability of any wrong
+verdict, and by Benjamini and Hochberg for the share of wrong ones among the decided. ``--check``
+reports whether the page matches the numbers.
 """
 
 from __future__ import annotations
@@ -20,11 +23,21 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from claim_places import OURS, REQUIRED
+from claim_power import power_section
+from scipy.stats import false_discovery_control
 from study import EVIDENCE, PLAN, read_evidence
-from verdicts import TESTS, VERDICTS, ClaimResult, Missing, Verdict, measured
+from verdicts import (
+    TESTS,
+    VERDICTS,
+    ClaimResult,
+    Missing,
+    Verdict,
+    measured,
+)
 
 from visavis.evaluation.statistics import SIGNIFICANCE_LEVEL, holm
 from visavis.research.reports.html_report import LIGHT_THEME, figure_to_png, new_figure, style_axes
@@ -33,6 +46,8 @@ DOCS = EVIDENCE.parents[1]
 CLAIMS = EVIDENCE.parent / "claims.toml"
 PAGE = DOCS / "papers" / "claims.md"
 FIGURE = DOCS / "images" / "claims.png"
+COLUMNS = ("each claim alone", "corrected for all claims", "false discovery rate 5 %")
+"""Columns of the verdicts of a claim."""
 PAPERS = {
     "U": "Unified Loss of Pair Similarity Optimization for Vision-Language Retrieval (Li et al., 2022)",
     "L": "Ladder Loss for Coherent Visual-Semantic Embedding (Zhou et al., 2020)",
@@ -48,16 +63,17 @@ def page() -> str:
     rows = results()
     lines = [INTRODUCTION.format(**_run_totals(), **_tally(rows)), ""]
     for letter, title in PAPERS.items():
-        section = [row for row in rows if row[0]["name"].startswith(letter)]
+        section = [row for row in rows if row.claim["name"].startswith(letter)]
         label = "Expectation" if letter == "O" else "Paper"
         lines += [f"## {title}", "", *_summary(section), ""]
-        for claim, result, adjusted in section:
+        for row in section:
+            claim = row.claim
             lines += [f"### {claim['name']}: {claim['statement']}", ""]
             lines += [
                 f"- **{label}.** {_place(claim)}: {claim['published']}.",
                 f"- **Measure.** {_capital(claim['measure'])}.",
-                f"- **Study.** {result.summary}",
-                f"- **Verdict.** {_verdict(result, adjusted)}: {claim['limits']}.",
+                f"- **Study.** {row.result.summary}",
+                f"- **Verdict.** {_verdict(row)}: {claim['limits']}.",
                 "",
             ]
         if letter == "C":
@@ -65,7 +81,7 @@ def page() -> str:
                 f"![Recall against contributing samples, by objective](../images/{FIGURE.name})",
                 "",
             ]
-    return "\n".join([*lines, *tables()]).rstrip() + "\n"
+    return "\n".join([*lines, *power_section(rows), "", *tables()]).rstrip() + "\n"
 
 
 def _place(claim: Mapping[str, Any]) -> str:
@@ -77,54 +93,80 @@ def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-Row = tuple[Any, ClaimResult, float]
-"""A claim, its result, and its p-value after the correction for all claims."""
+@dataclass(frozen=True)
+class Row:
+    """A claim with its result.
+
+    Attributes:
+        claim: The entry of ``claims.toml``.
+        result: Its result, not corrected for other claims.
+        any_wrong_p: p-value after Holm's correction for all claims, which bounds the probability of
+            any wrong verdict.
+        wrong_share_p: p-value after the correction of Benjamini and Hochberg, which bounds the
+            share of wrong verdicts.
+    """
+
+    claim: Mapping[str, Any]
+    result: ClaimResult
+    any_wrong_p: float = 1.0
+    wrong_share_p: float = 1.0
+
+    def verdict(self, adjusted_p: float) -> Verdict:
+        """The verdict at a corrected p-value."""
+        decided = self.result.verdict == "not run" or adjusted_p <= SIGNIFICANCE_LEVEL
+        return self.result.verdict if decided else "undecided"
+
+    @property
+    def verdicts(self) -> tuple[Verdict, Verdict, Verdict]:
+        """The verdicts alone, without any wrong one, and with a share of wrong ones."""
+        return (
+            self.result.verdict,
+            self.verdict(self.any_wrong_p),
+            self.verdict(self.wrong_share_p),
+        )
 
 
-def corrected(rows: Sequence[tuple[Any, ClaimResult]]) -> list[Row]:
-    """Add to each claim its p-value after Holm's correction over all claims that were tested."""
-    tested = [number for number, (_, result) in enumerate(rows) if result.verdict != "not run"]
-    adjusted = dict(zip(tested, holm([rows[number][1].p for number in tested]), strict=True))
+def corrected(rows: Sequence[Row]) -> list[Row]:
+    """Add to each claim its p-values after the corrections for all claims that were tested."""
+    p_values = [row.result.p for row in rows if row.result.verdict != "not run"]
+    any_wrong, wrong_share = iter(holm(p_values)), iter(false_discovery_control(p_values))
     return [
-        (claim, result, adjusted.get(number, 1.0)) for number, (claim, result) in enumerate(rows)
+        row
+        if row.result.verdict == "not run"
+        else replace(row, any_wrong_p=next(any_wrong), wrong_share_p=float(next(wrong_share)))
+        for row in rows
     ]
 
 
-def corrected_verdict(result: ClaimResult, adjusted: float) -> Verdict:
-    """The verdict if all claims are tested at once."""
+def _verdict(row: Row) -> str:
+    """The verdicts, up to what the measure leaves out, or what is missing for a run."""
+    alone, any_wrong, wrong_share = row.verdicts
+    if alone == "not run":
+        return "not run. Missing"
     return (
-        result.verdict
-        if result.verdict == "not run" or adjusted <= SIGNIFICANCE_LEVEL
-        else "undecided"
+        f"{alone} (p {row.result.p:.2g}). Corrected for all claims: {any_wrong} (p "
+        f"{row.any_wrong_p:.2g}). False discovery rate 5 %: {wrong_share} (p "
+        f"{row.wrong_share_p:.2g}). Left out"
     )
 
 
-def _verdict(result: ClaimResult, adjusted: float) -> str:
-    """The verdict, up to what the measure leaves out, or what is missing for a run."""
-    if result.verdict == "not run":
-        return "not run. Missing"
-    return f"{result.verdict} (p {result.p:.2g}). Corrected for all claims: {corrected_verdict(result, adjusted)} (p {adjusted:.2g}). Left out"
-
-
 def results() -> list[Row]:
-    """Every claim with its result and its corrected p-value."""
+    """Every claim with its result and its corrected p-values."""
     return corrected(
-        [(claim, evaluate_claim(claim)) for claim in tomllib.loads(CLAIMS.read_text())["claims"]]
+        [Row(claim, evaluate_claim(claim)) for claim in tomllib.loads(CLAIMS.read_text())["claims"]]
     )
 
 
 def _summary(rows: Sequence[Row]) -> list[str]:
     """The names of the claims of a section, by verdict."""
-    lines = ["| verdict | each claim alone | corrected for all claims |", "|---|---|---|"]
+    lines = [f"| verdict | {' | '.join(COLUMNS)} |", f"|---{'|---' * len(COLUMNS)}|"]
     for verdict in VERDICTS:
-        alone = [claim["name"] for claim, result, _ in rows if result.verdict == verdict]
-        corrected_names = [
-            claim["name"]
-            for claim, result, adjusted in rows
-            if corrected_verdict(result, adjusted) == verdict
+        cells = [
+            ", ".join(row.claim["name"] for row in rows if row.verdicts[column] == verdict)
+            for column in range(len(COLUMNS))
         ]
-        if alone or corrected_names:
-            lines.append(f"| {verdict} | {', '.join(alone)} | {', '.join(corrected_names)} |")
+        if any(cells):
+            lines.append(f"| {verdict} | {' | '.join(cells)} |")
     return lines
 
 
@@ -318,15 +360,16 @@ def _run_totals() -> dict[str, str]:
 
 
 def _tally(rows: Sequence[Row]) -> dict[str, Any]:
-    counts = Counter(result.verdict for _, result, _ in rows)
-    corrected_counts = Counter(corrected_verdict(result, adjusted) for _, result, adjusted in rows)
+    counts = [Counter(row.verdicts[column] for row in rows) for column in range(len(COLUMNS))]
     table = "\n".join(
-        f"| {verdict} | {counts[verdict]} | {corrected_counts[verdict]} |" for verdict in VERDICTS
+        f"| {verdict} | {' | '.join(str(count[verdict]) for count in counts)} |"
+        for verdict in VERDICTS
     )
+    untested = counts[0]["not run"]
     return {
         "claims": len(rows),
-        "tested": len(rows) - counts["not run"],
-        "untested": counts["not run"],
+        "tested": len(rows) - untested,
+        "untested": untested,
         "table": table,
     }
 
@@ -338,12 +381,18 @@ The other {untested} are *not run*. Their entry names what is missing.
 
 Each entry has the place of one paper with its printed figures, the measure of this study in its place, and what the measure leaves out.
 
-| verdict | each claim alone | corrected for all claims |
-|---|---|---|
+| verdict | each claim alone | corrected for all claims | false discovery rate 5 % |
+|---|---|---|---|
 {table}
 
 A claim *holds* if the whole 95 % interval is on its side. It *does not hold* if the whole interval is on the other side. Otherwise it is *undecided*.
-The last column corrects for the {tested} tested claims by Holm's method. The probability of any wrong verdict in it is at most 5 %.
+The other columns correct for the {tested} tested claims:
+
+- **Corrected for all claims** (Holm): the probability of any wrong verdict in this column is at most 5 %.
+- **False discovery rate 5 %** (Benjamini and Hochberg): of the decided verdicts in this column, at most 5 % are wrong on average. Read it to choose
+  claims for further tests.
+
+[Power](#power-of-the-tests) lists the seeds that the undecided claims need.
 
 `python studies/study.py` and `python studies/gradient_flow.py` make the runs. `python studies/claims.py` writes this page from their raw numbers
 under `docs/evidence/`.

@@ -38,7 +38,8 @@ import visavis
 from visavis.core import storage
 from visavis.core.errors import VisavisError
 from visavis.core.progress import NoProgress
-from visavis.data.feedback.records import Judgment, QueryKey, open_feedback
+from visavis.data.feedback.records import Judgment, QueryKey
+from visavis.data.feedback.sources import write_feedback
 from visavis.data.synthetic import (
     CaptionFacts,
     Scene,
@@ -205,9 +206,7 @@ def further(
     file = folder / f"{selection}-{count}.jsonl"
     run = folder / f"{selection}-{count}"
     if count and not file.exists():
-        with open_feedback(file) as votes:
-            for judgment in judgments_of(world, selection, seed, count):
-                votes.append(judgment)
+        write_feedback(file, judgments_of(world, selection, seed, count))
     if not (run / "result.json").exists():
         storage.remove_folder(run)
         settings = {

@@ -58,12 +58,12 @@ from visavis.models.inference import score_all_pairs
 from visavis.training.evaluation.ranked_split import first_images
 from visavis.training.recipes.data_module import DataModule
 from visavis.training.recipes.files import read_recipe
-from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.runs.open_run import open_run, read_run_recipe
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.supervision import PairSupervision
 from visavis.training.train_step import TrainStep
 from visavis.training.trainer import Trainer
+from visavis.training.training_run import prepare_training
 
 RECIPE = Path(__file__).with_suffix(".toml")
 EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence" / "matchers.jsonl"

@@ -29,14 +29,14 @@ import visavis
 from visavis.core import storage
 from visavis.core.errors import VisavisError
 from visavis.data.dataset_reader import open_dataset
+from visavis.data.noise import add_noise
 from visavis.models.batch_encoding import evaluation_mode
 from visavis.training.checkpoint import Checkpoint
-from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.recipes.recipe import Recipe
 from visavis.training.runs.open_run import read_run_recipe
 from visavis.training.supervision.learned_weights import WeightNetwork
 from visavis.training.supervision.noisy_correspondence import training_batches
-from visavis.training.training_run import TrainingResult
+from visavis.training.training_run import TrainingResult, prepare_training
 
 OTHERS = {
     "TripletHN": {"phases.1.objective": "TripletHN(margin=0.2)"},
@@ -49,7 +49,11 @@ def train_all(out: Path, seed: int, share: float, threads: int) -> dict[str, Tra
     """One run of NCR, and one of each other objective by the same recipe, in which every caption is
     trusted.
     """
-    common = {"seed": seed, "data.noise_ratio": share, "training.threads": threads}
+    common = {
+        "seed": seed,
+        "data.noise": f"ShuffledCaptions(share={share})",
+        "training.threads": threads,
+    }
     without_ncr = {f"phases.{phase}.supervision": "PairSupervision()" for phase in (0, 1)}
     runs = {"NCR": visavis.train("ncr-heads-flickr8k", out=out / f"ncr-{seed}", overrides=common)}
     for name, objective in OTHERS.items():
@@ -62,7 +66,11 @@ def train_all(out: Path, seed: int, share: float, threads: int) -> dict[str, Tra
 
 def train_weighted(out: Path, seed: int, share: float, threads: int) -> dict[str, TrainingResult]:
     """One run with learned weights, and one of the same recipe without."""
-    common = {"seed": seed, "data.noise_ratio": share, "training.threads": threads}
+    common = {
+        "seed": seed,
+        "data.noise": f"ShuffledCaptions(share={share})",
+        "training.threads": threads,
+    }
     without = {**common, "phases.0.supervision": "PairSupervision()"}
     return {
         "learned weights": visavis.train(
@@ -82,7 +90,8 @@ def separation(run: TrainingResult) -> float:
     checkpoint = Checkpoint.latest(run.run / "checkpoint")
     assert checkpoint is not None
     data = open_dataset(recipe.data.path)
-    noisy = data.with_noisy_correspondence(recipe.data.noise_ratio, recipe.seed)
+    assert recipe.data.noise is not None
+    noisy = add_noise(data, recipe.data.noise, recipe.seed)
     is_correct = (noisy.image_of == data.image_of)[noisy.split("train").caption_rows]
     state = checkpoint.supervision
     clean_scores = state["clean"].mean(0) if "clean" in state else weights(recipe, checkpoint)

@@ -35,13 +35,13 @@ import torch
 
 import visavis
 from visavis.core.encoded import Encoded
-from visavis.data import Dataset
 from visavis.data.data_paths import resolve_path
+from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import open_dataset
 from visavis.evaluation.metrics.ranking import random_rsum
 from visavis.models.base import get_vectors
 from visavis.training.recipes.files import read_recipe
-from visavis.training.recipes.prepare_training import prepare_training
+from visavis.training.training_run import prepare_training
 
 FEATURES = "backbone/flickr8k_mobilenet_v2_pool_fp16.npy"
 HEADS, WORDS = "heads-flickr8k", "words-flickr8k/single"

@@ -4,8 +4,9 @@
     python studies/recompute_claims.py
 
 This script shares no code with the ones that write the page. It reads the recalls, similarities and
-counts of each run, and uses SciPy for all tests. A figure of the page may differ in its last
-printed digit. Bootstrapped values use other random numbers: their verdicts must agree.
+counts of each run, and uses SciPy for all tests and for the seeds of the power table. A figure of
+the page may differ in its last printed digit. Bootstrapped values use other random numbers: their
+verdicts must agree.
 """
 
 from __future__ import annotations
@@ -272,6 +273,40 @@ def recompute(claim: dict[str, Any]) -> Result:
     )
 
 
+def benjamini_hochberg(p_values: list[float]) -> np.ndarray:
+    """p-values corrected for the share of wrong ones."""
+    order = np.argsort(p_values)[::-1]
+    ranks = np.arange(len(order), 0, -1)
+    result = np.empty(len(order))
+    result[order] = np.minimum.accumulate(np.array(p_values)[order] * len(order) / ranks)
+    return np.minimum(result, 1)
+
+
+def seeds_in_all(claim: dict[str, Any], tests: int) -> int | None:
+    """Number of seeds with which a single comparison with 0 rejects with a probability of 80 %."""
+    values = differences(claim["a"], claim["b"], claim.get("metric", "rsum"))
+    for seeds in range(2, len(values) + 101):
+        bound = stats.t.isf(ALPHA / tests / 2, seeds - 1)
+        shift = abs(values.mean()) / values.std(ddof=1) * np.sqrt(seeds)
+        if 1 - stats.nct.cdf(bound, seeds - 1, shift) >= 0.8:
+            return seeds
+    return None
+
+
+def mistakes_of_power(page: str, claims: list[dict[str, Any]]) -> list[str]:
+    """Each claim of two settings whose seeds of the power table differ by more than 1."""
+    rows = dict(re.findall(r"^\| (\w+) \| \d+ \| \d+ \| \w+ \| (\d+) \|", page, re.MULTILINE))
+    found = []
+    for claim in claims:
+        if claim["name"] in rows and claim["test"] in ("higher", "lower"):
+            needed = seeds_in_all(claim, len(claims))
+            if needed is None or abs(needed - int(rows[claim["name"]])) > 1:
+                found.append(
+                    f"{claim['name']}: {rows[claim['name']]} seeds on the page, {needed} recomputed"
+                )
+    return found
+
+
 def near(value: float, other: float, relative: float) -> bool:
     """Whether two values agree up to a relative or a rounding difference."""
     return abs(value - other) <= max(relative * max(abs(value), abs(other)), 1e-9)
@@ -289,12 +324,13 @@ def mistakes() -> list[str]:
     claims = tomllib.loads((DOCS / "evidence" / "claims.toml").read_text())["claims"]
     tested = [claim for claim in claims if "test" in claim]
     results = [recompute(claim) for claim in tested]
-    found = [
+    p_values = [result.p for result in results]
+    corrections = zip(holm(p_values), benjamini_hochberg(p_values), strict=True)
+    found = mistakes_of_power(page, tested)
+    found += [
         f"{claim['name']}: not on the page" for claim in claims if claim["name"] not in entries
     ]
-    for claim, result, over_all in zip(
-        tested, results, holm([result.p for result in results]), strict=True
-    ):
+    for claim, result, corrected in zip(tested, results, corrections, strict=True):
         _, study, verdict = entries[claim["name"]].groups()
         numbers = [
             float(one)
@@ -309,16 +345,20 @@ def mistakes() -> list[str]:
         ]
         found += [f"{claim['name']}: {value:.4g} is not in {study!r}" for value in missing]
         match = re.fullmatch(
-            r"(.*) \(p (.*)\)\. Corrected for all claims: (.*) \(p (.*)\)\. Left out: .*", verdict
+            r"(.*) \(p (.*)\)\. Corrected for all claims: (.*) \(p (.*)\)\. False discovery rate 5 %: "
+            r"(.*) \(p (.*)\)\. Left out: .*",
+            verdict,
         )
         assert match is not None, verdict
-        expected = (result.verdict, result.verdict if over_all <= ALPHA else OPEN)
-        if (match[1], match[3]) != expected:
+        expected = (result.verdict, *(result.verdict if p <= ALPHA else OPEN for p in corrected))
+        if match.groups()[::2] != expected:
             found.append(
-                f"{claim['name']}: {match[1]}, corrected {match[3]} on the page, {expected[0]} and "
-                f"{expected[1]} recomputed"
+                f"{claim['name']}: {', '.join(match.groups()[::2])} on the page, "
+                f"{', '.join(expected)} recomputed"
             )
-        for given, value in ((float(match[2]), result.p), (float(match[4]), over_all)):
+        for given, value in zip(
+            map(float, match.groups()[1::2]), (result.p, *corrected), strict=True
+        ):
             if not near(given, value, 0.06) and not result.sampled:
                 found.append(f"{claim['name']}: p {given:g} on the page, {value:.2g} recomputed")
     return found

@@ -35,10 +35,9 @@ from visavis.core import storage
 from visavis.core.errors import VisavisError
 from visavis.data.synthetic import ClipAnnotations, write_synthetic_clips
 from visavis.models.batch_encoding import evaluation_mode
-from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.runs.open_run import read_run_recipe
 from visavis.training.stop_signals import Stopped
-from visavis.training.training_run import TrainingResult
+from visavis.training.training_run import TrainingResult, prepare_training
 
 TIE = 1e-6
 RECIPES = ("mmt", "ce", "ce-appearance")

@@ -61,7 +61,6 @@ def compare(
         "workers": Workers(num_workers=1),
         "progress": NoProgress(),
         "feedback": None,
-        "budget_s": None,
     }
     if os.path.exists(folder / "plan.json"):
         result = resume_comparison(folder, options.seeds, **arguments)
@@ -70,7 +69,6 @@ def compare(
             read_recipe(options.recipe, overrides),
             (OBJECTIVES, (), grid),
             options.seeds,
-            successive_halving=False,
             tune=tune,
         )
         result = start_comparison(plan, folder, **arguments)

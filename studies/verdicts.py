@@ -29,17 +29,35 @@ RESAMPLES = 4000
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """A mean over seeds that is tested against a bound.
+
+    Attributes:
+        values: Values by seed, such as paired differences.
+        bound: The bound.
+        tests: Number by which the level of the claim is divided, for a claim of several
+            comparisons.
+    """
+
+    values: tuple[float, ...]
+    bound: float = 0.0
+    tests: int = 1
+
+
+@dataclass(frozen=True)
 class ClaimResult:
     """The result of a claim's test: its numbers as text, its verdict, and the two-sided p-value of
     the claim.
 
     ``p`` is 1 without a test. A claim of several comparisons has the p-value of the comparison that
-    decides it, corrected for their number.
+    decides it, corrected for their number. ``decisive`` has the comparisons that must all reject
+    for a verdict on the side of the measured means. It is empty if the spread is not over seeds.
     """
 
     summary: str
     verdict: Verdict
     p: float = 1.0
+    decisive: tuple[Comparison, ...] = ()
 
 
 class Missing(Exception):
@@ -132,7 +150,12 @@ directions.
 def higher(a: str, b: str, metric: str = "rsum") -> ClaimResult:
     """Whether runs a are above runs b."""
     pair = _pair(a, b, metric)
-    return ClaimResult(_describe(pair, metric), _side(pair.interval, 0.0), pair.p or 1.0)
+    return ClaimResult(
+        _describe(pair, metric),
+        _side(pair.interval, 0.0),
+        pair.p or 1.0,
+        (Comparison(_differences(a, b, metric)),),
+    )
 
 
 def lower(a: str, b: str, metric: str = "rsum") -> ClaimResult:
@@ -142,17 +165,19 @@ def lower(a: str, b: str, metric: str = "rsum") -> ClaimResult:
         _describe(pair, metric),
         _side(None if pair.interval is None else -pair.interval, 0.0),
         pair.p or 1.0,
+        (Comparison(_differences(a, b, metric)),),
     )
 
 
 def not_lower(a: str, b: str, allowed: float, metric: str = "rsum") -> ClaimResult:
     """Whether runs a are at most ``allowed`` below runs b."""
     pair = _pair(a, b, metric)
-    p = _p_of_bound(a, b, metric, -allowed)
+    differences = _differences(a, b, metric)
     return ClaimResult(
         f"{_describe(pair, metric)}. Differences down to −{allowed:g} count as no loss",
         _side(pair.interval, -allowed),
-        p,
+        _p_of_mean(differences, -allowed),
+        (Comparison(differences, -allowed),),
     )
 
 
@@ -166,23 +191,24 @@ def same(a: str, b: str, allowed: float, metric: str = "rsum") -> ClaimResult:
     )
     inside = max(abs(interval.low), abs(interval.high)) < allowed
     outside = interval.low > allowed or interval.high < -allowed
-    bounds = [_p_of_bound(a, b, metric, bound) for bound in (-allowed, allowed)]
     # Inside: both bounds are rejected. Outside: the nearer one is.
-    p = (
-        max(bounds)
+    bounds = (
+        (-allowed, allowed)
         if abs(pair.difference) < allowed
-        else _p_of_bound(a, b, metric, math.copysign(allowed, pair.difference))
+        else (math.copysign(allowed, pair.difference),)
     )
+    differences = _differences(a, b, metric)
     return ClaimResult(
         _describe(pair, metric),
         "holds" if inside else "does not hold" if outside else "undecided",
-        p,
+        max(_p_of_mean(differences, bound) for bound in bounds),
+        tuple(Comparison(differences, bound) for bound in bounds),
     )
 
 
 def best(a: str, among: Sequence[str], metric: str = "rsum") -> ClaimResult:
     """Whether runs a are above all others, corrected for their number."""
-    others = {name: values(name, metric) for name in _spread(among) if name != a}
+    others = {name: values(name, metric) for name in expanded(among) if name != a}
     pairs = paired_tests({a: values(a, metric), **others}, a)
     above = [pair for pair in pairs if pair.verdict == "higher"]
     below = [pair for pair in pairs if pair.verdict == "lower"]
@@ -191,13 +217,14 @@ def best(a: str, among: Sequence[str], metric: str = "rsum") -> ClaimResult:
     )
     order = sorted(pairs, key=lambda pair: -pair.difference)
     interval = f" ({order[0].interval})" if order[0].interval else ""
-    best_other = f"{_short(order[0].a)}, {_label(metric)} {format_number(order[0].difference, signed=True)}{interval} compared with {_short(a)}"
+    best_other = f"{_short(order[0].a)}, {label(metric)} {format_number(order[0].difference, signed=True)}{interval} compared with {_short(a)}"
     p = _p_of_all([(-pair.difference, pair.adjusted_p) for pair in pairs])
     return ClaimResult(
         f"significantly better than {len(below)} of {len(pairs)} others, significantly worse than "
         f"{len(above)}. Best other: {best_other}",
         verdict,
         p,
+        _decisive([_differences(a, name, metric) for name in others]),
     )
 
 
@@ -222,9 +249,10 @@ def each(pairs: Sequence[Sequence[str]], metric: str = "rsum") -> ClaimResult:
     positive = sum(value > 0 for value in significant)
     negative = sum(value < 0 for value in significant)
     return ClaimResult(
-        f"{_label(metric)} {differences}. Significantly positive: {positive}, negative: {negative}",
+        f"{label(metric)} {differences}. Significantly positive: {positive}, negative: {negative}",
         verdict,
         _p_of_all([(pair.difference, p) for pair, p in zip(tests, adjusted, strict=True)]),
+        _decisive([_differences(a, b, metric) for a, b in pairs]),
     )
 
 
@@ -259,9 +287,10 @@ def grows(
     )
     verdict = _side(-interval if falls and interval else interval, 0.0)
     return ClaimResult(
-        f"{_label(metric)} {leads_at_x}. Slope over ln x: {_mean(slopes)}",
+        f"{label(metric)} {leads_at_x}. Slope over ln x: {_mean(slopes)}",
         verdict,
         _p_of_mean(slopes, 0.0),
+        (Comparison(tuple(slopes)),),
     )
 
 
@@ -286,9 +315,12 @@ def inner_peak(series: Sequence[str], metric: str = "rsum") -> ClaimResult:
         else "undecided"
     )
     return ClaimResult(
-        f"{_label(metric)} {listed}",
+        f"{label(metric)} {listed}",
         verdict,
         _p_of_all([(pair.difference, p) for pair, p in zip(ends, adjusted, strict=True)]),
+        _decisive(
+            [_differences(top, end, metric) for end in (series[0], series[-1])], len(series) - 2
+        ),
     )
 
 
@@ -297,9 +329,10 @@ def reaches(a: str, metric: str, at_least: float) -> ClaimResult:
     numbers = list(values(a, metric).values())
     interval = t_interval(numbers) or Interval(numbers[0], numbers[0])
     return ClaimResult(
-        f"{_label(metric)} {_mean(numbers)}",
+        f"{label(metric)} {_mean(numbers)}",
         _side(interval, at_least),
         _p_of_mean(numbers, at_least),
+        (Comparison(tuple(numbers), at_least),),
     )
 
 
@@ -308,9 +341,10 @@ def stays_below(a: str, metric: str, at_most: float) -> ClaimResult:
     numbers = list(values(a, metric).values())
     interval = t_interval(numbers) or Interval(numbers[0], numbers[0])
     return ClaimResult(
-        f"{_label(metric)} {_mean(numbers)}",
+        f"{label(metric)} {_mean(numbers)}",
         _side(-interval, -at_most),
         _p_of_mean(numbers, at_most),
+        (Comparison(tuple(numbers), at_most),),
     )
 
 
@@ -327,7 +361,7 @@ def related(x: str, y: str, among: Sequence[str], sign: int, at_least: float = 0
     """
     rows = [
         (statistics.fmean(values(name, x).values()), statistics.fmean(values(name, y).values()))
-        for name in _spread(among)
+        for name in expanded(among)
     ]
     one, other = map(np.array, zip(*rows, strict=True))
     rho = float(_spearman(one, other))
@@ -386,12 +420,26 @@ def _p_of_mean(numbers: Sequence[float], bound: float) -> float:
     return 1.0 if test.p is None else test.p
 
 
-def _p_of_bound(a: str, b: str, metric: str, bound: float) -> float:
-    """Two-sided p-value of a t-test of the difference of runs a and b against a bound."""
+def _differences(a: str, b: str, metric: str) -> tuple[float, ...]:
+    """Differences of runs a and b, paired by seed."""
     one = values(a, metric)
     other = values(b, metric)
-    return _p_of_mean(
-        [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())], bound
+    return tuple(one[seed] - other[seed] for seed in sorted(one.keys() & other.keys()))
+
+
+def _decisive(rows: Sequence[tuple[float, ...]], choices: int = 1) -> tuple[Comparison, ...]:
+    """The comparisons that decide whether every mean is above 0, as ``_p_of_all`` does. By Holm's
+    method, the level of the j-th smallest p-value is divided by the number of the rest.
+
+    Args:
+        rows: Differences by seed of each comparison.
+        choices: Number of choices before the comparisons, by which the level is divided, too.
+    """
+    order = sorted(rows, key=lambda row: _p_of_mean(row, 0.0))
+    if refuting := [row for row in order if statistics.fmean(row) < 0]:
+        return (Comparison(refuting[0], tests=choices * len(rows)),)
+    return tuple(
+        Comparison(row, tests=choices * (len(rows) - place)) for place, row in enumerate(order)
     )
 
 
@@ -423,7 +471,7 @@ def _pair(a: str, b: str, metric: str) -> PairedTest:
 
 def _describe(pair: PairedTest, metric: str) -> str:
     return (
-        f"{_label(metric)} {format_number(pair.difference, signed=True)}"
+        f"{label(metric)} {format_number(pair.difference, signed=True)}"
         + (f" ({pair.interval})" if pair.interval else "")
         + f", {len(pair.seeds)} seeds"
     )
@@ -445,7 +493,7 @@ LABELS = {
 }
 
 
-def _label(metric: str) -> str:
+def label(metric: str) -> str:
     """The name of a metric on the page."""
     return LABELS.get(metric, metric.replace(" less ", " minus "))
 
@@ -459,7 +507,7 @@ def _short(address: str) -> str:
     return address.split("/", 1)[1]
 
 
-def _spread(among: Iterable[str]) -> list[str]:
+def expanded(among: Iterable[str]) -> list[str]:
     """Setting ids, with ``experiment/*`` expanded to all of its settings."""
     settings: list[str] = []
     for address in among:

@@ -7,13 +7,18 @@ import math
 import re
 import tomllib
 
+import numpy as np
 import pytest
+from scipy.stats import false_discovery_control, ttest_1samp
+
+from visavis.evaluation.statistics import more_seeds
 
 from .conftest import PROJECT
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(PROJECT / "studies")
     import claim_places
+    import claim_power
     import claims
     import gradient_flow
     import recompute_claims
@@ -139,16 +144,90 @@ def test_p_values_agree_with_verdicts(runs):
 
 
 def test_correction_covers_all_tested_claims():
-    results = [
-        verdicts.ClaimResult("", "holds", 0.001),
-        verdicts.ClaimResult("", "holds", 0.03),
-        verdicts.ClaimResult("", "not run"),
+    results = [("holds", 0.001), ("holds", 0.02), ("does not hold", 0.03), ("not run",)]
+    rows = claims.corrected(
+        [claims.Row({"name": "X1"}, verdicts.ClaimResult("", *result)) for result in results]
+    )
+    assert [row.any_wrong_p for row in rows] == pytest.approx([0.003, 0.04, 0.04, 1])
+    assert [row.wrong_share_p for row in rows] == pytest.approx([0.003, 0.03, 0.03, 1])
+    assert [row.verdicts for row in rows] == [(result[0],) * 3 for result in results]
+    rows = claims.corrected([*rows, claims.Row({}, verdicts.ClaimResult("", "undecided", 0.4))])
+    assert [row.verdicts for row in rows[1:3]] == [
+        ("holds", "undecided", "holds"),
+        ("does not hold", "undecided", "does not hold"),
     ]
-    adjusted = [p for *_, p in claims.corrected([({}, result) for result in results])]
-    assert adjusted == pytest.approx([0.002, 0.03, 1.0])
-    assert [
-        claims.corrected_verdict(*pair) for pair in zip(results, [0.002, 0.06, 1.0], strict=True)
-    ] == ["holds", "undecided", "not run"]
+
+
+def test_seeds_needed_extend_the_seeds_of_one_test():
+    values = (1.0, 3.0, 2.5, 0.5)
+    deviation = verdicts.statistics.stdev(values)
+    for level in (0.05, 0.05 / 144):
+        needed = claim_power.seeds_needed([verdicts.Comparison(values, bound=0.75)], level)
+        assert needed == 4 + more_seeds(1.0, deviation, 4, level=level)
+        of_four = claim_power.seeds_needed([verdicts.Comparison(values, 0.75, tests=4)], level)
+        assert of_four == 4 + more_seeds(1.0, deviation, 4, level=level / 4)
+    assert claim_power.seeds_needed([verdicts.Comparison(values, bound=1.74)], 0.05) is None
+
+
+def test_seeds_needed_decide_every_comparison_in_80_percent():
+    """Two dependent comparisons need at least 80 % and not much more."""
+    random = np.random.default_rng(0)
+    wide = verdicts.Comparison((0.0, 2.0, 1.0), tests=1)
+    narrow = verdicts.Comparison((0.3, 1.7, 1.0), tests=2)
+    needed = claim_power.seeds_needed([wide, narrow], 0.05)
+    shared, own = random.normal(size=(2, 4000, needed))
+    found = [
+        ttest_1samp(1 + deviation * noise, 0, axis=1).pvalue <= 0.05 / tests
+        for deviation, noise, tests in ((1.0, shared, 1), (0.7, (shared + own) / 2**0.5, 2))
+    ]
+    assert 0.79 < np.mean(found[0] & found[1]) < 0.92
+
+
+@pytest.mark.parametrize("true_claims", [0, 4])
+def test_false_discovery_rate_is_5_percent_with_shared_runs(true_claims):
+    """Claims that compare settings with the same runs, so that their tests are dependent in both
+    directions. Three seeds, as most of the study.
+    """
+    random = np.random.default_rng(1)
+    settings = random.normal(size=(3000, 6, 3))
+    pairs = list(itertools.combinations(range(6), 2))
+    differences = np.stack([settings[:, a] - settings[:, b] for a, b in pairs], axis=1)
+    differences[:, :true_claims] += 30
+    p_values = ttest_1samp(differences, 0, axis=2).pvalue
+    found = false_discovery_control(p_values, axis=1) <= 0.05
+    wrong = found[:, true_claims:].sum(1) / np.maximum(found.sum(1), 1)
+    assert wrong.mean() <= 0.05
+
+
+def test_decided_claims_by_each_correction():
+    """By hand: five tested claims, of which one is of other settings."""
+    p_of = {"U1": 0.008, "U2": 0.012, "C1": 0.016, "C2": 0.024, "W1": 0.04}
+    rows = [
+        claims.Row({"name": name}, verdicts.ClaimResult("", "holds", p)) for name, p in p_of.items()
+    ]
+    assert claim_power.decided_by(rows) == {
+        "Holm": 5,
+        "shared": 2,
+        "gate": 5,
+        "each paper": 5,
+        "papers": 3,
+        "BH": 5,
+        "BY": 0,
+    }
+
+
+def test_cost_of_claims_counts_shared_runs_once(monkeypatch):
+    lines = [
+        {"setting": name, "seed": seed, "seconds": 10.0} for name in "abc" for seed in (1, 2, 3)
+    ]
+    monkeypatch.setattr(claim_power, "read_evidence", lambda _: lines)
+    plans = [
+        claim_power.Plan("X1", ("x/a", "x/b"), 3, 4, 9),
+        claim_power.Plan("X2", ("x/b", "x/c"), 3, 4, 5),
+        claim_power.Plan("X3", ("x/a", "x/b"), 3, 4, None),
+    ]
+    ordered = [(plan.name, seconds) for plan, seconds in claim_power.by_cost(plans)]
+    assert ordered == [("X2", 100), ("X1", 230)]
 
 
 def test_missing_runs_have_no_verdict(runs):
@@ -176,7 +255,10 @@ PAPER = """
 Table 2: recalls
 1.1 30.8
 the triplet loss (3a)
+We see that the new loss retrieves better
+than every other one in our tables.
 """
+COPIED = "The new loss retrieves better than every other one"
 
 
 @pytest.mark.parametrize(
@@ -184,6 +266,9 @@ the triplet loss (3a)
     [
         ({}, None),
         ({"limits": " "}, "no limits"),
+        ({"statement": ""}, "no statement"),
+        ({"statement": "In it the triplet loss with (3a) is best"}, None),
+        ({"statement": COPIED}, "in words of the paper"),
         ({"measure": ""}, "no measure"),
         ({"place": ""}, "no place"),
         ({"measure": "none. No data"}, "a measure and a test"),
@@ -286,10 +371,7 @@ def test_claims_agree_with_an_independent_computation(monkeypatch):
 
 
 def test_advice_states_corrected_verdicts(results):
-    verdict_of = {
-        claim["name"]: claims.corrected_verdict(result, adjusted)
-        for claim, result, adjusted in results
-    }
+    verdict_of = {row.claim["name"]: row.verdicts[1] for row in results}
     page = (PROJECT / "docs/research/choosing.md").read_text()
     rows = re.findall(r"^\| .* \| ((?:[A-Z]\d+(?:, )?)+) \| (.*) \|$", page, re.MULTILINE)
     assert len(rows) > 10

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from functools import cache
 
 import pytest
 
-import visavis
-from visavis.data.synthetic import write_synthetic_scenes
 from visavis.models import all_models
 from visavis.models.encoders.encoder_spec import OWN_PREPROCESSING
 from visavis.models.encoders.scene_encoder import SceneEncoder
+from visavis.models.retriever import Retriever
+from visavis.models.text_tower import tower_folder
+from visavis.models.text_tower_export import write_text_tower
 from visavis.objectives import CATALOG as OBJECTIVES
 
 SEARCH = ["search", "index", "a red circle"]
 PROGRAM = """
 import atexit, sys
 def report():
-    known = ("visavis", "torch", "transformers", "lancedb", "pandas")
+    known = ("visavis", "torch", "transformers", "pyarrow", "pandas")
     names = sorted(name for name in sys.modules if name in known or name[:8] == "visavis.")
     print(*names, file=sys.stderr)
 atexit.register(report)
@@ -29,15 +31,13 @@ main()
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A data set, a run and an index."""
+def folder(few_scenes, tiny_run, tiny_index, tmp_path_factory):
+    """A data set, a run and an index with a text tower."""
     root = tmp_path_factory.mktemp("commands")
-    scenes = write_synthetic_scenes(
-        root / "scenes", num_train=32, num_val=8, num_test=8, captions_per_image=1, size=32
-    )
-    overrides = {"epochs": 1, "model.embedding_dim": 8}
-    run = visavis.train("demo", data=scenes, overrides=overrides, out=root / "run").run
-    visavis.index(run, scenes / "images", out=root / "index")
+    for name, shared in (("scenes", few_scenes), ("run", tiny_run), ("index", tiny_index)):
+        shutil.copytree(shared, root / name)
+    model = Retriever.load(root / "run")
+    write_text_tower(model, tower_folder(root / "index", model.fingerprint))
     return root
 
 
@@ -60,10 +60,10 @@ def imported(folder, *arguments):
 @pytest.mark.parametrize(
     ("arguments", "budget"),
     [
-        (["--help"], 27),
-        (["catalog", "objectives"], 47),
+        (["--help"], 29),
+        (["catalog", "objectives"], 50),
         (["data", "check", "scenes"], 64),
-        (SEARCH, 84),
+        (SEARCH, 60),
         (["mcp", "index"], 40),
     ],
     ids=lambda value: value if isinstance(value, int) else value[0].strip("-"),
@@ -81,13 +81,13 @@ def test_catalog_reads_its_cache_without_torch(folder, kind):
 
 
 @pytest.mark.slow
-def test_search_imports_no_training_and_no_other_store(folder):
+def test_search_imports_no_torch_no_training_and_no_other_store(folder):
     names = imported(folder, *SEARCH)
     unused = ("training", "research", "data.formats", "data.synthetic", "models.clip")
     prefixes = tuple(f"visavis.{name}" for name in unused)
     assert not [name for name in names if name.startswith(prefixes)]
     assert not [name for name in names if name.endswith(("milvus_store", "maxsim_search"))]
-    assert not {"transformers", "lancedb", "pandas"} & set(names)
+    assert not {"torch", "transformers", "pyarrow", "pandas"} & set(names)
 
 
 @pytest.mark.slow
@@ -171,3 +171,54 @@ def test_missing_train_extra_is_one_sentence(program, purpose):
     assert run.stderr.splitlines()[-1].endswith(
         f"{purpose} needs the package {'typer' if 'cli' in program else 'tomli_w'}, which is not installed: run pip install 'visavis[train]'."
     )
+
+
+WITHOUT_TORCH = """
+import sys
+from pathlib import Path
+sys.modules["torch"] = None
+
+import numpy as np
+from visavis.retrieval.calibrate import index_correction
+from visavis.retrieval.items import IndexItem
+from visavis.retrieval.stores import milvus_store
+from visavis.retrieval.stores.base import MaxSimQuery, SetEncoding, StoreDigest, VectorSets
+from visavis.retrieval.stores.set_codec import SetCodec
+from visavis.retrieval.stores.sqlite_store import SqliteStore
+
+folder = Path(sys.argv[1])
+random = np.random.default_rng(0)
+rows = random.standard_normal((5000, 64)).astype(np.float32)
+rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+sets = VectorSets(rows, np.arange(0, 5001, 2))
+codec = SetCodec.fit(sets, SetEncoding(None, 16))
+stores = {
+    "one": (SqliteStore(folder / "one", 64, memory="1GB"), rows, rows[7:8]),
+    "several": (
+        SqliteStore(folder / "several", 64, late_interaction="both", codec=codec),
+        sets,
+        [MaxSimQuery.from_vectors((1.0, rows[14:16]))],
+    ),
+}
+for store, vectors, queries in stores.values():
+    names = [f"{number:04d}" for number in range(len(vectors))]
+    store.add([IndexItem(name, name, "image", "", 0, 0) for name in names], vectors)
+    store.prepare_search()
+    [found] = store.search(queries, 3)
+    print(found[0].key)
+
+digest = StoreDigest(1, "0" * 16)
+settings = index_correction.CorrectionSettings("CSLS(k=1)", "bank", "model", True, "")
+arrays = {"digest": index_correction.digest_array(digest), "bias": np.zeros(1)}
+index_correction.write_correction_file(folder / "correction", settings, arrays)
+read, settings = index_correction.read_correction_file(folder / "correction")
+print(read["bias"].tolist(), settings)
+"""
+
+
+def test_stores_and_corrections_work_without_torch(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, tmp_path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["0007", "0007", "[0.0] CSLS(k=1) over bank (fixed-bank)"]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.recipes import TINY_RECIPE
+from tests.fixtures.recipes import write_recipe
 
 import visavis
 from visavis.data.dataset_reader import open_dataset
@@ -138,7 +138,7 @@ SOURCES: dict[str, Callable[[Path, Rows], None]] = {
 def train(tmp_path_factory, rows):
     """Train on a source. Returns its folder, its run and the result."""
     folder = tmp_path_factory.mktemp("sources")
-    (folder / "tiny.toml").write_text(TINY_RECIPE)
+    write_recipe(folder / "tiny.toml")
 
     def train_on(name: str, write: Callable[[Path, Rows], None], *overrides: str):
         source, run = folder / name / "data", folder / name / "run"
@@ -199,7 +199,6 @@ def test_other_commands_read_each_source(name, rows, tmp_path, listed):
 
 
 def test_index_by_name_is_updated_and_read(rows, tmp_path, listed, monkeypatch):
-    pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'visavis[search]'")
     write_shards(tmp_path / "data sets" / "shards", rows)
     monkeypatch.setenv("VISAVIS_DATA", str(tmp_path / "data sets"))
     (tmp_path / "work").mkdir()
@@ -215,7 +214,6 @@ def test_index_by_name_is_updated_and_read(rows, tmp_path, listed, monkeypatch):
 
 @pytest.mark.parametrize("name", ["parquet", "webdataset"])
 def test_index_reads_images_in_place(name, rows, tmp_path, listed):
-    pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'visavis[search]'")
     SOURCES[name](tmp_path / "data", rows)
     report = visavis.index(listed[1], tmp_path / "data", out=tmp_path / "index")
     assert report.num_encoded == len(rows)

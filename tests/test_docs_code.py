@@ -29,7 +29,7 @@ from torch.nn.functional import normalize
 
 from visavis import cli
 from visavis.core.errors import MissingExtra
-from visavis.data.feedback.records import read_feedback
+from visavis.data.feedback.sources import read_feedback
 from visavis.training.recipes import settings
 from visavis.training.recipes.files import read_recipe
 

@@ -50,8 +50,9 @@ NOT_RUN = {
         "visavis data mine runs/first *",
         "visavis train synthetic-clips/*",
         "visavis train ladder-scenes*",
-        "visavis train demo data.path=runs/*",
+        "for seed in * visavis train demo data.path=runs/*",
         "visavis compare RECIPE *",
+        "visavis compare --data photos/ --minutes *",
         "visavis data scenes --out runs/*",
         "visavis train goal/*",
         "visavis papers reproduce *",
@@ -87,9 +88,12 @@ NOT_RUN = {
         "visavis export runs/mine --format sentence-transformers --out exported",
     ],
     "votes of a user, with which tests/experiments/test_feedback.py runs these commands": [
-        "visavis [!s]* --feedback votes.jsonl*",
-        "visavis indexes evaluate indexes/holidays *",
+        "visavis * --feedback indexes/holidays*",
+        "visavis indexes evaluate indexes/holidays*",
         "visavis * indexes/holidays-2*",
+    ],
+    "files of these names, with which tests/retrieval/test_names.py searches": [
+        "visavis search indexes/holidays *",
     ],
     "vectors of another program, or another store": [
         "* vectors.parquet *",
@@ -97,7 +101,7 @@ NOT_RUN = {
     ],
     "a model that knows more than one that is trained in seconds": [
         "* --max-irrelevant *",
-        "visavis indexes calibrate * collection",
+        "visavis indexes calibrate *",
         "visavis indexes correct *",
         "visavis indexes measure *",
     ],
@@ -461,4 +465,4 @@ def test_installation_has_only_named_extras(tmp_path):
     installation.install(["hf"])
     names = {path.name for path in installation.site.iterdir()}
     assert {"torch", "transformers"} <= names
-    assert not {"lancedb", "fastapi", "peft", "pytest"} & names
+    assert not {"pyarrow", "fastapi", "peft", "pytest"} & names

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import shutil
 import sys
 import tomllib
 
@@ -18,16 +19,15 @@ from visavis.cli.commands import command_words
 from visavis.core.own_code import loaded_classes
 from visavis.core.progress import NoProgress
 from visavis.data.file_names import VIDEO_SUFFIXES
-from visavis.data.images import MAX_HAMMING_DISTANCE
+from visavis.data.image_hashes import MAX_HAMMING_DISTANCE
 from visavis.data.live_photos import MAX_LIVE_PHOTO_BYTES, MAX_LIVE_SECONDS
-from visavis.data.synthetic import write_synthetic_scenes
 from visavis.data.video import MAX_FRAMES_PER_VIDEO
 from visavis.models.default_model import DEFAULT_MODELS
 from visavis.objectives import CATALOG
-from visavis.retrieval.compression import MEASURED_QUERIES, MEASURED_SETS, TARGET_RECALL
-from visavis.retrieval.encoding import CLIPS_PER_SHARD, SHARD_SIZE
-from visavis.retrieval.make_correction import MAX_TEXTS
-from visavis.retrieval.no_match import MAX_CONTRADICTED, MAX_SAMPLED_ITEMS, bank_texts
+from visavis.retrieval.build.compression import MEASURED_QUERIES, MEASURED_SETS, TARGET_RECALL
+from visavis.retrieval.build.encoding import CLIPS_PER_SHARD, SHARD_SIZE
+from visavis.retrieval.build.make_correction import MAX_TEXTS
+from visavis.retrieval.build.no_match import MAX_CONTRADICTED, MAX_SAMPLED_ITEMS, bank_texts
 from visavis.retrieval.search import MIN_DUPLICATE_COSINE, RERANK_DEPTH
 from visavis.retrieval.server.limits import (
     IMAGE_SEARCH_COST,
@@ -252,28 +252,24 @@ def test_pages_install_from_a_checkout():
     )
 
 
-@pytest.fixture
-def scenes(tmp_path):
-    return write_synthetic_scenes(
-        tmp_path / "scenes", num_train=4, num_val=2, num_test=2, captions_per_image=1, size=32
-    )
-
-
 def test_audit_takes_encoders_of_training_without_clip(
-    scenes, dual_encoders, monkeypatch, tmp_path
+    few_scenes, dual_encoders, monkeypatch, tmp_path
 ):
     pytest.importorskip("peft")
     monkeypatch.setenv("VISAVIS_CONFIG", str(tmp_path))
     (tmp_path / "settings.toml").write_text(f'model = "{dual_encoders / "clip"}"\n')
-    settings = {"data.path": str(scenes)}
+    settings = {"data.path": str(few_scenes)}
     with_clip = default_recipe.choose_recipe(settings, downloads=NoProgress())
     assert with_clip.name == default_recipe.SMALL_DATA_RECIPE
-    audit = visavis.data_audit(scenes, parts=["duplicates"])
+    audit = visavis.data_audit(few_scenes, parts=["duplicates"])
     assert audit.reason == default_recipe.choose_recipe(settings).reason
 
 
 @pytest.mark.parametrize(("damage", "code"), [("copy", 0), ("cut", 1)])
-def test_data_check_exits_with_1_if_items_are_lost(scenes, damage, code, monkeypatch, capsys):
+def test_data_check_exits_with_1_if_items_are_lost(
+    few_scenes, damage, code, monkeypatch, capsys, tmp_path
+):
+    scenes = shutil.copytree(few_scenes, tmp_path / "scenes")
     first, second = sorted((scenes / "images").iterdir())[:2]
     second.write_bytes(first.read_bytes() if damage == "copy" else first.read_bytes()[:100])
     monkeypatch.setattr(sys, "argv", ["visavis", "data", "check", str(scenes)])

@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from tests.fixtures.recipes import write_recipe
 from typer.testing import CliRunner
 
 import visavis
@@ -21,38 +22,20 @@ from visavis.evaluation.bootstrap import bootstrap_images
 from visavis.evaluation.query_ranks import read_query_ranks
 from visavis.training.runs.open_run import open_run, read_run_recipe
 
-RECIPE = """
-name = "tiny"
-visual = {{ encoder = "scenes", granularity = "{granularity}" }}
-text = {{ encoder = "vocabulary", min_count = {count} }}
-model = {{ kind = "{kind}", embedding_dim = 16, word_dim = 8 }}
-training = {{ batch_size = 10, metric_batches = 1, threads = 1 }}
-phases = [{{ epochs = 2, objective = "VLC()", optimizer = {{ lr = 0.01 }} }}]
-"""
-
 
 @pytest.fixture(scope="module")
-def scenes(tmp_path_factory):
-    return write_synthetic_scenes(
-        tmp_path_factory.mktemp("w") / "scenes",
-        num_train=30,
-        num_val=8,
-        num_test=12,
-        captions_per_image=2,
-        size=32,
-        seed=2,
-    )
-
-
-@pytest.fixture(scope="module")
-def runs(scenes, tmp_path_factory):
+def runs(few_scenes, tmp_path_factory):
     """A model of whole images, and a model of regions with a smaller vocabulary."""
     root = tmp_path_factory.mktemp("runs")
     for kind, granularity, count in (("VSE++", "pooled", 1), ("SCAN", "regions", 3)):
-        (root / "recipe.toml").write_text(
-            RECIPE.format(kind=kind, granularity=granularity, count=count)
+        recipe = write_recipe(
+            root / "recipe.toml",
+            {"epochs": 2, "optimizer": {"lr": 0.01}},
+            visual={"granularity": granularity},
+            text={"min_count": count},
+            model={"kind": kind, "embedding_dim": 16, "word_dim": 8},
         )
-        visavis.train(root / "recipe.toml", data=scenes, out=root / kind)
+        visavis.train(recipe, data=few_scenes, out=root / kind)
     return [root / "VSE++", root / "SCAN"]
 
 
@@ -63,10 +46,10 @@ def matrix(run, split="test"):
         return matcher.score(*data_module.encode(matcher.eval(), data_module.data.split(split)))
 
 
-def test_ensemble_metrics_match_mean_score_matrix(runs, scenes):
-    test = open_dataset(scenes).split("test")
+def test_ensemble_metrics_match_mean_score_matrix(runs, few_scenes):
+    test = open_dataset(few_scenes).split("test")
     mean = torch.stack([matrix(run) for run in runs]).mean(0)
-    expected = rank_scores(mean, torch.arange(12), torch.from_numpy(test.image_of))
+    expected = rank_scores(mean, torch.arange(8), torch.from_numpy(test.image_of))
     together = visavis.evaluate(runs)
     assert together.metrics == expected.metrics
     assert np.array_equal(together.text_ranks, expected.text_ranks)
@@ -77,14 +60,14 @@ def test_ensemble_metrics_match_mean_score_matrix(runs, scenes):
         {hit.name: hit.score for hit in visavis.search(run, "a red circle", top=99)} for run in runs
     ]
     hits = visavis.search(runs, "a red circle", top=99)
-    assert len(hits) == 50
+    assert len(hits) == 24
     assert [hit.score for hit in hits] == pytest.approx(
         [np.mean([scores[hit.name] for scores in alone]) for hit in hits]
     )
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
-    assert [hit.name for hit in visavis.search(runs, "a red circle", collection=scenes, top=3)] == [
-        hit.name for hit in hits[:3]
-    ]
+    assert [
+        hit.name for hit in visavis.search(runs, "a red circle", collection=few_scenes, top=3)
+    ] == [hit.name for hit in hits[:3]]
 
 
 def test_run_stores_rank_of_every_query(runs):
@@ -118,16 +101,16 @@ def test_cli_evaluates_several_runs(runs):
 
 def test_pretrained_folder_joins_ensemble(runs, dual_encoders):
     together = visavis.evaluate([dual_encoders / "clip", runs[0]])
-    assert (together.protocol, together.num_images) == ("plain", 12)
+    assert (together.protocol, together.num_images) == ("plain", 8)
     assert together.metrics != visavis.evaluate(runs[0]).metrics
 
 
-def test_ensemble_rejects_mismatched_runs(runs, scenes, tmp_path):
+def test_ensemble_rejects_mismatched_runs(runs, few_scenes, tmp_path):
     other = write_synthetic_scenes(
         tmp_path / "other",
-        num_train=30,
-        num_val=8,
-        num_test=12,
+        num_train=12,
+        num_val=4,
+        num_test=8,
         captions_per_image=2,
         size=32,
         seed=3,
@@ -147,23 +130,23 @@ def test_ensemble_rejects_mismatched_runs(runs, scenes, tmp_path):
         RunError, match=r"SCAN: expected the same images and captions as .*other run, got caption 0"
     ):
         visavis.search([tmp_path / "other run", runs[1]], "a red circle")
-    assert visavis.evaluate([runs[0], tmp_path / "other run"], data=other).num_texts == 24
+    assert visavis.evaluate([runs[0], tmp_path / "other run"], data=other).num_texts == 16
     visavis.train(runs[0] / "run.toml", out=tmp_path / "val", overrides={"evaluation.test": "val"})
     with pytest.raises(
         RunError,
         match=r"^evaluation\.test: expected one value for all runs, got 'test' in .*VSE\+\+ and 'val' in .*val\. Choose one with --split",
     ):
         visavis.evaluate([runs[0], tmp_path / "val"])
-    assert visavis.evaluate([runs[0], tmp_path / "val"], split="val").num_images == 8
+    assert visavis.evaluate([runs[0], tmp_path / "val"], split="val").num_images == 4
     with pytest.raises(RunError, match="expected a second network in peer, found none"):
         visavis.papers_evaluate(runs, average=True)
 
 
-def test_run_without_recipe_needs_named_data(runs, scenes, tmp_path):
+def test_run_without_recipe_needs_named_data(runs, few_scenes, tmp_path):
     for run in runs:
         shutil.copytree(run / "model", tmp_path / run.name / "model")
         assert (
-            visavis.evaluate(tmp_path / run.name, data=scenes).metrics
+            visavis.evaluate(tmp_path / run.name, data=few_scenes).metrics
             == visavis.evaluate(run).metrics
         )
     with pytest.raises(RunError, match=r"expected a data set, but .* Name one with --data"):

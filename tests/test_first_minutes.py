@@ -41,10 +41,9 @@ from visavis.models.default_model import (
     settings_file,
 )
 from visavis.models.encoders.pretrained_files import missing_bytes
-from visavis.retrieval.index_builder import default_index_folder
+from visavis.retrieval.build.default_index import default_index_folder
 from visavis.training.recipes.default_recipe import choose_recipe
 
-pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'visavis[search]'")
 TUTORIAL = "docs/tutorials/search-your-images.md"
 DEFAULT = DEFAULT_MODELS[0].name
 TINY = ("tiny/cut", "tiny/wrong", "tiny/good")
@@ -56,16 +55,8 @@ def hub(dual_encoders: Path) -> Iterator[Hub]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("first") / "scenes"
-    return write_synthetic_scenes(
-        folder, num_train=8, num_val=3, num_test=3, captions_per_image=1, size=32
-    )
-
-
 @pytest.fixture
-def photos(scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def photos(few_scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Photos without captions in the folder ``photos`` of the current folder, with new settings and
     an empty cache of the hub.
     """
@@ -73,7 +64,7 @@ def photos(scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     monkeypatch.setenv("VISAVIS_CONFIG", str(tmp_path / "config"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path / "cache"))
-    shutil.copytree(scenes / "images", tmp_path / "photos")
+    shutil.copytree(few_scenes / "images", tmp_path / "photos")
     return Path("photos")
 
 
@@ -112,7 +103,7 @@ def test_tutorial_reaches_web_ui_from_empty_folder(hub, photos):
     run_tutorial(hub)
     first = Path("index.txt").read_text()
     assert re.search(rf"Downloading {DEFAULT}: \d+ [kM]B, license: MIT\.", first)
-    assert "14 items in the index" in first
+    assert "24 items in the index" in first
     assert f"Default model: {DEFAULT}" in first
     assert "Downloading" not in Path("search.txt").read_text() + Path("serve.txt").read_text()
     assert ".png" in Path("search.txt").read_text()
@@ -290,7 +281,7 @@ def test_slow_download_shows_bytes_and_stops_at_once(large_clip, photos, tmp_pat
         again = Command(Path("output"), "index", "photos", environment=server.environment)
         assert again.wait(300) == 0, again.output_text
         assert server.resumed[0] == kept
-    assert "14 items in the index" in again.output_text
+    assert "24 items in the index" in again.output_text
 
 
 @pytest.mark.long
@@ -400,8 +391,8 @@ def test_hub_problems_have_their_own_message_and_fix(hub, photos, dual_encoders,
 
 
 @pytest.mark.long
-def test_train_downloads_model_after_size_and_license(hub, photos, scenes):
-    words = ("train", "--data", scenes, "--out", "run", "epochs=1", "training.threads=1")
+def test_train_downloads_model_after_size_and_license(hub, photos, few_scenes):
+    words = ("train", "--data", few_scenes, "--out", "run", "epochs=1", "training.threads=1")
     command = Command(Path("output"), *words, environment=hub.environment)
     assert command.wait(300) == 0, command.output_text
     assert re.search(rf"Downloading {DEFAULT}: \d+ [kM]B, license: MIT\.", command.output_text)
@@ -474,7 +465,7 @@ def test_copied_files_are_all_that_a_model_needs(photos, dual_encoders):
     Path("copied").mkdir()
     for name in COPIED_FILES:
         shutil.copy(dual_encoders / "clip" / name, "copied")
-    assert visavis.index(photos, model="copied").num_items == 14
+    assert visavis.index(photos, model="copied").num_items == 24
 
 
 def test_doctor_reports_a_model_that_cannot_be_downloaded(photos):
@@ -502,8 +493,8 @@ def test_offline_without_model_fails_before_an_index(photos):
 def test_named_model_is_default_only_if_set_and_is_kept(photos, dual_encoders):
     model = dual_encoders / "clip"
     first = visavis.index(photos, model=model)
-    assert (first.folder, first.num_items, saved_model()) == ("indexes/photos", 14, None)
-    assert visavis.index(photos).num_unchanged == 14, "the index keeps its model"
+    assert (first.folder, first.num_items, saved_model()) == ("indexes/photos", 24, None)
+    assert visavis.index(photos).num_unchanged == 24, "the index keeps its model"
     assert visavis.indexes_default_model(model) == str(model)
     assert saved_model() == str(model)
     with pytest.raises(RunError, match="nowhere"):
@@ -602,9 +593,9 @@ def test_saving_default_model_keeps_other_settings(photos, dual_encoders, before
     )
 
 
-def test_train_adapts_default_model_if_available(photos, scenes, dual_encoders):
+def test_train_adapts_default_model_if_available(photos, few_scenes, dual_encoders):
     pytest.importorskip("peft", reason="PEFT is not installed: pip install 'visavis[lora]'")
-    data = {"data.path": str(scenes)}
+    data = {"data.path": str(few_scenes)}
     without = choose_recipe(data, downloads=NoProgress())
     assert without.name.startswith("photos/")
     assert without.warning.startswith("Without a pretrained CLIP, the model finds little")
@@ -618,5 +609,7 @@ def test_train_adapts_default_model_if_available(photos, scenes, dual_encoders):
     assert choose_recipe(
         {**data, "text.encoder": "vocabulary"}, downloads=NoProgress()
     ).name.startswith("photos/")
-    result = visavis.train(data=scenes, out="run", overrides={"epochs": 1, "training.threads": 1})
+    result = visavis.train(
+        data=few_scenes, out="run", overrides={"epochs": 1, "training.threads": 1}
+    )
     assert (result.run / "run.toml").exists()

@@ -24,7 +24,8 @@ from visavis.core.errors import (
 )
 from visavis.core.fields import UnitFloat, require_field, validate_fields, validate_int
 from visavis.core.spec import parse
-from visavis.data.dataset import ByteRange, Dataset, Image
+from visavis.data.dataset import Dataset
+from visavis.data.image_file import ByteRange, Image
 from visavis.papers.relevance.base import CosineRelevance
 from visavis.training.supervision.candidate_scores import _part_means
 
@@ -37,7 +38,7 @@ def test_errors_are_visavis_errors_in_the_class_tree():
         for kind in vars(errors).values()
         if isinstance(kind, type) and issubclass(kind, VisavisError)
     ]
-    assert len(kinds) == 12
+    assert len(kinds) == 13
     assert all(kind.__name__ in errors.__doc__ for kind in kinds)
     assert issubclass(VisavisError, ValueError)
 

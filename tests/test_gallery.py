@@ -20,13 +20,13 @@ from visavis.core.progress import NoProgress
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.equal_texts import text_keys
 from visavis.data.loader import Batch, BatchSchedule
-from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation import Protocol, evaluate, rank_scores
 from visavis.evaluation.protocols import get_protocol
 from visavis.evaluation.tiled_ranking import rank_by_tiles
 from visavis.losses.targets import Targets
 from visavis.training.supervision import PairSupervision
 
+from .fixtures.recipes import write_recipe
 from .matching import mentions
 
 SEEDS = pytest.mark.parametrize("seed", range(6))
@@ -198,28 +198,20 @@ def test_appended_items_keep_their_padding():
 
     parts = [words(2, 3), words(1, 5), words(2, 4)]
     joined = append_items(collect_batches(parts[:2]), parts[2])
-    assert [block.vectors.shape[1] for block in joined.blocks] == [3, 5, 4]
+    assert [joined[[item]].vectors.shape[1] for item in (0, 2, 3)] == [3, 5, 4]
     assert torch.equal(joined[4:].vectors[0], parts[2].vectors[1])
     assert type(append_items(parts[0], parts[0])) is not type(joined)
 
 
-@pytest.fixture(scope="module")
-def scenes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("gallery") / "scenes"
-    return write_synthetic_scenes(
-        folder, num_train=6, num_val=4, num_test=8, captions_per_image=2, size=32
-    )
-
-
 @pytest.fixture
-def distractors(tmp_path, scenes):
+def distractors(tmp_path, few_scenes):
     """Five new images, a copy of an image of the test split, and a list of two texts."""
     random, folder = np.random.default_rng(0), tmp_path / "others"
     folder.mkdir()
     for number in range(5):
         pixels = random.integers(0, 255, (32, 32, 3), np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.png")
-    copied = open_dataset(scenes).split("test").images[2]
+    copied = open_dataset(few_scenes).split("test").images[2]
     (folder / "copy.png").write_bytes(copied.read())
     (tmp_path / "texts.txt").write_text("a green star\n\n  two blue circles \n")
     return folder, tmp_path / "texts.txt"
@@ -230,12 +222,12 @@ def gallery_scores(model, split, images, texts) -> np.ndarray:
     return (visual @ model.encode_texts([*split.captions, *texts]).T).numpy()
 
 
-def test_distractors_equal_a_handmade_matrix(dual_encoders, scenes, distractors, tmp_path):
+def test_distractors_equal_a_handmade_matrix(dual_encoders, few_scenes, distractors, tmp_path):
     folder, texts = distractors
     result = visavis.evaluate(
-        dual_encoders / "clip", data=scenes, distractors=[folder, texts], trec=tmp_path / "trec"
+        dual_encoders / "clip", data=few_scenes, distractors=[folder, texts], trec=tmp_path / "trec"
     )
-    split = open_dataset(scenes).split("test")
+    split = open_dataset(few_scenes).split("test")
     images = [Image.open(folder / f"{number}.png") for number in range(5)]
     scores = gallery_scores(
         visavis.load(dual_encoders / "clip"), split, images, ["a green star", "two blue circles"]
@@ -253,9 +245,9 @@ def test_distractors_equal_a_handmade_matrix(dual_encoders, scenes, distractors,
             assert 100 * found[Success @ k] == pytest.approx(expected)
 
 
-def test_distractors_of_the_same_data_leave_the_split_out(dual_encoders, scenes):
-    result = visavis.evaluate(dual_encoders / "clip", data=scenes, distractors=scenes)
-    data = open_dataset(scenes)
+def test_distractors_of_the_same_data_leave_the_split_out(dual_encoders, few_scenes):
+    result = visavis.evaluate(dual_encoders / "clip", data=few_scenes, distractors=few_scenes)
+    data = open_dataset(few_scenes)
     split, others = data.split("test"), [*data.split("train").images, *data.split("val").images]
     scores = gallery_scores(
         visavis.load(dual_encoders / "clip"), split, [image.open() for image in others], []
@@ -263,11 +255,11 @@ def test_distractors_of_the_same_data_leave_the_split_out(dual_encoders, scenes)
     positive = np.zeros(scores.shape, bool)
     positive[split.image_of, np.arange(16)] = True
     check_ranks(result, scores, positive)
-    assert result.protocol == "plain + 10 images without captions"
+    assert result.protocol == "plain + 16 images without captions"
 
 
-def test_distractors_leave_own_texts_out(dual_encoders, scenes, tmp_path, monkeypatch):
-    captions = open_dataset(scenes).split("test").captions
+def test_distractors_leave_own_texts_out(dual_encoders, few_scenes, tmp_path, monkeypatch):
+    captions = open_dataset(few_scenes).split("test").captions
     spellings = [text.upper().replace(" ", "  ") for text in captions]
     (tmp_path / "texts.txt").write_text("\n".join([*captions, *spellings, "un cafe\u0301"]))
     (tmp_path / "again.txt").write_text("Un caf\u00e9")
@@ -275,7 +267,7 @@ def test_distractors_leave_own_texts_out(dual_encoders, scenes, tmp_path, monkey
     monkeypatch.setattr(NoProgress, "message", lambda _, text: messages.append(text))
     result = visavis.evaluate(
         dual_encoders / "clip",
-        data=scenes,
+        data=few_scenes,
         distractors=[tmp_path / "texts.txt", tmp_path / "again.txt"],
     )
     assert result.protocol == "plain + 1 text without images"
@@ -286,20 +278,22 @@ def test_distractors_leave_own_texts_out(dual_encoders, scenes, tmp_path, monkey
     ]
 
 
-def test_distractors_require_an_open_protocol(dual_encoders, scenes, distractors, tmp_path):
+def test_distractors_require_an_open_protocol(dual_encoders, few_scenes, distractors, tmp_path):
     with pytest.raises(SpecError, match=mentions("--distractors", "flickr8k", "plain")):
         visavis.evaluate(
-            dual_encoders / "clip", data=scenes, protocol="flickr8k", distractors=distractors[0]
+            dual_encoders / "clip", data=few_scenes, protocol="flickr8k", distractors=distractors[0]
         )
     (tmp_path / "empty.txt").write_text("\n")
     with pytest.raises(DataError, match=mentions("empty.txt", "one text per line")):
-        visavis.evaluate(dual_encoders / "clip", data=scenes, distractors=tmp_path / "empty.txt")
+        visavis.evaluate(
+            dual_encoders / "clip", data=few_scenes, distractors=tmp_path / "empty.txt"
+        )
 
 
 @pytest.fixture
-def with_uncaptioned(scenes, tmp_path, distractors):
+def with_uncaptioned(few_scenes, tmp_path, distractors):
     """The scenes with five images of the test split that have no caption."""
-    data = open_dataset(scenes)
+    data = open_dataset(few_scenes)
     rows = []
     for image, captions in zip(data.images, data.captions_of, strict=True):
         image.open().save(tmp_path / "others" / f"{len(rows)}-scene.png")
@@ -316,21 +310,11 @@ def with_uncaptioned(scenes, tmp_path, distractors):
     return tmp_path
 
 
-RECIPE = """
-name = "tiny"
-visual = { encoder = "scenes" }
-text = { encoder = "vocabulary", min_count = 1 }
-model = { kind = "VSE++", embedding_dim = 8, word_dim = 8 }
-training = { batch_size = 4 }
-[[phases]]
-epochs = 1
-objective = "TripletHN()"
-supervision = "PairSupervision(by='texts')"
-"""
+BY_TEXTS = {"objective": "TripletHN()", "supervision": "PairSupervision(by='texts')"}
 
 
 def test_training_tests_with_uncaptioned_images(with_uncaptioned, tmp_path):
-    (tmp_path / "tiny.toml").write_text(RECIPE)
+    write_recipe(tmp_path / "tiny.toml", BY_TEXTS)
     arguments = ["train", str(tmp_path / "tiny.toml"), "--data", str(with_uncaptioned)]
     printed = CliRunner().invoke(cli.app, [*arguments, "--out", str(tmp_path / "run")])
     assert printed.exit_code == 0, printed.output
@@ -342,9 +326,9 @@ def test_training_tests_with_uncaptioned_images(with_uncaptioned, tmp_path):
     again = visavis.evaluate(tmp_path / "run")
     assert again.metrics["rsum"] == pytest.approx(stored["rsum"])
     plain = visavis.evaluate(tmp_path / "run", data=with_uncaptioned, distractors=tmp_path)
-    # Added: six images of train, one of which has no caption, four of val, and a file with the pixels
-    # of a test image in other bytes.
-    assert plain.protocol == "plain + 16 images without captions"
+    # Added: twelve images of train, one of which has no caption, four of val, and a file with the
+    # pixels of a test image in other bytes.
+    assert plain.protocol == "plain + 22 images without captions"
     assert (plain.text_ranks >= again.text_ranks).all()
 
 
@@ -407,7 +391,7 @@ def test_evaluate_accepts_a_gallery_of_vectors():
 
 @pytest.mark.slow
 def test_comparison_states_its_gallery(with_uncaptioned, tmp_path):
-    (tmp_path / "tiny.toml").write_text(RECIPE)
+    write_recipe(tmp_path / "tiny.toml", BY_TEXTS)
     compared = visavis.compare(
         tmp_path / "tiny.toml",
         data=with_uncaptioned,

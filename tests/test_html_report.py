@@ -144,6 +144,7 @@ def test_templates_need_no_network():
     ]
     assert {path.name for path in templates} == {
         "base.html.j2",
+        "board.html.j2",
         "coherence.html.j2",
         "comparison.html.j2",
         "demo.html.j2",

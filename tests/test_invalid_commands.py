@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import sys
@@ -16,11 +17,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.recipes import TINY_RECIPE
+from tests.fixtures.recipes import write_recipe
 
 import visavis
 from visavis import cli
-from visavis.data.synthetic import write_synthetic_scenes
 
 LIMIT_S = 10
 
@@ -112,6 +112,7 @@ COMMANDS = {
     "classify": ("classify {index} {images}/1.png {text}", {
         1: RUNS, 2: ALL_PATHS, 3: ALL_PATHS, "--templates": ALL_PATHS, "--top": NUMBERS, "--memory": MEMORIES, "--json": FLAG}),
     "indexes evaluate": ("indexes evaluate {index} {text}", {2: RUNS, 3: ALL_PATHS, "--store": ALL_PATHS, "--memory": MEMORIES, "--json": FLAG}),
+    "indexes export-votes": ("indexes export-votes {index} --out made.jsonl", {2: RUNS, "--out": PATHS, "--json": FLAG}),
     "indexes use-queries": ("indexes use-queries {index} {text}", {2: RUNS, 3: RUNS, "--json": FLAG}),
     "indexes list-queries": ("indexes list-queries {index}", {2: RUNS, "--json": FLAG}),
     "indexes restore-queries": ("indexes restore-queries {index}", {2: RUNS, "--json": FLAG}),
@@ -120,9 +121,9 @@ COMMANDS = {
     "indexes compress": ("indexes compress {index} 2KB", {2: RUNS, 3: MEMORIES, "--memory": MEMORIES, "--json": FLAG}),
     "indexes move": ("indexes move {index} {text}", {2: RUNS, 3: ALL_PATHS, "--model": RUNS, "--json": FLAG}),
     "serve": ("serve {index} --port {busy}", {  # a busy port: no server keeps running
-        1: RUNS, "": RUNS, "--host": [*TEXTS, "0.0.0.0", "::1", "nobody.invalid"], "--token": TEXTS, "--feedback": PATHS}),
+        1: RUNS, "": RUNS, "--host": [*TEXTS, "0.0.0.0", "::1", "nobody.invalid"], "--token": TEXTS, "--votes": FLAG}),
     "mcp": ("mcp {index} --store {folder}", {  # not the store of the index: no server keeps running
-        1: RUNS, "": RUNS, "--feedback": PATHS}),
+        1: RUNS, "": RUNS, "--votes": FLAG}),
     "explain": ("explain {run} {images}/1.png red", {
         1: RUNS, 2: [*ALL_PATHS, "{images}/9.png"], 3: [*TEXTS, "red " * 9999], "--out": PATHS, "--json": FLAG}),
     "papers coherence": ("papers coherence {run} --relevance SceneRelevance() --queries 1", {
@@ -140,15 +141,13 @@ COMMANDS = {
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory, dual_encoders):
+def paths(tmp_path_factory, dual_encoders, few_scenes, tiny_run):
     """Folders, files, links and pipes that values refer to."""
     transformers = pytest.importorskip("transformers")
     root = tmp_path_factory.mktemp("odd")
-    scenes = write_synthetic_scenes(
-        root / "data" / "scenes", num_train=12, num_val=4, num_test=4, captions_per_image=2, size=32
-    )
-    (root / "recipe.toml").write_text(TINY_RECIPE)
-    visavis.train(root / "recipe.toml", data=scenes, out=root / "run")
+    shutil.copytree(few_scenes, root / "data" / "scenes")
+    shutil.copytree(tiny_run, root / "run")
+    write_recipe(root / "recipe.toml")
     for name in ("folder", "empty", "images"):
         (root / name).mkdir()
     (root / "folder" / "letter.txt").write_text("dear")
@@ -160,8 +159,8 @@ def paths(tmp_path_factory, dual_encoders):
     os.mkfifo(root / "pipe")
     (root / "dangling").symlink_to(root / "nowhere")
     (root / "loop.toml").symlink_to(root / "loop.toml")
-    np.save(root / "npy.npy", np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32))
-    np.save(root / "zeros.npy", np.zeros((20, 0), np.float32))
+    np.save(root / "npy.npy", np.random.default_rng(0).normal(size=(24, 6)).astype(np.float32))
+    np.save(root / "zeros.npy", np.zeros((24, 0), np.float32))
     small = {
         "hidden_size": 8,
         "num_hidden_layers": 1,
@@ -201,7 +200,7 @@ def paths(tmp_path_factory, dual_encoders):
         "gone",
     )
     others = {
-        "scenes": scenes,
+        "scenes": root / "data" / "scenes",
         "loop": root / "loop.toml",
         "recipe": root / "recipe.toml",
         "npy": root / "npy.npy",

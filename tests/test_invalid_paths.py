@@ -139,8 +139,9 @@ def test_links_in_a_loop_are_skipped_or_refused(folder):
 
 WORK = {
     "papers_anatomy": "visavis.papers.diagnostics.objective_profile.profile_objectives",
+    "papers_board": "visavis.papers.board.recorded_runs.read_runs",
     "papers_coherence": "visavis.papers.relevance.runs.open_rankers",
-    "compare": "visavis.research.experiments.run_comparison.cache_setting_features",
+    "compare": "visavis.research.experiments.run_comparison.prepare_settings",
     "papers_convert": "visavis.models.encoders.checkpoint_files.read_checkpoint",
     "data_convert": "visavis.papers.convert_features._parse_source",
     "data_scenes": "visavis.data.synthetic.write_synthetic_clips",
@@ -150,16 +151,19 @@ WORK = {
     "explain": "visavis.research.attention_maps.attention_map",
     "features": "visavis.data.dataset_reader.open_dataset",
     "index": "visavis.models.retriever.Retriever.load",
+    "indexes_export": "visavis.retrieval.build.index_export.read_manifest",
+    "indexes_export_votes": "visavis.retrieval.build.index_export.read_feedback",
     "data_mine": "visavis.training.runs.mine_negatives._encode",
     "mteb": "visavis.models.retriever.Retriever.load",
     "papers_relevance_fit": "visavis.papers.relevance.fine_tuning.read_stsb",
     "papers_relevance_thresholds": "visavis.papers.relevance.estimator_quality.relevance_distributions",
-    "papers_reproduce": "visavis.research.experiments.run_comparison.cache_setting_features",
+    "papers_reproduce": "visavis.research.experiments.run_comparison.prepare_settings",
     "train": "visavis.training.training_run.prepare_training",
 }
 """The function of each command that does its work."""
 ARGUMENTS = {
     "papers_anatomy": ("VLC()",),
+    "papers_board": ("run",),
     "papers_coherence": ("run",),
     "papers_convert": ("weights.pt",),
     "data_convert": (["features.pkl"],),
@@ -168,6 +172,8 @@ ARGUMENTS = {
     "export": ("run",),
     "features": ("scenes",),
     "index": ("run", "scenes"),
+    "indexes_export": ("index",),
+    "indexes_export_votes": ("index",),
     "data_mine": ("run",),
     "mteb": ("run",),
     "papers_relevance_thresholds": ("scenes",),
@@ -184,6 +190,16 @@ OPTIONS = {
 }
 
 
+WRITES_A_FILE = (
+    "explain",
+    "indexes_export",
+    "indexes_export_votes",
+    "papers_diagnose",
+    "data_mine",
+    "papers_relevance_thresholds",
+)
+
+
 def test_every_command_with_an_output_is_listed():
     outputs = {
         name
@@ -198,11 +214,7 @@ def test_existing_output_is_refused_before_any_work(command, folder, monkeypatch
     (folder / "full").mkdir()
     (folder / "full" / "letter.txt").write_text("dear")
     (folder / "full.png").write_text("dear")
-    name = (
-        "full.png"
-        if command in ("explain", "papers_diagnose", "data_mine", "papers_relevance_thresholds")
-        else "full"
-    )
+    name = "full.png" if command in WRITES_A_FILE else "full"
     module, _, function = WORK[command].rpartition(".")
 
     def work(*args, **kwargs):

@@ -127,10 +127,10 @@ def test_language_check_reads_docstrings_messages_and_comments(checker, tmp_path
 
 def test_language_check_reads_names_and_test_names(checker, tmp_path):
     name = "test_" + "long_name_" * 6
-    text = f"def {name}(tower):\n    kept_degrees = tower\n"
+    text = f"def {name}(wanted):\n    kept_degrees = wanted\n"
     assert sorted(findings(checker, tmp_path, "module.py", text)) == [
         (1, name),
-        (1, "tower"),
+        (1, "wanted"),
         (2, "kept_degrees"),
     ]
 

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.fixtures.recipes import recipe_text
 from tests.platforms import linux_calls
-from tests.recipes import TINY_RECIPE
 
 import visavis
 from visavis.cli import terminal
@@ -32,7 +32,8 @@ from visavis.core.storage import writing
 from visavis.data import workers
 from visavis.data.dataset_check import check_dataset
 from visavis.data.dataset_reader import open_dataset
-from visavis.data.feedback.records import Judgment, QueryKey, open_feedback, read_feedback
+from visavis.data.feedback.records import Judgment, QueryKey
+from visavis.data.feedback.sources import read_feedback, write_feedback
 from visavis.data.parallel import cpu_cores
 from visavis.papers.relevance.caption_estimators import read_word_vectors
 from visavis.retrieval.source_files import list_source_files
@@ -284,7 +285,7 @@ def test_windows_line_ends_give_the_same_recipe(tmp_path, encoding):
     recipes = []
     for folder in (tmp_path / "posix", tmp_path / "windows"):
         folder.mkdir()
-        for name, text in (("base.toml", TINY_RECIPE), ("own.toml", extending)):
+        for name, text in (("base.toml", recipe_text()), ("own.toml", extending)):
             if folder.name == "posix":
                 (folder / name).write_text(text, encoding="utf-8", newline="\n")
             else:
@@ -322,9 +323,7 @@ def test_windows_line_ends_give_the_same_labels(tmp_path, dual_encoders, encodin
 @windows_texts
 def test_windows_line_ends_give_the_same_feedback(tmp_path, encoding):
     record = Judgment("2026-01-01T10:00:00Z", "photos", QueryKey("é"), "a.png", "c0ffee", True)
-    with open_feedback(tmp_path / "feedback.jsonl") as file:
-        file.append(record)
-        file.append(replace(record, item="b.png"))
+    write_feedback(tmp_path / "feedback.jsonl", [record, replace(record, item="b.png")])
     text = (tmp_path / "feedback.jsonl").read_text(encoding="utf-8")
     write_as_on_windows(tmp_path / "copied.jsonl", text, encoding)
     assert read_feedback(tmp_path / "copied.jsonl") == [record, replace(record, item="b.png")]

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.recipes import TINY_RECIPE
+from tests.fixtures.recipes import write_recipe
 
 import visavis
-from visavis.core.progress import REPORT_INTERVAL_S, ItemCounter, NoProgress
+from visavis.cli import console
+from visavis.cli.console import ProgressBars
+from visavis.core.progress import REPORT_INTERVAL_S, ItemCounter, NoProgress, StageClock
 from visavis.core.stopping import kept_if_stopped, resumed_folder
 from visavis.data.synthetic import write_synthetic_scenes
 
@@ -98,11 +100,12 @@ def slowed(module: str, owner: str, name: str, seconds: float = 0.3) -> str:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("world")
+    # 40 images: with fewer, commands end before their progress is shown.
     data = write_synthetic_scenes(
         folder / "scenes", num_train=24, num_val=8, num_test=8, captions_per_image=2, size=32
     )
-    (folder / "tiny.toml").write_text(TINY_RECIPE)
-    visavis.train(folder / "tiny.toml", data=data, out=folder / "run")
+    recipe = write_recipe(folder / "tiny.toml")
+    visavis.train(recipe, data=data, out=folder / "run")
     return folder
 
 
@@ -150,7 +153,7 @@ def test_stop_carries_sentences_of_all_blocks(tmp_path):
 
 @pytest.mark.slow
 def test_terminal_shows_activity_then_items(here):
-    program = slowed("retrieval.encoding", "_FileReader", "__call__", 0.08)
+    program = slowed("retrieval.build.encoding", "_FileReader", "__call__", 0.08)
     shown = in_terminal(["index", "run", "scenes/images", "--out", "index"], program=program)
     assert shown.code == 0, shown.text
     assert re.search(r"(index|loading the model) ━", shown.text)
@@ -178,7 +181,7 @@ NOTHING = "No result was written. Repeat it with: "
 PHASES = {
     "index, encoding": (
         ["index", "run", "scenes/images", "--out", "new"],
-        ("retrieval.encoding", "_FileReader", "__call__"),
+        ("retrieval.build.encoding", "_FileReader", "__call__"),
         "/40",
         r"The index keeps 0 of 40 new files\. Repeat it with: ",
     ),
@@ -226,7 +229,7 @@ PHASES = {
     ),
     "serve, start": (
         ["serve", "scenes/images", "--model", "run", "--port", 0],
-        ("retrieval.encoding", "_FileReader", "__call__"),
+        ("retrieval.build.encoding", "_FileReader", "__call__"),
         "/40",
         r"The index keeps 0 of 40 new files\. Repeat it with: ",
     ),
@@ -264,3 +267,34 @@ def test_ctrl_c_at_any_time_of_the_start_ends_with_one_line(here):
         assert process.returncode in (130, -signal.SIGINT), (seconds, errors)
         assert errors.count(b"\n") == 1, (seconds, errors)
         assert errors.startswith(b"Stopped"), (seconds, errors)
+
+
+def test_stages_add_up_to_the_duration():
+    started = time.monotonic()
+    clock = StageClock()
+    with clock.stage("a"):
+        time.sleep(0.02)
+        with clock.stage("b"), clock.stage("a"):
+            time.sleep(0.02)
+        with pytest.raises(ValueError, match="stopped"), clock.stage("c"):
+            time.sleep(0.02)
+            raise ValueError("stopped")
+    outer_ended = time.monotonic()
+    times = clock.read()
+    assert set(times) == {"other", "a", "b", "c"}
+    # An inner stage is not a part of the outer one.
+    assert times["a"] >= 0.04 and times["c"] >= 0.02 and times["b"] < 0.02
+    assert outer_ended - started - 0.01 < sum(times.values()) <= time.monotonic() - started
+    # The clock continues.
+    time.sleep(0.01)
+    assert clock.read()["other"] >= times["other"] + 0.01
+
+
+def test_speed_of_slow_task_is_shown(capsys, monkeypatch):
+    """A large model takes more than a second for a photo."""
+    monkeypatch.setattr(console, "LINE_INTERVAL_S", 0.0)
+    with ProgressBars() as progress:
+        for speed in (0.25, 9.87, 1234.4):
+            progress.update("files", 1, 8, speed)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[1] for line in lines] == ["0.2/s", "9.9/s", "1,234/s"]

@@ -118,3 +118,5 @@ def test_broken_package_is_one_error(call, monkeypatch):
     assert code == 1
     assert "papers_gone: expected a part of an installed package, got ModuleNotFoundError" in err
     assert call("doctor", "--help")[0] == 0, "other commands do not load it"
+    code, out, err = call("--help")
+    assert (code, "papers" in out.split()) == (0, True), err

@@ -24,11 +24,14 @@ COMMANDS = [
     "benchmarks/compiled_loss.py --pairs 32 --backend eager",
     "benchmarks/engine.py --rows large --objectives VLC --size 256 --repeats 1",
     "benchmarks/index.py --images 60",
+    "benchmarks/index.py --loop --images 8 --size 400 300 --repeats 1",
+    "benchmarks/query_start.py --items 1000 --repeats 1",
     "benchmarks/scan.py --images 20 --captions 40 --looped 10",
     "benchmarks/serve.py --clients 2 --seconds 1 --requests 20",
     "benchmarks/typing_clients.py --clients 2 --seconds 1 --rounds 1",
     "studies/errata.py --check",
     "studies/synthetic_clips.py --seeds 1 --clips 40 --out {out}",
+    "studies/board.py --seeds 1 --limit 1 --data scenes --out {out}",
     "studies/recompute_claims.py",
 ]
 

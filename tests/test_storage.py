@@ -73,11 +73,8 @@ def test_storage_append_is_all_or_nothing_at_any_size_limit(tmp_path):
         try:
             with pytest.raises(StorageError, match="No space left"):
                 for value in range(1000):
-                    storage.append_json_line(
-                        log,
-                        {"value": value, "text": "é" * chooser.randrange(40)},
-                        fsync=number % 20 == 0,
-                    )
+                    row = {"value": value, "text": "é" * chooser.randrange(40)}
+                    storage.append_json_line(log, row)
                     acknowledged.append(value)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -13,23 +13,10 @@ import sys
 
 import pytest
 from PIL import Image
-from tests.recipes import TINY_RECIPE
+from tests.fixtures.recipes import recipe_text
 
-import visavis
 from visavis import cli
 from visavis.cli.terminal import print_json
-from visavis.data.synthetic import write_synthetic_scenes
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    data = write_synthetic_scenes(
-        folder / "scenes", num_train=12, num_val=4, num_test=4, captions_per_image=2, size=32
-    )
-    (folder / "tiny.toml").write_text(TINY_RECIPE)
-    visavis.train(folder / "tiny.toml", data=data, out=folder / "run")
-    return folder / "run"
 
 
 @pytest.fixture
@@ -70,8 +57,10 @@ def call(monkeypatch, tmp_path):
     ],
 )
 @pytest.mark.parametrize("as_json", [False, True])
-def test_output_is_valid_on_an_ascii_terminal(call, run, command, as_json):
-    code, out, err = call(*command.format(run=run).split(), *["--json"] * as_json, encoding="ascii")
+def test_output_is_valid_on_an_ascii_terminal(call, tiny_run, command, as_json):
+    code, out, err = call(
+        *command.format(run=tiny_run).split(), *["--json"] * as_json, encoding="ascii"
+    )
     assert code == 0 or command == "doctor", err
     assert out.strip()
     assert not as_json or isinstance(json.loads(out), dict)
@@ -92,11 +81,11 @@ CONTROLS = "\x1b[2J\x9b31m\x07"
 
 
 @linux_only
-def test_file_names_never_send_control_characters(call, run, tmp_path):
+def test_file_names_never_send_control_characters(call, tiny_run, tmp_path):
     (tmp_path / "images").mkdir()
     Image.new("RGB", (40, 40), "red").save(tmp_path / "images" / f"{CONTROLS}.png")
     (tmp_path / "images" / f"{CONTROLS}broken.png").write_bytes(b"\x89PNG")
-    code, out, err = call("search", run, "red", "--collection", tmp_path / "images")
+    code, out, err = call("search", tiny_run, "red", "--collection", tmp_path / "images")
     assert code == 0, err
     assert r"\x1b[2J\x9b31m\x07.png" in out
     assert r"\x1b[2J\x9b31m\x07broken.png" in err
@@ -104,10 +93,12 @@ def test_file_names_never_send_control_characters(call, run, tmp_path):
         out,
         err,
         *call("evaluate", f"gone{CONTROLS}\n")[1:],
-        *call("search", run, "red", "--collection", "images", "--json")[1:],
+        *call("search", tiny_run, "red", "--collection", "images", "--json")[1:],
     ):
         assert not set(CONTROLS[:1] + CONTROLS[4:5] + CONTROLS[-1]) & set(output)
-    hits = json.loads(call("search", run, "red", "--collection", "images", "--json")[1])["hits"]
+    hits = json.loads(call("search", tiny_run, "red", "--collection", "images", "--json")[1])[
+        "hits"
+    ]
     assert hits[0]["name"] == f"{CONTROLS}.png"
 
 
@@ -139,11 +130,9 @@ def test_print_json_writes_null_for_nan_and_infinity(capsys):
     )
 
 
-def test_train_reads_a_recipe_with_byte_order_mark(call, run, tmp_path):
-    (tmp_path / "tiny.toml").write_bytes(b"\xef\xbb\xbf" + TINY_RECIPE.encode())
-    code, out, err = call(
-        "train", "tiny.toml", "--data", run.parent / "scenes", "--out", "run", "--json"
-    )
+def test_train_reads_a_recipe_with_byte_order_mark(call, few_scenes, tmp_path):
+    (tmp_path / "tiny.toml").write_bytes(b"\xef\xbb\xbf" + recipe_text().encode())
+    code, out, err = call("train", "tiny.toml", "--data", few_scenes, "--out", "run", "--json")
     assert code == 0, err
     assert json.loads(out)["run"] == "run"
 

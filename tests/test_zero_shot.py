@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from scipy.stats import spearmanr
+from tests.fixtures.recipes import write_recipe
 from typer.testing import CliRunner
 
 import visavis
@@ -19,7 +20,6 @@ from visavis import cli, evaluation
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, RecipeError, RunError, VisavisError
 from visavis.data.dataset_reader import open_dataset
-from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation.classification import class_vectors, zero_shot_accuracy
 from visavis.losses.targets import Targets
 from visavis.objectives import Unified
@@ -35,21 +35,10 @@ kinds = pytest.mark.parametrize("kind", ["clip", "siglip"])
 
 
 @pytest.fixture(scope="module")
-def scenes(tmp_path_factory):
-    return write_synthetic_scenes(
-        tmp_path_factory.mktemp("world") / "scenes",
-        num_train=12,
-        num_val=4,
-        num_test=8,
-        captions_per_image=2,
-        size=32,
-    )
-
-
-@pytest.fixture(scope="module")
-def rated(scenes):
+def rated(few_scenes, tmp_path_factory):
     """The scenes with human ratings of some pairs of the test split."""
-    split = open_dataset(scenes).split("test")
+    folder = shutil.copytree(few_scenes, tmp_path_factory.mktemp("rated") / "scenes")
+    split = open_dataset(few_scenes).split("test")
     random = np.random.default_rng(0)
     names = [image.name for image in split.images]
     pairs = [(image, caption) for image in names for caption in names]
@@ -57,15 +46,15 @@ def rated(scenes):
         f"{image}\t{other}#0\t" + "\t".join(map(str, random.integers(1, 5, 3)))
         for image, other in pairs
     )
-    (scenes / FLICKR8K_FILES["expert"]).write_text("\n".join(expert))
-    (scenes / FLICKR8K_FILES["crowd"]).write_text(
+    (folder / FLICKR8K_FILES["expert"]).write_text("\n".join(expert))
+    (folder / FLICKR8K_FILES["crowd"]).write_text(
         "\n".join(f"{image}\t{other}#1\t0.5\t{random.integers(1, 4)}\t2" for image, other in pairs)
     )
-    return scenes
+    return folder
 
 
 @pytest.fixture(scope="module")
-def coco(scenes, tmp_path_factory):
+def coco(few_scenes, tmp_path_factory):
     """The scenes in the layout of MS-COCO: Karpathy's list, a folder of images, and ratings of
     Crisscrossed Captions.
     """
@@ -76,7 +65,7 @@ def coco(scenes, tmp_path_factory):
         ["caption,image,agg_score,sampling_method"],
         np.random.default_rng(0),
     )
-    data = open_dataset(scenes)
+    data = open_dataset(few_scenes)
     for number, (image, own) in enumerate(zip(data.images, data.captions_of, strict=True)):
         name = f"COCO_val2014_{number:012}.jpg"
         image.open().save(folder / "val2014" / name)
@@ -116,8 +105,8 @@ def encoded(folder, split):
 
 
 @kinds
-def test_pretrained_folder_evaluates_as_its_vectors(dual_encoders, scenes, kind):
-    split = open_dataset(scenes).split("test")
+def test_pretrained_folder_evaluates_as_its_vectors(dual_encoders, few_scenes, kind):
+    split = open_dataset(few_scenes).split("test")
     images, texts = encoded(dual_encoders / kind, split)
     expected = evaluation.evaluate(
         Encoded(images),
@@ -126,32 +115,37 @@ def test_pretrained_folder_evaluates_as_its_vectors(dual_encoders, scenes, kind)
         torch.arange(len(split.images)),
         torch.from_numpy(split.image_of),
     )
-    result = visavis.evaluate(dual_encoders / kind, data=scenes)
+    result = visavis.evaluate(dual_encoders / kind, data=few_scenes)
     assert (result.num_images, result.num_texts, result.protocol) == (8, 16, "plain")
     assert result.metrics["rsum"] == pytest.approx(expected.metrics["rsum"], abs=1e-6)
-    assert visavis.evaluate(dual_encoders / kind, data=scenes, split="val").num_images == 4
+    assert visavis.evaluate(dual_encoders / kind, data=few_scenes, split="val").num_images == 4
 
 
 @kinds
-def test_pretrained_folder_searches_images(dual_encoders, scenes, kind):
-    data = open_dataset(scenes)
+def test_pretrained_folder_searches_images(dual_encoders, few_scenes, kind):
+    data = open_dataset(few_scenes)
     images, texts = encoded(dual_encoders / kind, data)
-    hits = visavis.search(dual_encoders / kind, data.captions[3], collection=scenes, top=5)
+    hits = visavis.search(dual_encoders / kind, data.captions[3], collection=few_scenes, top=5)
     best = (images @ texts[3]).topk(5)
     assert [hit.name for hit in hits] == [data.images[i].name for i in best.indices.tolist()]
     assert [hit.score for hit in hits] == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
-def test_pretrained_folder_is_compared_with_runs(dual_encoders, scenes, tmp_path):
+def test_pretrained_folder_is_compared_with_runs(dual_encoders, few_scenes, tmp_path):
     models = [dual_encoders / "clip", dual_encoders / "siglip"]
     result = visavis.papers_coherence(
-        models, relevance="SceneRelevance()", data=scenes, queries=1, top=3, out=tmp_path / "new"
+        models,
+        relevance="SceneRelevance()",
+        data=few_scenes,
+        queries=1,
+        top=3,
+        out=tmp_path / "new",
     )
     assert [(ranker.name, ranker.objective) for ranker in result.rankers[:2]] == [
         ("clip", "zero-shot"),
         ("siglip", "zero-shot"),
     ]
-    assert result.data.fingerprint == open_dataset(scenes).split("test").fingerprint
+    assert result.data.fingerprint == open_dataset(few_scenes).split("test").fingerprint
     assert "zero-shot" in (tmp_path / "new" / "report.html").read_text()
 
 
@@ -221,14 +215,14 @@ def test_agreement_rejects_captions_alone(dual_encoders, coco, tmp_path):
         visavis.papers_agreement(dual_encoders / "clip", data=tmp_path)
 
 
-def test_diagnose_uses_given_objective(dual_encoders, scenes):
+def test_diagnose_uses_given_objective(dual_encoders, few_scenes):
     found = visavis.papers_diagnose(
-        dual_encoders / "clip", data=scenes, objective=["Unified()", "VLC()"]
+        dual_encoders / "clip", data=few_scenes, objective=["Unified()", "VLC()"]
     )
     assert found.counts[0].objective == repr(Unified())
     assert found.counts[1].objective.startswith("VLC(")
     assert (found.step, found.batches, found.texts) == (0, 1, 24)
-    split = open_dataset(scenes).split("train")
+    split = open_dataset(few_scenes).split("train")
     images, texts = encoded(dual_encoders / "clip", split)
     batch = torch.from_numpy(split.image_of)
     (ways,) = contributing_by_epsilon(
@@ -242,7 +236,7 @@ def test_diagnose_uses_given_objective(dual_encoders, scenes):
     )
 
 
-def test_pretrained_folder_reports_missing_parts(dual_encoders, scenes, tmp_path):
+def test_pretrained_folder_reports_missing_parts(dual_encoders, few_scenes, tmp_path):
     clip = dual_encoders / "clip"
     brings_no_data = r"clip: expected a data set, but .* Name one with --data\.$"
     for call in (
@@ -262,13 +256,16 @@ def test_pretrained_folder_reports_missing_parts(dual_encoders, scenes, tmp_path
         RunError,
         match=r"expected an objective, because a pretrained model has none\. Name one with --objective\.$",
     ):
-        visavis.papers_diagnose(clip, data=scenes)
+        visavis.papers_diagnose(clip, data=few_scenes)
     with pytest.raises(
         RunError, match=r"expected a run folder with run\.toml, or a dual encoder such as CLIP"
     ):
-        visavis.evaluate(tmp_path, data=scenes)
+        visavis.evaluate(tmp_path, data=few_scenes)
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/model"}')
-    for call in (lambda: visavis.evaluate(tmp_path, data=scenes), lambda: visavis.load(tmp_path)):
+    for call in (
+        lambda: visavis.evaluate(tmp_path, data=few_scenes),
+        lambda: visavis.load(tmp_path),
+    ):
         with pytest.raises(
             DataError,
             match=r"expected a model, got an adapter of another model \(adapter_config\.json\)\. Merge both",
@@ -355,12 +352,14 @@ def test_tie_of_classes_counts_against_the_model():
     assert (result.top1.value, result.top5.value) == (0, 100)
 
 
-def test_zero_shot_of_attention_model_averages_scores(classes, tmp_path, scenes):
-    recipe = "name = 'scan'\nvisual = { encoder = 'scenes', granularity = 'regions' }\n"
-    recipe += "text = { encoder = 'vocabulary', min_count = 1 }\nmodel = { kind = 'SCAN', embedding_dim = 8, word_dim = 8 }\n"
-    recipe += "[[phases]]\nepochs = 1\nobjective = 'Unified()'\n"
-    (tmp_path / "scan.toml").write_text(recipe)
-    run = visavis.train(tmp_path / "scan.toml", data=scenes, out=tmp_path / "run").run
+def test_zero_shot_of_attention_model_averages_scores(classes, tmp_path, few_scenes):
+    recipe = write_recipe(
+        tmp_path / "scan.toml",
+        {"objective": "Unified()"},
+        visual={"granularity": "regions"},
+        model={"kind": "SCAN"},
+    )
+    run = visavis.train(recipe, data=few_scenes, out=tmp_path / "run").run
     (tmp_path / "templates.txt").write_text("\n".join(TEMPLATES))
     result = visavis.classify(run, classes, templates=tmp_path / "templates.txt")
     files, names = sorted(classes.rglob("*.png")), ["circle", "red square", "star"]

@@ -1,12 +1,16 @@
-"""Check that docstrings of public names are complete and agree with the signatures: python
-tools/check_docstrings.py [PACKAGE ...].
+"""Check docstrings: python tools/check_docstrings.py [PACKAGE ...].
 
-A public name has no leading underscore. Functions and methods document exactly their parameters
-(``Args:``), what they return or yield (``Returns:``, ``Yields:``) and the errors that they raise
-themselves (``Raises:``). Classes of fields document exactly their fields (``Attributes:`` or
-``Args:``). A method that overrides a documented one needs no docstring, and a property needs one
-sentence. A summary that starts with "Return" describes the returned value, and "see
-``Class.method``" refers to the description there.
+A name is public if ``__all__`` of a package lists it or if the documentation imports it. Its bases
+are public too.
+
+- **Public** functions and methods document exactly their parameters (``Args:``), what they return
+  or yield (``Returns:``, ``Yields:``) and the errors that they raise themselves (``Raises:``). A
+  method that overrides a documented one needs no docstring, and a property needs one sentence. A
+  summary that starts with "Return" describes the returned value, and "see ``Class.method``" refers
+  to the description there.
+- **Internal** functions have a summary only. A reason is a comment at the line that needs it.
+- Classes of fields, public or internal, document exactly their fields (``Attributes:`` or
+  ``Args:``).
 """
 
 from __future__ import annotations
@@ -20,34 +24,97 @@ from pathlib import Path
 
 import griffe
 
-SOURCE = Path(__file__).resolve().parents[1] / "src"
+PROJECT = Path(__file__).resolve().parents[1]
 
 
 def main() -> int:
     package = griffe.load(
         "visavis",
-        search_paths=[SOURCE],
+        search_paths=[PROJECT / "src"],
         docstring_parser="google",
         docstring_options={"warnings": False},
+        resolve_aliases=True,
     )
+    public = set(public_names(package))
     prefixes = tuple(sys.argv[1:]) or ("visavis",)
-    findings = [finding for finding in check_members(package) if finding.startswith(prefixes)]
+    findings = [
+        finding for finding in check_members(package, public) if finding.startswith(prefixes)
+    ]
     for finding in findings:
         print(finding)
     return bool(findings)
 
 
-def check_members(parent: griffe.Object) -> Iterator[str]:
-    """Findings of the public members of a module or class, and of their members."""
-    for name, member in parent.members.items():
-        if member.is_alias or name.startswith("_"):
+def public_names(package: griffe.Object) -> Iterator[str]:
+    """Paths of the functions and classes that ``__all__`` or the documentation names."""
+    named = [name for module in modules(package) for name in exported(module)]
+    for pattern in ("README.md", "docs/**/*.md", "examples/*.py"):
+        for page in PROJECT.glob(pattern):
+            imports = re.findall(
+                r"from (visavis[\w.]*) import (\([^)]*\)|[^\n]+)", page.read_text(encoding="utf-8")
+            )
+            named += [
+                f"{module}.{name}"
+                for module, names in imports
+                for name in re.findall(r"\w+", names)
+            ]
+    for path in named:
+        try:
+            member = package[path.removeprefix("visavis.")]
+        except KeyError:  # a constant of a module, or a word of a comment
             continue
-        if member.is_function:
-            yield from check_function(member)
+        if member.is_function or member.is_class:
+            yield from with_bases(member.final_target if member.is_alias else member)
+
+
+def modules(module: griffe.Object) -> Iterator[griffe.Object]:
+    yield module
+    for member in module.members.values():
+        if not member.is_alias and member.is_module:
+            yield from modules(member)
+
+
+def exported(module: griffe.Object) -> Iterator[str]:
+    """Paths that a module lists in ``__all__``."""
+    for name in module.exports or ():
+        yield f"{module.path}.{name if isinstance(name, str) else name.name}"
+
+
+def with_bases(member: griffe.Object) -> Iterator[str]:
+    """The path of a public name, and of the bases that it inherits its methods from."""
+    yield member.path
+    if member.is_class:
+        for base in member.resolved_bases:
+            yield from with_bases(base.final_target if base.is_alias else base)
+
+
+def check_members(
+    parent: griffe.Object, public: set[str], *, inside: bool = False
+) -> Iterator[str]:
+    """Findings of the members of a module or class, and of their members."""
+    for name, member in parent.members.items():
+        if member.is_alias:
+            continue
+        is_public = member.path in public or (inside and not name.startswith("_"))
+        if member.is_function and not (inside and name.startswith("__")):
+            yield from check_function(member) if is_public else check_internal(member)
         elif member.is_class:
-            yield from check_class(member)
-        if member.is_module or member.is_class:
-            yield from check_members(member)
+            if not name.startswith("_"):
+                yield from check_class(member)
+            yield from check_members(member, public, inside=is_public)
+        elif member.is_module:
+            yield from check_members(member, public)
+
+
+def check_internal(function: griffe.Function) -> Iterator[str]:
+    """An internal function with more than a summary. Examples that run as tests may follow it."""
+    if function.docstring is not None:
+        paragraphs = function.docstring.value.strip().split("\n\n")
+        if len(paragraphs) > 1 and ">>>" not in function.docstring.value:
+            yield (
+                f"{function.path}: an internal function with a docstring of several paragraphs. Keep "
+                "the summary. Move each reason to a comment at its line."
+            )
 
 
 def check_function(function: griffe.Function) -> Iterator[str]:

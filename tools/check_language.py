@@ -54,7 +54,7 @@ WORDS = {
     r"handed on": "carried over",
     r"right answers?": "ground truth, positives",
     r"(?:models?|one) that attends?": "cross-attention or late-interaction model",
-    r"towers?": "encoder",
+    r"(?<!text[ -])towers?(?!:)": "text tower, encoder",
     r"vital numbers": "health metrics",
     r"hung up": "timed out, disconnected",
     r"rules of the house": "project rules",
@@ -71,7 +71,7 @@ WORDS = {
 }
 NAMES = {
     "tell": "warn, print_message", "told": "the value's name", "said": "the value's name", "say": "warn", "heard": "install_signal_handlers",
-    "tower": "encoder", "degrees": "relevance", "judgements": "feedback", "judged": "feedback", "judgement": "judgment", "picture": "image",
+    "degrees": "relevance", "judgements": "feedback", "judged": "feedback", "judgement": "judgment", "picture": "image",
     "pictures": "images", "forth": "image_to_text", "back": "text_to_image", "across": "gather_targets", "Desk": "SearchService", "Gate": "TokenAuth",
     "Guard": "SecurityMiddleware", "Allowances": "RateLimiter", "Where": "ItemFilter", "looks": "perceptual_hash", "bits_apart": "hamming_distance",
     "anew": "again", "wanted": "the value's name", "Portrait": "ObjectiveProfile", "Turned": "Rotation", "Outlook": "Extrapolation", "Shades": "ThemedImage",

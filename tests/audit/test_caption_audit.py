@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from visavis.data.dataset import Dataset, Image
+from visavis.data.dataset import Dataset
+from visavis.data.image_file import Image
 from visavis.research.audit.audit_part import tfidf_vectors
 from visavis.research.audit.caption_audit import (
     audit_captions,

@@ -24,7 +24,7 @@ NUM_PLANTED = 16
 
 
 @pytest.fixture(scope="module")
-def scenes(tmp_path_factory):
+def large_scenes(tmp_path_factory):
     return write_synthetic_scenes(
         tmp_path_factory.mktemp("scenes") / "scenes",
         num_train=60,
@@ -36,21 +36,21 @@ def scenes(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def images(scenes):
-    return [Image.open(path).convert("RGB") for path in sorted((scenes / "images").iterdir())]
+def images(large_scenes):
+    return [Image.open(path).convert("RGB") for path in sorted((large_scenes / "images").iterdir())]
 
 
 @pytest.fixture(scope="module")
-def planted(scenes, images):
+def planted(large_scenes, images):
     """The synthetic scenes with copies of training images: recompressed, halved, cropped, and all
     of these, in train and in test.
     """
     random = np.random.default_rng(1)
-    rows = [json.loads(line) for line in (scenes / "captions.jsonl").read_text().splitlines()]
-    folder, pairs = scenes.parent / "planted", set()
+    rows = [json.loads(line) for line in (large_scenes / "captions.jsonl").read_text().splitlines()]
+    folder, pairs = large_scenes.parent / "planted", set()
     (folder / "images").mkdir(parents=True)
     for row in rows:
-        (folder / row["filename"]).write_bytes((scenes / row["filename"]).read_bytes())
+        (folder / row["filename"]).write_bytes((large_scenes / row["filename"]).read_bytes())
     for number, origin in enumerate(random.choice(60, NUM_PLANTED, replace=False)):
         name = f"images/copy{number}.{'png' if number % 2 else 'jpg'}"
         make_copies(images[origin], random)[number % 4].save(folder / name)
@@ -124,7 +124,7 @@ def test_duplicates_finds_exactly_planted_copies(planted):
 
 
 @pytest.mark.slow
-def test_duplicates_of_clean_scenes_are_empty(scenes):
-    audit = visavis.data_audit(scenes, parts=["duplicates"], **WORDS)
+def test_duplicates_of_clean_scenes_are_empty(large_scenes):
+    audit = visavis.data_audit(large_scenes, parts=["duplicates"], **WORDS)
     assert [pair for pair in audit.duplicates.pairs if pair.kind == "copy"] == []
     assert audit.ok

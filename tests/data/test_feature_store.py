@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, RefusedOverwrite
-from visavis.data.dataset import Dataset, Image
+from visavis.data.dataset import Dataset
 from visavis.data.features.arrays import ArrayFeatures
 from visavis.data.features.store import FeatureStore, FeatureWriter, StoreDescription
+from visavis.data.image_file import Image
 
 POOLED = StoreDescription("visual", "pooled", "encoder", "0" * 16, (3,), 4, "data")
 KEYS = ["a", "b", "c", "d"]

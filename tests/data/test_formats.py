@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from visavis.core.errors import DataError
-from visavis.data import dataset
+from visavis.data import dataset, image_file
 from visavis.data.dataset_reader import FORMATS, find_source, list_dataset, open_dataset
 from visavis.data.file_names import split_by_hash
 from visavis.data.formats.listing import caption_problem, clean_name
@@ -334,7 +334,7 @@ def test_precomp_with_two_names_of_a_split_is_refused(tmp_path, stems):
 def test_first_captions_keeps_the_order():
     data = dataset.Dataset(
         "d",
-        tuple(dataset.Image(name, "test") for name in "abc"),
+        tuple(image_file.Image(name, "test") for name in "abc"),
         tuple("uvwxyz"),
         np.array([0, 1, 0, 2, 0, 1]),
     )

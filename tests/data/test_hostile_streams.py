@@ -4,6 +4,7 @@ memory stays small.
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import logging
@@ -11,6 +12,7 @@ import pickle
 import subprocess
 import sys
 import tarfile
+import warnings
 
 import numpy as np
 import pytest
@@ -21,7 +23,8 @@ from visavis import data_convert
 from visavis.core.errors import DataError, VisavisError
 from visavis.data.dataset_check import check_dataset
 from visavis.data.dataset_reader import open_dataset
-from visavis.data.formats.listing import MAX_CAPTION_CHARS
+from visavis.data.formats.arrow_tables import arrow_rows
+from visavis.data.formats.listing import MAX_CAPTION_CHARS, Listing
 from visavis.data.formats.table_columns import MAX_TEXT_BYTES
 from visavis.data.shard_stream import ShardStream
 
@@ -97,6 +100,81 @@ def test_hostile_member_is_one_unusable_item(case, tmp_path, caplog):
     assert len(open_dataset(tmp_path, skip_bad=True).images) == (
         7 if case in ("long list", "surrogate list") else 6
     )
+
+
+def drop_in_a_cycle(hold):
+    """Drop an object that only the garbage collector frees, after collections that sorted it behind
+    its parts. Return the warnings.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+
+        def make():
+            held = hold()
+            cycle = [held, lambda: cycle]
+            gc.collect()
+            gc.collect()
+
+        make()
+        gc.collect()
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize("case", TAR)
+def test_error_of_a_member_leaves_no_file_open(case, tmp_path):
+    """The error, its cause and their frames hold the reader and its file."""
+    write_tar(tmp_path / "train-0.tar", {"png": image_bytes(BAD), **TAR[case][0]})
+
+    def error():
+        try:
+            return list(make_loader(tmp_path / "train-0.tar").epoch(1))
+        except DataError as found:
+            return found
+
+    assert drop_in_a_cycle(error) == []
+
+
+@pytest.mark.parametrize("kind", ["tar", "parquet"])
+@pytest.mark.parametrize("num_batches", [0, 1])
+def test_stream_dropped_in_the_middle_leaves_no_file_open(kind, num_batches, tmp_path):
+    path = tmp_path / f"train-0.{kind}"
+    if kind == "tar":
+        write_tar(path, {"png": image_bytes(BAD), "txt": b"caption 3"})
+    else:
+        pq.write_table(pa.table(table("caption 3")), path)
+
+    def batches():
+        epoch = make_loader(path, batch_size=2).epoch(1)
+        return epoch, [next(epoch) for _ in range(num_batches)]
+
+    assert drop_in_a_cycle(batches) == []
+
+
+@pytest.mark.parametrize("case", TAR)
+def test_listing_of_a_bad_shard_leaves_no_file_open(case, tmp_path):
+    write_tar(tmp_path / "train-0.tar", {"png": image_bytes(BAD), **TAR[case][0]})
+    assert (
+        drop_in_a_cycle(lambda: (check_dataset(tmp_path), open_dataset(tmp_path, skip_bad=True)))
+        == []
+    )
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_rows_dropped_in_the_middle_leave_no_file_open(suffix, rows, tmp_path):
+    path = tmp_path / f"train-0{suffix}"
+    made = pa.table(table("caption 3"))
+    if suffix == ".parquet":
+        pq.write_table(made, path)
+    else:
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, made.schema) as writer:
+            writer.write_table(made)
+
+    def first_rows():
+        generator = arrow_rows(path, tmp_path, path.name, Listing(path))
+        return generator, [next(generator) for _ in range(rows)]
+
+    assert drop_in_a_cycle(first_rows) == []
 
 
 def test_member_name_that_is_not_utf8_is_one_unusable_item(tmp_path, caplog):

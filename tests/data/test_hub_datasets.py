@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.fixtures.recipes import write_recipe
 from tests.hub import Hub, retry_at_once, serving
 from tests.processes import Command
-from tests.recipes import TINY_RECIPE
 
 from visavis.core.errors import DataError, VisavisError
 from visavis.data.hub_files import _select_files
@@ -112,7 +112,7 @@ def test_data_sets_of_the_hub_are_opened_by_name(hub, tmp_path):
 
 
 def test_commands_accept_names_of_the_hub(hub, tmp_path):
-    (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
+    write_recipe(tmp_path / "tiny.toml")
     environment = {
         "HF_HOME": str(tmp_path / "hub"),
         "VISAVIS_CACHE": str(tmp_path / "cache"),

@@ -21,10 +21,10 @@ from visavis.core.errors import DataError
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_check import check_dataset
 from visavis.data.dataset_reader import open_dataset
-from visavis.data.formats import image_tables
-from visavis.data.formats.image_tables import EmbeddedImage
+from visavis.data.file_names import is_video
+from visavis.data.formats import arrow_tables
+from visavis.data.formats.arrow_tables import EmbeddedImage
 from visavis.data.formats.listing import caption_problem
-from visavis.data.video import is_video
 
 pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'visavis[large]'")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -151,7 +151,7 @@ def test_data_sets_saved_by_datasets_are_read(tmp_path, monkeypatch):
             for number, split in numbers.items()
         )
         assert {type(image.location) for image in data.images} == (
-            {EmbeddedImage} if source == "parquet" else {image_tables.ByteRange}
+            {EmbeddedImage} if source == "parquet" else {arrow_tables.ByteRange}
         )
     assert [color for _, _, color in contents(open_dataset(tmp_path / "one")).values()] == [0, 1, 2]
 
@@ -383,20 +383,20 @@ def test_row_groups_stay_in_memory_up_to_a_limit(tmp_path, monkeypatch):
     )
     data = open_dataset(path)
     read = []
-    original = image_tables._TableFile.read_group
+    original = arrow_tables._TableFile.read_group
     monkeypatch.setattr(
-        image_tables._TableFile,
+        arrow_tables._TableFile,
         "read_group",
         lambda self, number, columns: read.append(number) or original(self, number, columns),
     )
     for image in data.images:
         image.open()
     assert read == [0, 1, 2, 3]
-    monkeypatch.setattr(image_tables, "CACHED_BYTES", 1)
+    monkeypatch.setattr(arrow_tables, "CACHED_BYTES", 1)
     for image in data.images:
         image.open()
     assert read == [0, 1, 2, 3, 1, 2, 3], "the group that was read last stays"
-    monkeypatch.setattr(image_tables, "_LARGE_GROUP_BYTES", 1)
+    monkeypatch.setattr(arrow_tables, "_LARGE_GROUP_BYTES", 1)
     assert [
         (finding.kind, finding.loses_data)
         for finding in check_dataset(path).findings

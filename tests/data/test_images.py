@@ -14,7 +14,8 @@ from PIL import ExifTags, Image, ImageOps
 from tests.conftest import PROJECT
 
 from visavis.core.errors import DataError
-from visavis.data import images as transforms
+from visavis.data import images
+from visavis.data import random_transforms as transforms
 from visavis.data.images import (
     ImageError,
     convert_image,
@@ -335,7 +336,7 @@ NETWORK_USES = {
 
 def test_security_page_has_the_limits_of_images():
     text = (PROJECT / "SECURITY.md").read_text()
-    limits = (1, transforms._MAX_JPEG_FACTOR, transforms._MAX_PROGRESSIVE_FACTOR)
+    limits = (1, images._MAX_JPEG_FACTOR, images._MAX_PROGRESSIVE_FACTOR)
     single, baseline, progressive = (f"{factor * MAX_PIXELS // 10**6:,}" for factor in limits)
     assert f"Images and videos over {single} million pixels per frame are refused" in text
     assert f"JPEG may have {baseline} million pixels" in text

@@ -20,21 +20,22 @@ from PIL import Image as PILImage
 from visavis.core.errors import DataError, RecipeError
 from visavis.data import dataset_reader
 from visavis.data.columns import unique_texts
-from visavis.data.dataset import Dataset, Image
+from visavis.data.dataset import Dataset
 from visavis.data.dataset_check import check_dataset
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.features import arrays
 from visavis.data.features.arrays import ArrayFeatures
 from visavis.data.formats import large_table
+from visavis.data.image_file import Image
 from visavis.data.loader import BatchSchedule
+from visavis.data.noise import ShuffledCaptions, add_noise
 from visavis.data.sequences import CaptionGroups
-from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
+from visavis.data.tokenized_captions import TokenizedCaptions
+from visavis.data.vocabulary import Vocabulary
 from visavis.data.words import tokenize
 from visavis.training.recipes import open_data
-from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.recipes.recipe import build_recipe
-from visavis.training.training_plan import resolve
-from visavis.training.training_run import start_training
+from visavis.training.training_run import prepare_training, resolve, start_training
 
 pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'visavis[large]'")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -114,7 +115,7 @@ def test_lazy_data_set_equals_tuples_in_every_operation(tmp_path):
         lambda data: data.first_captions(2),
         lambda data: data.with_captions(np.array([7, 3, 250])),
         lambda data: data.subsample(20, 2, seed=3),
-        lambda data: data.with_noisy_correspondence(0.3, 1),
+        lambda data: add_noise(data, ShuffledCaptions(share=0.3), 1),
     ]
     for operation in operations:
         left, right = operation(lazy), operation(eager)

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError
-from visavis.data.dataset import ByteRange, Dataset, Image
+from visavis.data.dataset import Dataset
+from visavis.data.image_file import ByteRange, Image
 from visavis.data.item_sources import PixelSource, StoredFeatures
 from visavis.data.loader import BatchSchedule, Loader, derive_seed
-from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
+from visavis.data.tokenized_captions import TokenizedCaptions
+from visavis.data.vocabulary import Vocabulary
 
 FIRST_WORDS = ["a", "the cat", "one red dog runs", "two boats lie on the blue lake today"]
 

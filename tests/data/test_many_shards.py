@@ -13,7 +13,7 @@ from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.data import shard_stream
 from visavis.data.dataset_check import check_dataset
-from visavis.data.formats import image_tables
+from visavis.data.formats import arrow_tables
 from visavis.data.shard_stream import ShardStream
 
 pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'visavis[large]'")
@@ -73,9 +73,9 @@ def test_counts_of_shards_are_one_record(tmp_path, monkeypatch):
 
 def test_cached_row_groups_are_counted_exactly(tmp_path, monkeypatch):
     write_tables(tmp_path, 8)
-    cache = image_tables._GroupCache()
-    monkeypatch.setattr(image_tables, "_GROUPS", cache)
-    monkeypatch.setattr(image_tables, "CACHED_BYTES", 400)
+    cache = arrow_tables._GroupCache()
+    monkeypatch.setattr(arrow_tables, "_GROUPS", cache)
+    monkeypatch.setattr(arrow_tables, "CACHED_BYTES", 400)
     assert check_dataset(tmp_path).ok
     assert cache.num_bytes == sum(column.nbytes for column in cache.columns.values()) <= 400
     assert len(cache.columns) > 1

@@ -246,7 +246,7 @@ def as_store(name: str) -> Callable[[Path], Path]:
 
 def read_store(folder: Path) -> None:
     store = FeatureStore.open(folder / "store")
-    if store.offsets is None:
+    if not store.description.has_variable_length:
         assert store.read(store.rows(NAMES)).vectors.equal(torch.arange(12.0).view(4, 3)), (
             "never other features"
         )

@@ -7,10 +7,11 @@ import os
 import numpy as np
 import pytest
 
-from visavis.data import Dataset, Image
+from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.features import arrays
 from visavis.data.features.arrays import ROWS_PER_READ, ArrayFeatures, first_nonfinite_row
+from visavis.data.image_file import Image
 
 ITEMS = ROWS_PER_READ + 7
 

@@ -23,15 +23,16 @@ from PIL import Image
 
 from visavis.core import storage
 from visavis.core.errors import DataError
-from visavis.data.dataset import ByteRange, ContentFingerprint
+from visavis.data.dataset import ContentFingerprint
 from visavis.data.dataset_check import check_dataset
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.features.arrays import ArrayFeatures
+from visavis.data.image_file import ByteRange
 from visavis.retrieval.index_folder import Index, IndexManifest
 from visavis.retrieval.items import IndexItem
 from visavis.retrieval.run_images import open_image_collection
 from visavis.retrieval.server.image_cache import render_jpeg
-from visavis.retrieval.source_files import list_source_files
+from visavis.retrieval.source_files import list_readable_files, list_source_files
 
 from ..videos import write_video
 
@@ -290,7 +291,13 @@ def leaks(source: Path, change: Callable[[], object] = lambda: None) -> list[str
     except DataError:
         collection = None
     is_dataset = any(source.glob("captions*")) or any(source.glob("dataset*"))
-    index = Index(source, IndexManifest("", "", 2, str(source), "", 5.0, is_dataset), None, None)  # type: ignore[arg-type]
+    index = Index(
+        source,
+        IndexManifest("", "", 2, str(source), "", 5.0, is_dataset),
+        None,
+        None,
+        list_readable_files,
+    )  # type: ignore[arg-type]
     listed = {file.path: file.location for file in (collection.files if collection else ())}
     locations = {
         f"image {i}": image.location for i, image in enumerate(images) if image.location

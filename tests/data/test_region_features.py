@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from tests.fixtures.recipes import write_recipe
 
 import visavis
 from visavis.core.errors import DataError, RecipeError, VisavisError
@@ -208,16 +209,6 @@ def test_region_features_report_malformed_folders(tmp_path):
             RegionFeatures.open(other, silent)
 
 
-RECIPE = """
-name = "regions"
-visual = { features = "FEATURES", granularity = "regions" }
-text = { min_count = 1 }
-model = { kind = "SCAN", embedding_dim = 8, word_dim = 8 }
-training = { batch_size = 6, metric_batches = 1, threads = 1 }
-phases = [{ epochs = 1, objective = "TripletHN()" }]
-"""
-
-
 def test_training_on_region_features_resumes(tmp_path):
     draw, data = np.random.default_rng(0), tmp_path / "photos"
     data.mkdir()
@@ -235,8 +226,18 @@ def test_training_on_region_features_resumes(tmp_path):
         str(100 + i): draw.standard_normal((1 + i % 4, WIDTH)).astype(np.float32)
         for i in range(len(splits))
     }
-    recipe = tmp_path / "regions.toml"
-    recipe.write_text(RECIPE.replace("FEATURES", str(tsv(tmp_path / "regions.tsv", features))))
+    recipe = write_recipe(
+        tmp_path / "regions.toml",
+        {"objective": "TripletHN()"},
+        name="regions",
+        visual={
+            "encoder": None,
+            "features": str(tsv(tmp_path / "regions.tsv", features)),
+            "granularity": "regions",
+        },
+        model={"kind": "SCAN", "word_dim": 8},
+        training={"batch_size": 6},
+    )
     trained = visavis.train(recipe, data=data, out=tmp_path / "run")
     assert visavis.evaluate(tmp_path / "run").metrics == trained.test.metrics
     assert visavis.train(resume=tmp_path / "run").test.metrics == trained.test.metrics

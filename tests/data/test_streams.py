@@ -25,7 +25,8 @@ from visavis.data.item_sources import PixelSource
 from visavis.data.loader import share_workers
 from visavis.data.shard_stream import ShardStream, StreamLoader, StreamPlan, StreamSchedule
 from visavis.data.shards import CACHE_SIZE, list_shards, open_filesystem
-from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
+from visavis.data.tokenized_captions import TokenizedCaptions
+from visavis.data.vocabulary import Vocabulary
 from visavis.models.encoders.preprocessing import ImageConverter, Preprocessing
 from visavis.training.recipes.open_data import open_stream
 from visavis.training.recipes.recipe import build_recipe
@@ -382,7 +383,7 @@ def test_settings_that_need_all_items_are_refused(tmp_path):
             {"visual.granularity": "pooled", "visual.encoder": "mobilenet-v2"},
             'visual.granularity = "pixels"',
         ),
-        ({"data.noise_ratio": 0.1}, "data.noise_ratio = 0"),
+        ({"data.noise": "ShuffledImages()"}, "no data.noise"),
         ({"training.captions_per_image": 2}, "no training.captions_per_image"),
         ({"phases.0.supervision": "NoisySupervision()"}, "PairSupervision in all phases"),
     ):

@@ -21,7 +21,7 @@ from visavis.data.file_names import (
     describe_other_files,
 )
 from visavis.data.images import supported_formats
-from visavis.retrieval.index_builder import IndexReport
+from visavis.retrieval.build.index_builder import IndexReport
 from visavis.retrieval.run_images import open_image_collection
 from visavis.retrieval.source_files import list_source_files
 

@@ -47,7 +47,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def scenes():
+def sampled():
     rng = np.random.default_rng(0)
     return [sample_scene(rng, training=True) for _ in range(400)], [
         sample_scene(rng, training=False) for _ in range(400)
@@ -91,9 +91,9 @@ def by_hand(scene, facts):
     return best / sum(stated)
 
 
-def test_fact_relevance_equals_loop(scenes):
+def test_fact_relevance_equals_loop(sampled):
     rng = np.random.default_rng(1)
-    some = scenes[1][:12]
+    some = sampled[1][:12]
     facts = [caption.facts for scene in some for caption in write_captions(scene, 2, rng)]
     expected = [[by_hand(scene, one) for one in facts] for scene in some]
     np.testing.assert_allclose(fact_relevance(some, facts, block_size=5), expected, rtol=1e-6)
@@ -145,8 +145,8 @@ def test_scene_relations_follow_from_positions():
     assert edge.relations == {(1, "front", 0), (0, "left", 1)}
 
 
-def test_held_out_combinations_are_only_in_test(scenes):
-    train, test = scenes
+def test_held_out_combinations_are_only_in_test(sampled):
+    train, test = sampled
 
     def pairs(many):
         return {(thing.shape, thing.color) for scene in many for thing in scene.things}
@@ -165,19 +165,19 @@ def test_held_out_combinations_are_only_in_test(scenes):
     assert 1 / 3 < np.mean([scene.has_held_out_combination for scene in test]) < 2 / 3
 
 
-def test_training_scenes_have_all_words_with_zipf_frequencies(scenes):
-    things = [thing for scene in scenes[0] for thing in scene.things]
+def test_training_scenes_have_all_words_with_zipf_frequencies(sampled):
+    things = [thing for scene in sampled[0] for thing in scene.things]
     assert {thing.color for thing in things} == set(COLORS)
     assert {thing.pattern for thing in things} == set(PATTERNS)
-    assert {scene.background for scene in scenes[0]} == set(BACKGROUNDS)
+    assert {scene.background for scene in sampled[0]} == set(BACKGROUNDS)
     counts = [sum(thing.shape == shape for thing in things) for shape in SHAPES]
     assert min(counts) > 0
     assert sum(counts[:4]) > 1.5 * sum(counts[-4:])
 
 
-def test_resample_layout_keeps_relations_and_changes_pixels(scenes):
+def test_resample_layout_keeps_relations_and_changes_pixels(sampled):
     rng = np.random.default_rng(4)
-    for scene in scenes[0][:20]:
+    for scene in sampled[0][:20]:
         again = resample_layout(scene, rng)
         assert again.relations == scene.relations
         assert [(t.shape, t.color, t.pattern, t.size) for t in again.things] == [
@@ -186,8 +186,8 @@ def test_resample_layout_keeps_relations_and_changes_pixels(scenes):
         assert render_scene(again).tobytes() != render_scene(scene).tobytes()
 
 
-def test_render_scene_shows_all_things(scenes):
-    for scene in scenes[0][:20]:
+def test_render_scene_shows_all_things(sampled):
+    for scene in sampled[0][:20]:
         whole = np.asarray(render_scene(scene), float)
         for i in range(len(scene.things)):
             without = np.asarray(
@@ -331,7 +331,7 @@ def test_synthetic_scenes_report_progress(tmp_path):
     assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
-def test_scene_captions_are_english(scenes):
+def test_scene_captions_are_english(sampled):
     assert [with_article(word) for word in ("emerald ring", "unpatterned star", "huge heart")] == [
         "an emerald ring",
         "an unpatterned star",
@@ -339,7 +339,7 @@ def test_scene_captions_are_english(scenes):
     ]
     assert join_phrases(["a", "b", "c"]) == "a, b and c"
     rng = np.random.default_rng(5)
-    for scene in scenes[0][:60]:
+    for scene in sampled[0][:60]:
         for caption in write_captions(scene, 5, rng):
             assert caption.text[0].isupper()
             assert "  " not in caption.text

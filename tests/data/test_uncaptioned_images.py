@@ -12,7 +12,7 @@ import pytest
 from tests.data.test_check import World, png
 
 from visavis.core.errors import DataError
-from visavis.data import Dataset
+from visavis.data.dataset import Dataset
 from visavis.data.dataset_check import check_dataset
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.loader import BatchSchedule

@@ -27,12 +27,15 @@ from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, VisavisError
 from visavis.data import loader as loader_module
 from visavis.data import workers as workers_module
-from visavis.data.dataset import ByteRange, Dataset, Image
-from visavis.data.images import decode_image, random_horizontal_flip
+from visavis.data.dataset import Dataset
+from visavis.data.image_file import ByteRange, Image
+from visavis.data.images import decode_image
 from visavis.data.item_sources import CROP_FUNCTIONS, PixelSource
 from visavis.data.loader import BatchSchedule, Loader, share_workers
 from visavis.data.parallel import map_in_order
-from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
+from visavis.data.random_transforms import random_horizontal_flip
+from visavis.data.tokenized_captions import TokenizedCaptions
+from visavis.data.vocabulary import Vocabulary
 from visavis.data.workers import (
     MIN_IMAGES_FOR_WORKERS,
     MIN_SHARED_MEMORY,

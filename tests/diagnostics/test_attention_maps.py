@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.fixtures.recipes import write_recipe
 
 import visavis
 from visavis import cli
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, RefusedOverwrite, RunError, VisavisError
-from visavis.data.synthetic import write_synthetic_scenes
 from visavis.data.vocabulary import Vocabulary
 from visavis.models import find_model
 from visavis.models.encoders.encoder_spec import EncoderSpec
@@ -190,22 +190,15 @@ def test_explain_rejects_unknown_suffix_first(name, tmp_path):
         )
 
 
-def test_explain_finds_image_by_name(tmp_path):
-    scenes = write_synthetic_scenes(
-        tmp_path / "scenes", num_train=12, num_val=3, num_test=3, captions_per_image=1, size=96
+def test_explain_finds_image_by_name(few_scenes, tmp_path):
+    recipe = write_recipe(
+        tmp_path / "tiny.toml",
+        {"objective": "Unified()"},
+        visual={"granularity": "regions"},
+        model={"kind": "MaxSim"},
+        training={"batch_size": 4, "batches_per_epoch": 1},
     )
-    recipe = tmp_path / "tiny.toml"
-    recipe.write_text("""
-name = "tiny"
-visual = { encoder = "scenes", granularity = "regions" }
-text = { encoder = "vocabulary", min_count = 1 }
-model = { kind = "MaxSim", embedding_dim = 8, word_dim = 4 }
-training = { batch_size = 4, batches_per_epoch = 1, metric_batches = 1, threads = 1 }
-[[phases]]
-epochs = 1
-objective = "Unified()"
-""")
-    run = visavis.train(recipe, data=scenes, out=tmp_path / "run").run
+    run = visavis.train(recipe, data=few_scenes, out=tmp_path / "run").run
     name = visavis.search(run, "a red circle", top=1)[0].name
     result = visavis.explain(run, name, "a red circle", out=tmp_path / "by-name.png")
     assert (result.weights.max(1) == 1).all()

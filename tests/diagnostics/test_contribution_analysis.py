@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.fixtures.recipes import write_recipe
 
 import visavis
 from visavis import Targets
@@ -35,29 +36,9 @@ from visavis.training.runs.run_folder import RunFolder
 from visavis.training.supervision import PairSupervision
 from visavis.training.train_step import phase_loss
 
-RECIPE = """
-name = "tiny"
-visual = { encoder = "scenes", granularity = "regions" }
-text = { encoder = "vocabulary", min_count = 1 }
-model = { kind = "VSE++", embedding_dim = 16, word_dim = 8, dropout = 0.5 }
-training = { batch_size = 32, metric_batches = 1, threads = 1 }
-
-[[phases]]
-epochs = 2
-objective = "Triplet()"
-supervision = "PairSupervision(by='position')"
-optimizer = { lr = 0.01 }
-
-[[phases]]
-epochs = 1
-objective = "Unified(gamma=20)"
-optimizer = { lr = 1e-9 }
-initial_weights = "best"
-"""
-
 
 @pytest.fixture(scope="module")
-def scenes(tmp_path_factory) -> Path:
+def many_scenes(tmp_path_factory) -> Path:
     return write_synthetic_scenes(
         tmp_path_factory.mktemp("world") / "scenes",
         num_train=140,
@@ -69,10 +50,25 @@ def scenes(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(scenes, tmp_path_factory) -> Path:
-    recipe = tmp_path_factory.mktemp("recipe") / "tiny.toml"
-    recipe.write_text(RECIPE)
-    return visavis.train(recipe, data=scenes, out=tmp_path_factory.mktemp("runs") / "run").run
+def run(many_scenes, tmp_path_factory) -> Path:
+    recipe = write_recipe(
+        tmp_path_factory.mktemp("recipe") / "tiny.toml",
+        {
+            "epochs": 2,
+            "objective": "Triplet()",
+            "supervision": "PairSupervision(by='position')",
+            "optimizer": {"lr": 0.01},
+        },
+        {
+            "objective": "Unified(gamma=20)",
+            "optimizer": {"lr": 1e-9},
+            "initial_weights": "best",
+        },
+        visual={"granularity": "regions"},
+        model={"embedding_dim": 16, "word_dim": 8, "dropout": 0.5},
+        training={"batch_size": 32},
+    )
+    return visavis.train(recipe, data=many_scenes, out=tmp_path_factory.mktemp("runs") / "run").run
 
 
 def rows_of(run: Path) -> list[dict]:

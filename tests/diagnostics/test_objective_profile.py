@@ -18,7 +18,6 @@ from visavis.papers.diagnostics.objective_profile import (
     VECTOR_NAMES,
     ObjectiveProfiles,
     plot_pair_weights,
-    profile_objective,
     profile_objectives,
     rotation,
     triplet_weights,
@@ -112,7 +111,7 @@ def test_rotation_of_near_hardest_negative_vanishes():
 
 @pytest.mark.parametrize("kind", CATALOG, ids=lambda kind: kind.__name__)
 def test_profile_of_every_objective_is_finite(kind):
-    found = profile_objective(kind())
+    [found] = profile_objectives([f"{kind.__name__}()"])
     for values in (
         found.triplet_diagram.magnitude,
         found.by_positive.pull,

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from tests.fixtures.recipes import write_recipe
 
 import visavis
 from visavis.cli.console import print_result
@@ -26,20 +27,6 @@ ROW_IDS = [
     for model in ("vse++", "vsrn")
     for data in ("flickr30k", "coco")
 ]
-RECIPE = f"""
-name = "tiny"
-published = "{ROW_ID}"
-visual = {{ encoder = "scenes", granularity = "pooled" }}
-text = {{ encoder = "vocabulary", min_count = 1 }}
-model = {{ kind = "VSE++", embedding_dim = 16, word_dim = 8 }}
-training = {{ batch_size = 32, metric_batches = 1, threads = 1 }}
-
-[[phases]]
-epochs = 1
-objective = "Triplet(margin=0.2)"
-supervision = "PairSupervision(by='position')"
-optimizer = {{ lr = 0.003 }}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +35,15 @@ def diagnosis(tmp_path_factory) -> ContributionAnalysis:
     scenes = write_synthetic_scenes(
         folder / "scenes", num_train=70, num_val=4, num_test=4, captions_per_image=2, size=32
     )
-    (folder / "tiny.toml").write_text(RECIPE)
-    run = visavis.train(folder / "tiny.toml", data=scenes, out=folder / "run").run
+    phase = {"objective": "Triplet(margin=0.2)", "optimizer": {"lr": 0.003}}
+    recipe = write_recipe(
+        folder / "tiny.toml",
+        phase | {"supervision": "PairSupervision(by='position')"},
+        published=ROW_ID,
+        model={"embedding_dim": 16, "word_dim": 8},
+        training={"batch_size": 32},
+    )
+    run = visavis.train(recipe, data=scenes, out=folder / "run").run
     return visavis.papers_diagnose(
         run, objective=["TripletHN(margin=0.2)", "SmoothAP(tau=0.01)", "VLC(gamma=40)"]
     )

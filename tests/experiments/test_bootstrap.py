@@ -11,7 +11,8 @@ import torch
 
 from visavis.core.errors import RunError, ShapeError
 from visavis.evaluation import rank_scores
-from visavis.evaluation.bootstrap import BOOTSTRAP_METRICS, KS, bootstrap_images
+from visavis.evaluation.bootstrap import BOOTSTRAP_METRICS, bootstrap_images
+from visavis.evaluation.metrics.ranking import RSUM_CUTOFFS
 from visavis.evaluation.query_ranks import QueryRanks, read_query_ranks, write_query_ranks
 
 CAPTION_COUNTS = [5, 1, 2, 5, 3] * 8
@@ -76,7 +77,9 @@ def test_bootstrap_sample_equals_evaluation_of_its_images():
         text_ranks = np.concatenate(
             [ranks.text_ranks[ranks.text_ids == image * 7 + 3] for image in images]
         )
-        recalls = [100 * np.mean(side <= k) for side in (image_ranks, text_ranks) for k in KS]
+        recalls = [
+            100 * np.mean(side <= k) for side in (image_ranks, text_ranks) for k in RSUM_CUTOFFS
+        ]
         assert sample == pytest.approx([*recalls, sum(recalls)])
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import html
 import json
-import math
 import os
 import re
 import signal
@@ -14,7 +13,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,15 +25,8 @@ from visavis.core.errors import RecipeError, RunError, SpecError, VisavisError
 from visavis.evaluation import Evaluation
 from visavis.objectives import Goal
 from visavis.research.experiments import jobs
-from visavis.research.experiments.grid import Setting, build_settings
+from visavis.research.experiments.grid import build_settings
 from visavis.research.experiments.jobs import Job, RunOutcome
-from visavis.research.experiments.run_comparison import (
-    TimeBudget,
-    all_runs,
-    better_half,
-    halving_rounds,
-    parse_budget,
-)
 from visavis.training.recipes.files import read_recipe
 from visavis.training.recipes.published_tables import published_results
 from visavis.training.training_run import TrainingResult
@@ -246,17 +237,6 @@ def test_compare_selects_grid_point_by_validation(recipe, tmp_path):
     assert len(grid.results.rows) == 1
 
 
-@pytest.mark.slow
-def test_compare_budget_drops_settings_by_validation(recipe, tmp_path):
-    grid = "phases.0.optimizer.lr=[1e-7, 1e-6, 1e-3, 1e-2]"
-    raced = visavis.compare(recipe, grid=grid, seeds="2:1h", out=tmp_path / "race", workers=1)
-    seeds = {setting.grid_point: len(raced.runs(setting)) for setting in raced.settings}
-    first = {setting.name: raced.runs(setting)[0].validation_rsum for setting in raced.settings}
-    assert sorted(seeds.values()) == [1, 1, 2, 2]
-    remaining = {setting.name for setting in raced.settings if len(raced.runs(setting)) == 2}
-    assert remaining == set(sorted(first, key=first.get, reverse=True)[:2])
-
-
 def test_compare_reports_failed_run_and_keeps_others(recipe, tmp_path):
     some = visavis.compare(
         recipe, objective=["VLC()", "Ladder()"], seeds=1, out=tmp_path / "fails", workers=1
@@ -310,8 +290,11 @@ def test_compare_rejects_invalid_arguments_before_training(recipe, tmp_path):
         ({"grid": "training.batchsize=[1, 2]"}, "batchsize is not a key of recipes"),
         ({"seeds": 0}, "seeds: expected an integer from 1 to 1,000, got 0"),
         ({"workers": 0}, "workers: expected an integer from 1 to 1,000, got 0"),
-        ({"seeds": "5:soon"}, "expected a time such as 90s"),
-        ({"seeds": "many"}, "seeds: expected a number such as 5"),
+        ({"seeds": "many"}, "seeds: expected an integer from 1 to 1,000, got 'many'"),
+        ({"minutes": 0}, "minutes: expected a number above 0"),
+        ({"minutes": 1, "seeds": 3}, "--seeds, --minutes: expected one of them, got both"),
+        ({"max_query_ms": 5.0}, "expected --minutes with them, got none"),
+        ({"minutes": 1, "max_item_bytes": 0.0}, "max_item_bytes: expected a positive number"),
         ({"workers": "many"}, "workers: expected a number of processes such as 4"),
         ({"grid": "model=VSE++()"}, "grid: expected a list of models"),
         (
@@ -328,42 +311,6 @@ def test_compare_rejects_invalid_arguments_before_training(recipe, tmp_path):
         visavis.compare(resume=tmp_path)
     with pytest.raises(RunError, match="--resume: expected only --seeds"):
         visavis.compare(recipe, resume=tmp_path)
-
-
-def outcome(name: str, seed: int, rsum: float) -> RunOutcome:
-    return RunOutcome(name, seed, Path(), rsum)
-
-
-def test_halving_rounds_double_seeds_of_the_better_half():
-    settings, known = [Setting(str(number)) for number in range(8)], list[RunOutcome]()
-    rounds = []
-    for runs in halving_rounds(settings, 5, known.copy):
-        known.extend(outcome(setting.choice, seed, float(setting.choice)) for setting, seed in runs)
-        rounds.append(
-            (sorted({setting.choice for setting, _ in runs}), sorted({seed for _, seed in runs}))
-        )
-    assert rounds == [(list("01234567"), [1]), (list("4567"), [2]), (list("67"), [3, 4, 5])]
-
-
-def test_better_half_uses_seeds_common_to_all_settings():
-    settings = [Setting(name) for name in "abc"]
-    known = [
-        outcome("a", 1, 10.0),
-        outcome("a", 2, 90.0),
-        outcome("b", 1, 20.0),
-        outcome("c", 1, 30.0),
-    ]
-    assert [setting.choice for setting in better_half(settings, known)] == ["b", "c"]
-
-
-def test_better_half_drops_failed_settings():
-    settings = [Setting(name) for name in "abcd"]
-    known = [
-        replace(outcome("a", 1, math.nan), failure="the loss is nan"),
-        *(outcome(name, 1, 10.0) for name in "bcd"),
-    ]
-    assert "a" not in [setting.choice for setting in better_half(settings, known)]
-    assert len(better_half(settings[:1] + settings[2:], known[:1] + known[2:])) == 2
 
 
 def test_run_outcome_metrics_and_conditions_share_protocol():
@@ -399,24 +346,6 @@ def test_run_outcome_metrics_and_conditions_share_protocol():
         "coco-5k",
         5000,
     )
-
-
-def test_time_budget_admits_whole_seeds_that_fit():
-    clock, runs = TimeBudget(100.0), all_runs([Setting("a"), Setting("b")], 3)
-    assert clock.runs_within_budget(runs) == runs  # no run has been timed yet
-    clock.started, clock.runs = (
-        time.monotonic() - 40,
-        2,
-    )  # 20 s per run and 60 s left: three runs, so one seed of both
-    assert {seed for _, seed in clock.runs_within_budget(runs)} == {1}
-    assert TimeBudget(None).runs_within_budget(runs) == runs
-
-
-def test_parse_budget_units_and_errors():
-    assert [parse_budget(text) for text in ("90s", "30m", "1.5 h")] == [90, 1800, 5400]
-    for text in ("0s", "m", "-1h", "30"):
-        with pytest.raises(VisavisError, match="expected a time such as"):
-            parse_budget(text)
 
 
 def run_stopped_worker():

@@ -15,7 +15,8 @@ from ir_measures import Success, nDCG
 from visavis.core.encoded import DIRECTIONS, Encoded
 from visavis.core.errors import RefusedOverwrite
 from visavis.core.table_formats import escape_latex, format_csv, format_latex
-from visavis.data.dataset import Dataset, Image
+from visavis.data.dataset import Dataset
+from visavis.data.image_file import Image
 from visavis.evaluation import Evaluation, Protocol, rank_scores
 from visavis.evaluation.bootstrap import BOOTSTRAP_METRICS, bootstrap_images
 from visavis.evaluation.metrics import ndcg_at
@@ -27,8 +28,7 @@ from visavis.research.experiments.setting_results import (
     SettingResults,
     indistinguishable_rows,
 )
-from visavis.training.evaluation.evaluate_dataset import evaluate_dataset
-from visavis.training.evaluation.trec_rankings import rank_dataset
+from visavis.training.evaluation.evaluate_dataset import evaluate_dataset, rank_dataset
 
 
 def measure_with_ir_measures(folder: Path, tag: str, direction: str, measures) -> dict:

@@ -137,7 +137,7 @@ def test_feedback_stays_in_folder_and_covers_new_seeds(with_feedback, votes, tmp
     other.write_bytes(votes.read_bytes() * 2)
     visavis.compare(resume=folder, feedback=other, workers=1, progress=progress)
     assert (
-        f"{folder / 'feedback.jsonl'}: replaced by the given feedback (9 lines before, 18 now)."
+        f"{folder / 'feedback.jsonl'}: replaced by the given feedback (9 records before, 18 now)."
         in progress.messages
     )
     shutil.copy(votes, folder / "feedback.jsonl")

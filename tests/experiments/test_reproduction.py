@@ -16,7 +16,6 @@ from visavis.papers.reproduction.reproduction import (
     Reproduction,
     _on_base,
     select_rows,
-    table_cells,
 )
 from visavis.research.experiments.jobs import RunOutcome
 from visavis.training.recipes.files import paper_figures, read_recipe
@@ -154,7 +153,8 @@ def test_reproduction_rank_agreement_and_std_by_hand(tmp_path):
     # Runs 2 and 4, below the number of seeds of an interval.
     assert value.interval.high - value.interval.low == 2
     assert value.difference in value.interval
-    assert table_cells(value)[-1].endswith(f" ({value.interval})")
+    cells = made.tables()[-1].rows[made.values.index(value)]
+    assert cells[-1].endswith(f" ({value.interval})")
 
 
 @pytest.fixture(scope="module")
@@ -218,13 +218,13 @@ def test_counts_of_several_runs_by_hand(tmp_path):
     assert {one.reached for one in values if one.key != key} == {None}
 
 
-def test_reproduce_evaluates_pretrained_rows(recipe, dual_encoders, tmp_path):
+def test_reproduce_evaluates_pretrained_rows(scenes, dual_encoders, tmp_path):
     """The row of an untrained CLIP has the values of its evaluation, next to a trained row."""
     clip = dual_encoders / "clip"
     overrides = {
         "visual.encoder": str(clip),
         "text.encoder": str(clip),
-        "data.path": str(recipe.parent / "scenes"),
+        "data.path": str(scenes),
         "training.batch_size": 16,
         "epochs": 1,
     }
@@ -238,7 +238,7 @@ def test_reproduce_evaluates_pretrained_rows(recipe, dual_encoders, tmp_path):
     )
     assert list(made.outcomes) == ["unified/2/clip-flickr30k", "unified/2/clip-flickr30k-unified"]
     [untrained] = made.outcomes["unified/2/clip-flickr30k"]
-    expected = visavis.evaluate(clip, data=recipe.parent / "scenes")
+    expected = visavis.evaluate(clip, data=scenes)
     assert untrained.metrics == expected.all_metrics
     assert untrained.metrics != made.outcomes["unified/2/clip-flickr30k-unified"][0].metrics
     assert f"clip-flickr30k: {clip}, evaluated without training." in made.remarks

@@ -5,6 +5,7 @@ conditions.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from visavis.core.table_formats import format_markdown, format_text
 from visavis.evaluation import Evaluation
 from visavis.evaluation.bootstrap import BOOTSTRAP_METRICS
 from visavis.research.experiments.setting_results import (
+    RECALL_KEYS,
     MeasurementConditions,
     ResultRow,
     SettingResults,
@@ -164,3 +166,29 @@ def test_highest_chance_rsum_exceeds_the_expected_one():
     conditions = MeasurementConditions("plain", 100, 200, 2, "pessimistic")
     chance = conditions.chance("rsum")
     assert chance < conditions.highest_chance_rsum < 2 * chance
+
+
+@pytest.mark.parametrize(
+    ("noise", "expected"),
+    [
+        ({"a": ["", ""], "b": [""]}, ""),
+        ({"a": ["x", "y"], "b": ["y"]}, "x, y"),
+        ({"a": ["x", "y"], "b": ["x", "z"]}, "differs by setting: x, y of a, x, z of b"),
+        ({"a": ["x"], "b": [""]}, "differs by setting: x of a, none of b"),
+    ],
+)
+def test_table_reports_noise_of_its_settings(noise, expected):
+    """Runs with different wrong captions are in one table only with a report. A failed run leaves
+    one index out.
+    """
+    clean = MeasurementConditions("plain", 100, 200, 2, "pessimistic")
+    runs = {
+        name: [
+            (dict.fromkeys(RECALL_KEYS, 50.0) | {"rsum": 300.0}, replace(clean, noise_index=each))
+            for each in indices
+        ]
+        for name, indices in noise.items()
+    }
+    conditions = SettingResults.from_runs(runs).conditions
+    assert conditions.noise_index == expected
+    assert ("noise index" in str(conditions)) == bool(expected)

@@ -110,6 +110,13 @@ def test_find_sweeps_separates_two_numbers_and_references():
     ]
 
 
+def test_find_sweeps_leaves_a_measured_number_out():
+    (sweep,) = swept([*MARGINS, "Unified(margin='auto', gamma=60)"])
+    assert sweep.name == "margin"
+    assert [point.value for point in sweep.curves[""][0]] == [0.1, 0.2, 0.3]
+    assert list(sweep.references) == ["Unified(margin='auto', gamma=60)"]
+
+
 def test_find_sweeps_finds_both_numbers_of_a_grid():
     batch_sizes, rates = (
         "training.batch_size=[64, 128, 256]",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.fixtures.recipes import recipe_text
 
 from visavis.core.progress import NoProgress
 from visavis.data.synthetic import write_synthetic_scenes
@@ -148,18 +149,13 @@ def test_shortened_recipe_keeps_the_shape_of_its_schedule():
     )
 
 
-LINEAR = """
-name = "linear"
-visual = { encoder = "scenes", granularity = "pooled" }
-text = { encoder = "minilm", granularity = "pooled" }
-model = { kind = "Heads", embedding_dim = 32, hidden_layers = 0 }
-training = { batch_size = 32, metric_batches = 1, clip_norm = 0.0 }
-
-[[phases]]
-epochs = 8
-objective = "VLC(gamma=20)"
-optimizer = { name = "SGD", lr = 0.001 }
-"""
+LINEAR = recipe_text(
+    {"epochs": 8, "objective": "VLC(gamma=20)", "optimizer": {"name": "SGD", "lr": 0.001}},
+    name="linear",
+    text={"encoder": "minilm", "granularity": "pooled", "min_count": None},
+    model={"kind": "Heads", "embedding_dim": 32, "hidden_layers": 0, "word_dim": None},
+    training={"batch_size": 32, "clip_norm": 0.0, "threads": None},
+)
 PAIR = ["VLC(gamma=20, reduction='sum')", "VLC(gamma=20, reduction='mean')"]
 """Two objectives whose gradients differ by a factor of about 32, the batch size, and in nothing
 else.
@@ -183,11 +179,10 @@ def test_compare_equates_objectives_that_differ_by_a_factor(tmp_path):
         "workers": Workers(num_workers=1),
         "progress": NoProgress(),
         "feedback": None,
-        "budget_s": None,
     }
 
     def compare(name, *, tune):
-        plan = plan_comparison(recipe, (PAIR, [], []), 3, successive_halving=False, tune=tune)
+        plan = plan_comparison(recipe, (PAIR, [], []), 3, tune=tune)
         return start_comparison(plan, tmp_path / name, **options)
 
     fixed, fair = compare("fixed", tune=False), compare("fair", tune=True)

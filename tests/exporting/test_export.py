@@ -16,12 +16,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import ExifTags, Image
-from tests.recipes import TINY_RECIPE
 
 import visavis
 from visavis.core.errors import RefusedOverwrite, VisavisError
 from visavis.data.colors import profile_of_code_points
-from visavis.data.synthetic import write_synthetic_scenes
 from visavis.data.vocabulary import Vocabulary
 from visavis.models import CATALOG
 from visavis.models.clip.model import CLIP, open_dual_encoder
@@ -324,13 +322,9 @@ def test_export_overwrites_nothing(dual_encoders, tmp_path):
 
 
 @pytest.mark.long
-def test_card_describes_training_with_interval_over_seeds(tmp_path):
-    scenes = write_synthetic_scenes(
-        tmp_path / "scenes", num_train=16, num_val=4, num_test=4, captions_per_image=2, size=32
-    )
-    (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
+def test_card_describes_training_with_interval_over_seeds(few_scenes, tiny_recipe, tmp_path):
     comparison = visavis.compare(
-        tmp_path / "tiny.toml", data=scenes, objective="VLC()", seeds=3, out=tmp_path / "comparison"
+        tiny_recipe, data=few_scenes, objective="VLC()", seeds=3, out=tmp_path / "comparison"
     )
     run = comparison.outcomes[0].folder
     write_model_card(

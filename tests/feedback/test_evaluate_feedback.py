@@ -4,24 +4,27 @@ import pytest
 
 import visavis
 from visavis.core.errors import DataError, RunError
-from visavis.data.feedback.records import Judgment, QueryKey, open_feedback
+from visavis.data.feedback.records import Judgment, QueryKey
+from visavis.data.feedback.sources import write_feedback
 from visavis.retrieval.open_index import open_index
 from visavis.retrieval.search import SearchQuery, search_collection
 
 
 @pytest.fixture(scope="module")
-def index(run, scenes, tmp_path_factory):
+def index(tiny_run, few_scenes, tmp_path_factory):
     folder = tmp_path_factory.mktemp("judged") / "index"
-    visavis.index(run, scenes, out=folder)
+    visavis.index(tiny_run, few_scenes, out=folder)
     return folder
 
 
 def write(path, votes):
-    with open_feedback(path) as file:
-        for asked, item, fits in votes:
-            file.append(
-                Judgment("2024-05-31T10:00:00Z", "index", asked, item.key, item.content, fits)
-            )
+    write_feedback(
+        path,
+        (
+            Judgment("2024-05-31T10:00:00Z", "index", asked, item.key, item.content, fits)
+            for asked, item, fits in votes
+        ),
+    )
     return path
 
 
@@ -45,7 +48,7 @@ def test_evaluate_feedback_matches_hand_values(index, tmp_path):
         (QueryKey(similar_to=hits[1].key), hits[0], True),
     ]
     result = visavis.indexes_evaluate(index, write(tmp_path / "votes.jsonl", votes + other))
-    assert (result.queries, result.candidates, result.skipped) == (1, 70, 2)
+    assert (result.queries, result.candidates, result.skipped) == (1, 24, 2)
     assert result.recall == {
         1: 0.0,
         5: 100.0,
@@ -61,9 +64,9 @@ def test_evaluate_feedback_ignores_withdrawn_judgments(index, tmp_path):
         visavis.indexes_evaluate(index, write(tmp_path / "votes.jsonl", votes))
 
 
-def test_evaluate_feedback_requires_index(run, index, tmp_path):
+def test_evaluate_feedback_requires_index(tiny_run, index, tmp_path):
     with pytest.raises(RunError, match="expected an index"):
-        visavis.indexes_evaluate(run, tmp_path / "votes.jsonl")
+        visavis.indexes_evaluate(tiny_run, tmp_path / "votes.jsonl")
     with pytest.raises(
         RunError, match=r"expected a run or a model, got an index\. .* visavis indexes evaluate"
     ):

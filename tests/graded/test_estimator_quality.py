@@ -15,7 +15,6 @@ from visavis import api as verbs
 from visavis.cli import app, main
 from visavis.core.errors import DataError, RefusedOverwrite, SpecError, VisavisError
 from visavis.core.spec import parse
-from visavis.data.synthetic import write_synthetic_scenes
 from visavis.models.encoders.frozen_encoders import open_text_encoder
 from visavis.models.encoders.sentence_encoders import open_text_pair_encoder
 from visavis.objectives import CATALOG as OBJECTIVES
@@ -346,29 +345,17 @@ def test_fine_tuning_rejects_invalid_arguments(people, tmp_path, wrong, sentence
     assert not (tmp_path / "fitted").exists()
 
 
-@pytest.fixture(scope="module")
-def scenes(tmp_path_factory):
-    return write_synthetic_scenes(
-        tmp_path_factory.mktemp("world") / "scenes",
-        num_train=40,
-        num_val=5,
-        num_test=6,
-        captions_per_image=2,
-        size=32,
-    )
-
-
-def test_thresholds_are_quantiles_of_training_pairs(scenes, tmp_path):
+def test_thresholds_are_quantiles_of_training_pairs(few_scenes, tmp_path):
     plot = tmp_path / "relevance.png"
     (row,) = verbs.papers_relevance_thresholds(
-        scenes, estimator="SceneRelevance()", num_pairs=3000, out=plot
+        few_scenes, estimator="SceneRelevance()", num_pairs=250, out=plot
     )
     from visavis.data.dataset_reader import open_dataset
     from visavis.papers.relevance import SceneRelevance
 
-    train = open_dataset(scenes).split("train")
-    relevance = sample_relevance(SceneRelevance().for_dataset(train), train, 3000)
-    assert row.pairs == len(relevance) == 2 * 40 * 39
+    train = open_dataset(few_scenes).split("train")
+    relevance = sample_relevance(SceneRelevance().for_dataset(train), train, 250)
+    assert row.pairs == len(relevance) == 2 * 12 * 11
     assert row.mean == pytest.approx(relevance.mean())
     assert row.share_above_threshold == pytest.approx((relevance > 0.63).mean())
     assert sum(row.histogram) == row.pairs
@@ -377,7 +364,7 @@ def test_thresholds_are_quantiles_of_training_pairs(scenes, tmp_path):
         assert share <= (relevance >= value - 0.001).mean() + 1 / row.pairs
     assert plot.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(RefusedOverwrite, match=r"already exists\. Nothing was changed"):
-        verbs.papers_relevance_thresholds(scenes, estimator="SceneRelevance()", out=plot)
+        verbs.papers_relevance_thresholds(few_scenes, estimator="SceneRelevance()", out=plot)
 
 
 def test_ladder_specs_are_objectives():
@@ -401,11 +388,11 @@ def test_thresholds_require_different_values():
         summarize_relevance("x", np.full(10, 0.5), "data")
 
 
-def test_thresholds_reject_invalid_number_of_pairs(scenes):
+def test_thresholds_reject_invalid_number_of_pairs(few_scenes):
     with pytest.raises(
         SpecError, match=r"num_pairs: expected an integer from 1 to 100,000,000, got 0"
     ):
-        verbs.papers_relevance_thresholds(scenes, estimator="SceneRelevance()", num_pairs=0)
+        verbs.papers_relevance_thresholds(few_scenes, estimator="SceneRelevance()", num_pairs=0)
 
 
 @pytest.mark.parametrize(
@@ -431,15 +418,22 @@ def test_relevance_command_reports_errors_in_one_line(
     assert error.count("\n") == 1
 
 
-def test_sample_relevance_rejects_one_image(scenes):
+def test_sample_relevance_rejects_one_image(few_scenes):
     from visavis.data.dataset_reader import open_dataset
 
     with pytest.raises(DataError, match="expected at least 2 training images, got 1"):
-        sample_relevance(lambda *_: None, open_dataset(scenes).take(np.array([0])), 10)
+        sample_relevance(lambda *_: None, open_dataset(few_scenes).take(np.array([0])), 10)
 
 
-def test_thresholds_command_prints_ladders(scenes):
-    command = ["papers", "relevance", "thresholds", str(scenes), "--estimator", "SceneRelevance()"]
+def test_thresholds_command_prints_ladders(few_scenes):
+    command = [
+        "papers",
+        "relevance",
+        "thresholds",
+        str(few_scenes),
+        "--estimator",
+        "SceneRelevance()",
+    ]
     text, content = (
         CliRunner().invoke(app, [*command, *more], catch_exceptions=False).stdout
         for more in (["--num-pairs", "100"], ["--num-pairs", "100", "--json"])

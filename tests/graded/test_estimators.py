@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from visavis.core.errors import DataError, ShapeError, SpecError, StorageError
 from visavis.core.spec import parse
-from visavis.data.dataset import Dataset, Image
+from visavis.data.dataset import Dataset
+from visavis.data.image_file import Image
 from visavis.models.encoders.sentence_encoders import TextPairEncoder, open_text_pair_encoder
 from visavis.papers.relevance import (
     CATALOG,

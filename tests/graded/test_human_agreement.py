@@ -15,8 +15,9 @@ from scipy.stats import kendalltau, spearmanr
 
 import visavis
 from visavis.core.errors import DataError, RunError
-from visavis.data.dataset import Dataset, Image
+from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import open_dataset
+from visavis.data.image_file import Image
 from visavis.papers.relevance.human_agreement import (
     FLICKR8K_FILES,
     SEED,

@@ -16,14 +16,15 @@ import pytest
 import torch
 from PIL import Image, ImageColor
 from scipy.stats import kendalltau
+from tests.fixtures.recipes import write_recipe
 
 import visavis
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, RefusedOverwrite, RunError, SpecError, VisavisError
 from visavis.core.progress import NoProgress
 from visavis.data.dataset import Dataset
-from visavis.data.dataset import Image as Listed
 from visavis.data.dataset_reader import open_dataset
+from visavis.data.image_file import Image as Listed
 from visavis.data.synthetic import SceneGraphs, write_synthetic_scenes
 from visavis.data.words import tokenize
 from visavis.papers.relevance import RelevanceEstimator
@@ -41,17 +42,6 @@ from visavis.papers.relevance.ranked_lists import (
 from visavis.research.reports.html_report import LIGHT_THEME, ThemedImage, Thumbnails
 from visavis.training.runs.open_run import open_run, read_run_recipe
 
-RECIPE = """
-name = "tiny"
-visual = { encoder = "scenes", granularity = "pooled" }
-text = { encoder = "vocabulary", min_count = 1 }
-model = { kind = "VSE++", embedding_dim = 8, word_dim = 4 }
-training = { batch_size = 8, metric_batches = 1, threads = 1 }
-[[phases]]
-epochs = 1
-objective = "Ladder()"
-supervision = "GradedSupervision(relevance='SceneRelevance()')"
-"""
 VOID = {"meta", "img", "source", "br"}
 
 
@@ -257,7 +247,8 @@ def test_choose_queries_samples_or_finds_by_name():
 
 
 @pytest.fixture(scope="module")
-def scenes(tmp_path_factory):
+def tested_scenes(tmp_path_factory):
+    """Forty images for tests, so that lists differ."""
     return write_synthetic_scenes(
         tmp_path_factory.mktemp("world") / "scenes",
         num_train=16,
@@ -268,17 +259,18 @@ def scenes(tmp_path_factory):
     )
 
 
-def trained(scenes, folder, seed):
-    (folder / "tiny.toml").write_text(RECIPE)
+def trained(tested_scenes, folder, seed):
+    graded = "GradedSupervision(relevance='SceneRelevance()')"
+    recipe = write_recipe(folder / "tiny.toml", {"objective": "Ladder()", "supervision": graded})
     return visavis.train(
-        folder / "tiny.toml", data=scenes, out=folder / f"run-{seed}", overrides={"seed": seed}
+        recipe, data=tested_scenes, out=folder / f"run-{seed}", overrides={"seed": seed}
     ).run
 
 
 @pytest.fixture(scope="module")
-def runs(scenes, tmp_path_factory):
+def runs(tested_scenes, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    return [trained(scenes, folder, seed) for seed in (0, 1)]
+    return [trained(tested_scenes, folder, seed) for seed in (0, 1)]
 
 
 @pytest.fixture(scope="module")
@@ -304,7 +296,7 @@ def test_coherence_writes_report_plots_and_json(comparison):
 
 
 @pytest.fixture(scope="module")
-def given_split(runs, scenes):
+def given_split(runs, tested_scenes):
     """Scores and true relevance of the test captions (rows) with all test images, of the second
     run.
     """
@@ -313,7 +305,11 @@ def given_split(runs, scenes):
     images, texts = data_module.encode(matcher, data)
     with torch.inference_mode():
         scores = matcher.score(images, texts).T
-    return data, scores, SceneGraphs.open(scenes).relevance(data.image_rows, data.caption_rows).T
+    return (
+        data,
+        scores,
+        SceneGraphs.open(tested_scenes).relevance(data.image_rows, data.caption_rows).T,
+    )
 
 
 def test_coherence_counts_equal_loops(comparison, given_split):
@@ -437,8 +433,8 @@ def test_ranked_list_plot_frames_positive(comparison):
     )
 
 
-def test_coherence_of_one_run_with_named_query(runs, scenes, tmp_path):
-    data = open_dataset(scenes).split("test")
+def test_coherence_of_one_run_with_named_query(runs, tested_scenes, tmp_path):
+    data = open_dataset(tested_scenes).split("test")
     found = visavis.papers_coherence(
         runs[0],
         relevance="SceneRelevance()",
@@ -452,10 +448,10 @@ def test_coherence_of_one_run_with_named_query(runs, scenes, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def one_vector(scenes, tmp_path_factory):
+def one_vector(tested_scenes, tmp_path_factory):
     """Word vectors that are all the same."""
     path = tmp_path_factory.mktemp("vectors") / "same.txt"
-    words = {word for caption in open_dataset(scenes).captions for word in tokenize(caption)}
+    words = {word for caption in open_dataset(tested_scenes).captions for word in tokenize(caption)}
     path.write_text("".join(f"{word} 1 0\n" for word in sorted(words)))
     return path
 

@@ -17,8 +17,9 @@ from torch import Tensor
 from visavis import Targets
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, SpecError
-from visavis.data.dataset import Dataset, Image
+from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import open_dataset
+from visavis.data.image_file import Image
 from visavis.evaluation import Protocol, rank_scores
 from visavis.evaluation.metrics import (
     average_precision_at_r,
@@ -29,8 +30,7 @@ from visavis.evaluation.metrics import (
 )
 from visavis.evaluation.protocols import get_protocol
 from visavis.papers.relevance import RelevanceEstimator, ranking_coherence
-from visavis.training.evaluation.evaluate_dataset import evaluate_dataset
-from visavis.training.evaluation.listed_positives import read_listed_positives
+from visavis.training.evaluation.evaluate_dataset import evaluate_dataset, read_listed_positives
 
 CAPTIONS = 3
 

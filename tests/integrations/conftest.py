@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import visavis
-from visavis.data.synthetic import write_synthetic_scenes
 
 PROJECT = Path(__file__).parents[2]
 sys.path += [
@@ -17,15 +16,8 @@ sys.path += [
 
 
 @pytest.fixture(scope="session")
-def scenes(tmp_path_factory):
-    """A data set of twenty images with two captions each."""
-    sizes = {"num_train": 12, "num_val": 4, "num_test": 4, "captions_per_image": 2, "size": 32}
-    return write_synthetic_scenes(tmp_path_factory.mktemp("world") / "scenes", **sizes)
-
-
-@pytest.fixture(scope="session")
-def scene_index(dual_encoders, scenes, tmp_path_factory):
+def scene_index(dual_encoders, few_scenes, tmp_path_factory):
     """An index of the data set by a tiny CLIP."""
     folder = tmp_path_factory.mktemp("indexes") / "scenes"
-    visavis.index(dual_encoders / "clip", scenes, out=folder)
+    visavis.index(dual_encoders / "clip", few_scenes, out=folder)
     return folder

@@ -81,7 +81,7 @@ class TestVisavisEmbeddings(ModelParams, EmbeddingsIntegrationTests):
     pass
 
 
-def test_documents_are_the_results_of_a_search(scene_index, scenes):
+def test_documents_are_the_results_of_a_search(scene_index, few_scenes):
     documents = VisavisRetriever(scene_index, k=4).invoke(QUERY)
     hits = visavis.search(scene_index, QUERY, top=4).to_json()["hits"]
     assert [document.metadata for document in documents] == hits
@@ -89,11 +89,11 @@ def test_documents_are_the_results_of_a_search(scene_index, scenes):
     assert [document.page_content for document in documents] == [
         hit["metadata"]["caption"] for hit in hits
     ]
-    assert all(str(scenes) in document.metadata["path"] for document in documents)
+    assert all(str(few_scenes) in document.metadata["path"] for document in documents)
 
 
-def test_documents_without_captions_have_the_file_name(dual_encoders, scenes, tmp_path):
-    visavis.index(dual_encoders / "clip", scenes / "images", out=tmp_path / "index")
+def test_documents_without_captions_have_the_file_name(dual_encoders, few_scenes, tmp_path):
+    visavis.index(dual_encoders / "clip", few_scenes / "images", out=tmp_path / "index")
     (document,) = VisavisRetriever(tmp_path / "index", k=1).invoke(QUERY)
     assert document.page_content == document.metadata["name"]
 
@@ -161,14 +161,14 @@ def test_embeddings_can_be_pickled_and_copied(dual_encoders):
         assert copied.embed_query(QUERY) == pytest.approx(expected, abs=1e-6)
 
 
-def test_folder_without_index_is_an_error(scenes):
+def test_folder_without_index_is_an_error(few_scenes):
     with pytest.raises(RunError, match="expected an index"):
-        VisavisRetriever(scenes)
+        VisavisRetriever(few_scenes)
 
 
-def test_embeddings_are_the_vectors_of_the_model(dual_encoders, scenes):
+def test_embeddings_are_the_vectors_of_the_model(dual_encoders, few_scenes):
     model = visavis.load(dual_encoders / "clip")
-    embeddings, paths = VisavisEmbeddings(model), sorted((scenes / "images").iterdir())[:3]
+    embeddings, paths = VisavisEmbeddings(model), sorted((few_scenes / "images").iterdir())[:3]
     texts = ["a red circle", "a blue square"]
     assert torch.equal(
         torch.tensor(embeddings.embed_documents(texts)), model.encode_texts(texts).cpu()

@@ -38,8 +38,8 @@ def embedding(dual_encoders):
 
 
 @pytest.fixture(scope="module")
-def images(scenes):
-    return [str(path) for path in sorted((scenes / "images").iterdir())[:3]]
+def images(few_scenes):
+    return [str(path) for path in sorted((few_scenes / "images").iterdir())[:3]]
 
 
 def test_retriever_class():
@@ -87,10 +87,10 @@ def test_retriever_filters_items(scene_index):
     assert {node.metadata["metadata"]["split"] for node in nodes} == {"val"}
 
 
-def test_missing_file_is_a_text_node(dual_encoders, scenes, tmp_path):
+def test_missing_file_is_a_text_node(dual_encoders, few_scenes, tmp_path):
     photo = tmp_path / "photos" / "one.png"
     photo.parent.mkdir()
-    photo.write_bytes(min((scenes / "images").iterdir()).read_bytes())
+    photo.write_bytes(min((few_scenes / "images").iterdir()).read_bytes())
     visavis.index(dual_encoders / "clip", photo.parent, out=tmp_path / "index")
     retriever = VisavisIndexRetriever(tmp_path / "index")
     photo.unlink()
@@ -116,9 +116,9 @@ def test_retriever_can_be_pickled_and_copied(scene_index):
         assert [node.id_ for node in copied.retrieve("a red circle")] == expected
 
 
-def test_folder_without_index_is_an_error(scenes):
+def test_folder_without_index_is_an_error(few_scenes):
     with pytest.raises(RunError, match="expected an index"):
-        VisavisIndexRetriever(scenes)
+        VisavisIndexRetriever(few_scenes)
 
 
 def test_embeddings_are_the_vectors_of_the_model(embedding, dual_encoders, images):

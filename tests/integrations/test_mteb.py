@@ -8,15 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.fixtures.recipes import write_recipe
 from tests.matching import mentions
-from tests.recipes import TINY_RECIPE
 from typer.testing import CliRunner
 
 import visavis
 from visavis.cli import app
 from visavis.core.errors import DataError, RunError, VisavisError
 from visavis.data.dataset_reader import open_dataset
-from visavis.data.synthetic import write_synthetic_scenes
 from visavis.integrations.mteb import MtebEncoder
 
 mteb = pytest.importorskip("mteb", reason="mteb is installed by make slow")
@@ -39,12 +38,6 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def scenes(tmp_path_factory):
-    sizes = {"num_train": 12, "num_val": 4, "num_test": 24, "captions_per_image": 3, "size": 32}
-    return write_synthetic_scenes(tmp_path_factory.mktemp("world") / "scenes", **sizes)
-
-
-@pytest.fixture(scope="module")
 def split(scenes):
     return open_dataset(scenes).split("test")
 
@@ -52,8 +45,7 @@ def split(scenes):
 @pytest.fixture(scope="module")
 def run(scenes, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    (folder / "tiny.toml").write_text(TINY_RECIPE)
-    visavis.train(folder / "tiny.toml", data=scenes, out=folder / "run")
+    visavis.train(write_recipe(folder / "tiny.toml"), data=scenes, out=folder / "run")
     return folder / "run"
 
 

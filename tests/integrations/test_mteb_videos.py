@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.fixtures.recipes import write_recipe
 from tests.matching import mentions
 from tests.videos import write_video
 
@@ -34,14 +35,6 @@ pytestmark = [
     ),
 ]
 
-RECIPE = """
-name = "clips"
-visual = { encoder = "scenes", granularity = "frames", frames_per_second = 2.0, standardize = "zscore" }
-text = { encoder = "vocabulary", min_count = 1 }
-model = { kind = "VSEInfinity", embedding_dim = 16, word_dim = 8 }
-training = { batch_size = 8, threads = 1 }
-phases = [{ epochs = 8, objective = "Unified(gamma=20)", optimizer = { lr = 0.01 } }]
-"""
 COLORS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "white": (255, 255, 255)}
 TASKS = ("MSVDT2VRetrieval", "MSVDV2TRetrieval", "MSRVTTT2V", "MSRVTTV2T")
 
@@ -71,8 +64,19 @@ def split(clips):
 @pytest.fixture(scope="module")
 def run(clips, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    (folder / "clips.toml").write_text(RECIPE)
-    return visavis.train(folder / "clips.toml", data=clips, out=folder / "run").run
+    recipe = write_recipe(
+        folder / "clips.toml",
+        {"epochs": 8, "objective": "Unified(gamma=20)", "optimizer": {"lr": 0.01}},
+        name="clips",
+        visual={
+            "granularity": "frames",
+            "frames_per_second": 2.0,
+            "standardize": "zscore",
+        },
+        model={"kind": "VSEInfinity", "embedding_dim": 16, "word_dim": 8},
+        training={"metric_batches": None},
+    )
+    return visavis.train(recipe, data=clips, out=folder / "run").run
 
 
 class Decoder:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+from types import ModuleType
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from visavis import Targets
+from visavis.evaluation.bootstrap import BOOTSTRAP_METRICS
 from visavis.evaluation.metrics import (
     CATALOG,
     GRADED,
     RANKING,
     best_ranks,
+    catalog,
     map_at_k,
     map_at_k_hits,
     mean_rank,
@@ -89,6 +95,32 @@ def test_ranking_metrics_of_perfect_model_have_rsum_600() -> None:
     assert metrics["rsum"] == 600
     assert metrics["average_recall"] == 100
     assert metrics["i2t_medr"] == metrics["t2i_meanr"] == metrics["i2t_map_at_5"] == 1
+
+
+def test_rsum_sums_six_recalls_of_the_literature() -> None:
+    ranks = torch.tensor([[1.0], [2.0], [6.0], [11.0]], dtype=torch.float64)
+    metrics = ranking_metrics(ranks, ranks)
+    assert metrics["rsum"] == 2 * (25 + 50 + 75)
+    assert metrics["average_recall"] == metrics["i2t_average_recall"] == 50
+    assert catalog.SIX_RECALLS == ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10")
+    assert (*catalog.SIX_RECALLS, "rsum") == BOOTSTRAP_METRICS
+
+
+def test_another_recall_in_results_keeps_rsum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalog with R@3 has one more recall, and the same RSUM and average recall."""
+    printed = "RECALLS = RECALL_AT_K.at(1, 5, 10)"
+    source = inspect.getsource(catalog)
+    assert source.count(printed) == 1
+    with_r3 = ModuleType("catalog_with_r3")
+    monkeypatch.setitem(sys.modules, "catalog_with_r3", with_r3)
+    exec(source.replace(printed, "RECALLS = RECALL_AT_K.at(1, 3, 5, 10)"), vars(with_r3))
+
+    ranks = torch.tensor([[1.0], [3.0], [4.0], [11.0]], dtype=torch.float64)
+    expected = ranking_metrics(ranks, ranks)
+    found = with_r3.ranking_metrics(ranks, ranks)
+    assert found["i2t_r3"] == found["t2i_r3"] == 50
+    assert {key: value for key, value in found.items() if not key.endswith("_r3")} == expected
+    assert with_r3.SIX_RECALLS == catalog.SIX_RECALLS
 
 
 def test_map_conventions_differ_for_missed_positives() -> None:

@@ -12,10 +12,10 @@ from PIL import Image
 import visavis
 from visavis.core.errors import DataError, VisavisError
 from visavis.core.progress import NoProgress
-from visavis.retrieval.index_builder import build_index
+from visavis.models.text_tower_export import write_text_tower
+from visavis.retrieval.build.index_builder import build_index
 from visavis.retrieval.index_folder import read_manifest
 
-pytest.importorskip("lancedb")
 WORDS = [
     "<pad>",
     "<unk>",
@@ -161,3 +161,8 @@ def test_colpali_rejects_damaged_folders(colpali, tmp_path):
     )
     with pytest.raises(VisavisError):
         visavis.load(folder)
+
+
+def test_colpali_has_no_text_tower(colpali, tmp_path):
+    with pytest.raises(VisavisError, match=r"ColPali: expected a text encoder of its own, got .*"):
+        write_text_tower(visavis.load(colpali, device="cpu"), tmp_path / "tower")

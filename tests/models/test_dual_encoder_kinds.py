@@ -24,7 +24,6 @@ from visavis.models.clip.model import CLIP, open_dual_encoder
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.frozen_encoders import open_encoder
 from visavis.models.retriever import Retriever
-from visavis.retrieval.query_model import DualEncoderTexts
 from visavis.training.export.export_model import export_model
 
 transformers = pytest.importorskip("transformers")
@@ -236,16 +235,6 @@ def test_parts_hold_all_parameters(kind, kind_folders):
         assert all(("model.text_" in name) == (part == "text") for name, _ in parameters)
     names = {name for parameters in by_part.values() for name, _ in parameters}
     assert names == {name for name, _ in matcher.named_parameters()}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_light_texts_equal_the_model(kind, kind_folders):
-    """Of kinds whose texts are read without transformers."""
-    folder = kind_folders(kind)
-    texts = DualEncoderTexts.open(folder)
-    assert (texts is not None) == (kind in ("siglip2-fixed", "siglip2-naflex", "metaclip_2"))
-    if texts is not None:
-        close(texts.encode(TEXTS), visavis.load(folder).encode_texts(TEXTS))
 
 
 @pytest.mark.parametrize("kind", ["altclip", "clip+xlm-roberta"])

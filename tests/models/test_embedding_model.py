@@ -151,7 +151,6 @@ def test_saved_model_needs_no_pretrained_folder(embedders, name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["embedder", "router"])
 def test_index_and_search_equal_scores(embedders, name, tmp_path):
-    pytest.importorskip("lancedb")
     (tmp_path / "photos").mkdir()
     for number, image in enumerate(images()):
         image.save(tmp_path / "photos" / f"{number}.png")

@@ -17,8 +17,9 @@ from tests.processes import in_processes
 
 from visavis.core.errors import DataError, MissingExtra, RefusedOverwrite, SpecError
 from visavis.core.process_group import ProcessGroup
-from visavis.data.dataset import ByteRange, Dataset, Image
+from visavis.data.dataset import Dataset
 from visavis.data.features.store import FeatureStore, FeatureWriter
+from visavis.data.image_file import ByteRange, Image
 from visavis.models import device
 from visavis.models.encoders import feature_extraction as caching
 from visavis.models.encoders.encoder_spec import (

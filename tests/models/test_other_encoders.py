@@ -17,7 +17,6 @@ from tests.processes import Command
 import visavis
 from visavis.core import storage
 from visavis.core.errors import DataError, VisavisError
-from visavis.data.synthetic import write_synthetic_scenes
 from visavis.models.clip import conversion
 from visavis.models.clip.model import open_dual_encoder
 from visavis.models.encoders import pretrained_files
@@ -273,18 +272,6 @@ def test_invalid_extensions_are_refused(dual_encoders, towers, tmp_path):
             dual_encoders / "clip", tmp_path / "c", max_length=99, config="ViT-B-32"
         )
     assert not list(tmp_path.iterdir())
-
-
-@pytest.fixture(scope="module")
-def few_scenes(tmp_path_factory):
-    return write_synthetic_scenes(
-        tmp_path_factory.mktemp("few") / "scenes",
-        num_train=16,
-        num_val=4,
-        num_test=4,
-        captions_per_image=2,
-        size=32,
-    )
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.fixtures.recipes import write_recipe
 from tests.platforms import posix
 
 import visavis
@@ -239,17 +240,14 @@ def test_trained_backbone_loads_without_published_file(tiny, tmp_path):
         size=32,
         seed=1,
     )
-    (tmp_path / "tiny.toml").write_text(
-        """
-name = "tiny"
-visual = { encoder = "tiny", granularity = "pixels" }
-text = { min_count = 1 }
-model = { kind = "VSE++", embedding_dim = 8, word_dim = 8, region_pool = "encoder" }
-training = { batch_size = 2, metric_batches = 1, threads = 1 }
-phases = [{ epochs = 1, objective = "Triplet()", optimizer = { lr_multipliers = { backbone = 0.1 } } }]
-"""
+    recipe = write_recipe(
+        tmp_path / "tiny.toml",
+        {"objective": "Triplet()", "optimizer": {"lr_multipliers": {"backbone": 0.1}}},
+        visual={"encoder": "tiny", "granularity": "pixels"},
+        model={"word_dim": 8, "region_pool": "encoder"},
+        training={"batch_size": 2},
     )
-    trained = visavis.train(tmp_path / "tiny.toml", data=data, out=tmp_path / "run")
+    trained = visavis.train(recipe, data=data, out=tmp_path / "run")
     file.unlink()
     assert visavis.evaluate(tmp_path / "run").metrics == trained.test.metrics
 

@@ -7,21 +7,12 @@ import shutil
 
 import pytest
 import torch
+from tests.fixtures.recipes import write_recipe
 
 import visavis
 from visavis.data.images import decode_image
-from visavis.data.synthetic import write_synthetic_scenes
 
 transformers = pytest.importorskip("transformers")
-
-RECIPE = """
-name = "kept"
-visual = { granularity = "pixels" }
-text = { min_count = 1 }
-model = { kind = "VSE++", embedding_dim = 8, word_dim = 8, region_pool = "REGION_POOL" }
-training = { batch_size = 6, metric_batches = 1, threads = 1 }
-phases = [{ epochs = 1, objective = "Triplet()", optimizer = { lr_multipliers = { backbone = 0.1 } } }]
-"""
 
 
 def write_encoder(folder, kind):
@@ -59,26 +50,28 @@ def write_encoder(folder, kind):
     ids=["pooler", "class token", "resnet"],
 )
 @pytest.mark.slow
-def test_run_folder_reads_images_without_pretrained_encoder(kind, region_pool, tmp_path):
+def test_run_folder_reads_images_without_pretrained_encoder(
+    kind, region_pool, few_scenes, tmp_path
+):
     write_encoder(tmp_path / "encoder", kind)
-    data = write_synthetic_scenes(
-        tmp_path / "scenes",
-        num_train=12,
-        num_val=4,
-        num_test=4,
-        captions_per_image=1,
-        size=48,
-        seed=1,
-    )
-    (tmp_path / "kept.toml").write_text(RECIPE.replace("REGION_POOL", region_pool))
-    trained = visavis.train(
+    rates = {"lr_multipliers": {"backbone": 0.1}}
+    recipe = write_recipe(
         tmp_path / "kept.toml",
-        data=data,
+        {"objective": "Triplet()", "optimizer": rates},
+        name="kept",
+        visual={"encoder": None, "granularity": "pixels"},
+        text={"encoder": None},
+        model={"word_dim": 8, "region_pool": region_pool},
+        training={"batch_size": 6},
+    )
+    trained = visavis.train(
+        recipe,
+        data=few_scenes,
         out=tmp_path / "run",
         overrides={"visual.encoder": str(tmp_path / "encoder")},
     )
     images = [
-        decode_image(path.read_bytes(), path.name) for path in sorted(data.rglob("*.png"))[:3]
+        decode_image(path.read_bytes(), path.name) for path in sorted(few_scenes.rglob("*.png"))[:3]
     ]
     before = visavis.load(tmp_path / "run").encode_images(images)
     shutil.rmtree(tmp_path / "encoder")

@@ -18,14 +18,14 @@ def encoder():
 
 
 @torch.inference_mode()
-def pooled(encoder, scenes):
+def pooled(encoder, sampled):
     """Mean region features of rendered scenes."""
-    batches = SceneEncoder.preprocess([render_scene(scene) for scene in scenes]).split(64)
+    batches = SceneEncoder.preprocess([render_scene(scene) for scene in sampled]).split(64)
     return torch.cat([encoder(batch).mean(1) for batch in batches])
 
 
 @pytest.fixture(scope="module")
-def scenes():
+def sampled():
     rng = np.random.default_rng(7)
     return [sample_scene(rng, training=False) for _ in range(60)]
 
@@ -34,9 +34,9 @@ def test_scene_encoder_file_is_small():
     assert SCENE_ENCODER_WEIGHTS.stat().st_size <= 2_000_000
 
 
-def test_scene_encoder_shapes(encoder, scenes):
+def test_scene_encoder_shapes(encoder, sampled):
     pixels = SceneEncoder.preprocess(
-        [render_scene(scenes[0]), render_scene(scenes[1], 200), Image.new("L", (40, 60))]
+        [render_scene(sampled[0]), render_scene(sampled[1], 200), Image.new("L", (40, 60))]
     )
     assert pixels.shape == (3, 3, 96, 96)
     assert pixels.dtype == torch.uint8
@@ -45,22 +45,22 @@ def test_scene_encoder_shapes(encoder, scenes):
     assert grid.dtype == torch.float32
 
 
-def test_scene_encoder_is_independent_of_batch(encoder, scenes):
-    pixels = SceneEncoder.preprocess([render_scene(scene) for scene in scenes[:5]])
+def test_scene_encoder_is_independent_of_batch(encoder, sampled):
+    pixels = SceneEncoder.preprocess([render_scene(scene) for scene in sampled[:5]])
     torch.testing.assert_close(
         encoder(pixels), torch.cat([encoder(one) for one in pixels.split(1)]), atol=1e-4, rtol=1e-4
     )
 
 
-def test_scene_encoder_finds_redrawn_scene(encoder, scenes):
+def test_scene_encoder_finds_redrawn_scene(encoder, sampled):
     rng = np.random.default_rng(8)
-    first = pooled(encoder, scenes)
-    again = pooled(encoder, [resample_layout(scene, rng) for scene in scenes])
+    first = pooled(encoder, sampled)
+    again = pooled(encoder, [resample_layout(scene, rng) for scene in sampled])
     first, again = (
         torch.nn.functional.normalize(vectors - first.mean(0), dim=1) for vectors in (first, again)
     )
     nearest = (again @ first.T).argmax(1)
-    assert (nearest == torch.arange(len(scenes))).float().mean() > 0.9
+    assert (nearest == torch.arange(len(sampled))).float().mean() > 0.9
 
 
 @pytest.mark.slow

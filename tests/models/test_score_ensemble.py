@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from visavis.core.encoded import Encoded, EncodedBatches, collect_batches, concatenate
+from visavis.core.encoded import Encoded, RaggedItems, collect_batches, concatenate
 from visavis.core.spec import build_object
 from visavis.models import CATALOG
 from visavis.models.inference import ScoreEnsemble, join_member_encodings
@@ -81,7 +81,7 @@ def test_join_member_encodings_keeps_batches():
         for member in matchers
     ]
     text = join_member_encodings(kept)
-    assert isinstance(text, EncodedBatches)
+    assert isinstance(text, RaggedItems)
     assert max(part.shape[1] for part in text[1:2].score_input().tensors) == 3
     average, visual = (
         ScoreEnsemble(matchers),
@@ -91,4 +91,4 @@ def test_join_member_encodings_keeps_batches():
         average.score(visual, text.score_input()),
         average.score(visual, join_member_encodings([items.score_input() for items in kept])),
     )
-    assert not isinstance(join_member_encodings([kept[0], kept[1][order]]), EncodedBatches)
+    assert not isinstance(join_member_encodings([kept[0], kept[1][order]]), RaggedItems)

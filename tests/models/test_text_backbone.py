@@ -7,12 +7,12 @@ import shutil
 
 import pytest
 import torch
+from tests.fixtures.recipes import write_recipe
 
 import visavis
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, RecipeError, RunError
 from visavis.data.images import decode_image
-from visavis.data.synthetic import write_synthetic_scenes
 from visavis.models import find_model
 from visavis.models.base import load_matcher
 from visavis.models.encoders.text_backbone import (
@@ -175,34 +175,24 @@ def test_trained_text_backbone_loads_without_original(kind, bert, tmp_path):
         load_matcher(type(matcher), matcher.config, tmp_path / "model")
 
 
-RECIPE = """
-name = "tiny"
-visual = { encoder = "scenes", granularity = "regions" }
-model = { kind = "VSEInfinity", embedding_dim = 16 }
-training = { batch_size = 16, checkpoint_s = 0, metric_batches = 1, threads = 1, evaluate_every = 2 }
-
-[[phases]]
-epochs = 2
-objective = "Unified(gamma=20)"
-optimizer = { name = "AdamW", lr = 0.01, lr_multipliers = { text_backbone = 0.1 } }
-"""
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("world") / "scenes"
-    write_synthetic_scenes(
-        folder, num_train=40, num_val=8, num_test=8, captions_per_image=2, size=48, seed=1
+def write_backbone_recipe(folder):
+    """Write a recipe whose text encoder is named by an override."""
+    rates = {"lr": 0.01, "lr_multipliers": {"text_backbone": 0.1}}
+    return write_recipe(
+        folder / "tiny.toml",
+        {"epochs": 2, "objective": "Unified(gamma=20)", "optimizer": {"name": "AdamW", **rates}},
+        visual={"granularity": "regions"},
+        text={"encoder": None, "min_count": None},
+        model={"kind": "VSEInfinity", "embedding_dim": 16, "word_dim": None},
+        training={"checkpoint_s": 0, "evaluate_every": 2},
     )
-    return folder
 
 
 @pytest.mark.slow
-def test_run_with_text_backbone_resumes_and_moves(bert, world, tmp_path, monkeypatch):
-    recipe = tmp_path / "tiny.toml"
-    recipe.write_text(RECIPE)
+def test_run_with_text_backbone_resumes_and_moves(bert, few_scenes, tmp_path, monkeypatch):
+    recipe = write_backbone_recipe(tmp_path)
     overrides = {"text.encoder": str(bert), "text.granularity": "tokens"}
-    whole = visavis.train(recipe, data=world, out=tmp_path / "whole", overrides=overrides)
+    whole = visavis.train(recipe, data=few_scenes, out=tmp_path / "whole", overrides=overrides)
 
     class Stopping(visavis.core.progress.NoProgress):
         def training_step(self, step):
@@ -211,7 +201,11 @@ def test_run_with_text_backbone_resumes_and_moves(bert, world, tmp_path, monkeyp
 
     with pytest.raises(KeyboardInterrupt):
         visavis.train(
-            recipe, data=world, out=tmp_path / "halves", overrides=overrides, progress=Stopping()
+            recipe,
+            data=few_scenes,
+            out=tmp_path / "halves",
+            overrides=overrides,
+            progress=Stopping(),
         )
     again = visavis.train(resume=tmp_path / "halves")
     assert again.test.metrics == whole.test.metrics
@@ -226,7 +220,7 @@ def test_run_with_text_backbone_resumes_and_moves(bert, world, tmp_path, monkeyp
     moved = (tmp_path / "whole").rename(tmp_path / "elsewhere" / "run")
     assert torch.equal(visavis.load(moved).encode_texts(sentences), before)
     assert visavis.evaluate(moved).metrics == whole.test.metrics
-    image = decode_image(next(world.rglob("*.png")).read_bytes(), "an image")
+    image = decode_image(next(few_scenes.rglob("*.png")).read_bytes(), "an image")
     (moved / "run.toml").unlink()
     assert visavis.load(moved).score([image], sentences).shape == (1, 2)
 
@@ -254,12 +248,12 @@ def test_run_with_text_backbone_resumes_and_moves(bert, world, tmp_path, monkeyp
     ],
     ids=["granularity", "model", "field", "rates"],
 )
-def test_text_backbone_reports_invalid_settings(overrides, sentence, bert, world, tmp_path):
-    (tmp_path / "tiny.toml").write_text(RECIPE)
+def test_text_backbone_reports_invalid_settings(overrides, sentence, bert, few_scenes, tmp_path):
+    recipe = write_backbone_recipe(tmp_path)
     with pytest.raises(RecipeError, match=sentence):
         visavis.train(
-            tmp_path / "tiny.toml",
-            data=world,
+            recipe,
+            data=few_scenes,
             out=tmp_path / "run",
             overrides={"text.encoder": str(bert), **overrides},
         )

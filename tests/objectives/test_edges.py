@@ -11,7 +11,7 @@ import torch
 
 from visavis import PairLoss, Targets
 from visavis.core.errors import ShapeError
-from visavis.objectives import CATALOG
+from visavis.objectives import CATALOG, RINCE
 
 from ..matching import mentions
 from ..sampling import pairwise
@@ -35,7 +35,8 @@ EDGES = {
 def test_objectives_are_finite_for_extreme_scores(kind, edge, dtype):
     scores = EDGES[edge].to(dtype)
     targets = targets_of(*(range(n) for n in scores.shape), weight=None)
-    sharp = {"gamma": 1e3, "tau": 1e-3}
+    # RINCE refuses a tau whose exponentials do not fit into the type.
+    sharp = {"gamma": 1e3, "tau": 2e-2 if kind is RINCE else 1e-3}
     for fields in (
         {},
         {name: value for name, value in sharp.items() if name in kind.__dataclass_fields__},

@@ -33,6 +33,7 @@ NOT_OF_DIFFERENCES = {
     "MultiSimilarity",
     "Circle",
     "Sigmoid",
+    "RINCE",
 }  # changed by a constant on a row
 OWN_POSITIVES_COMPETE = {"InfoNCE", "SmoothAP"}  # as published: soft targets, average precision
 TERMS_NOT_OF_PAIRS = {"SmoothAP", "MultiSimilarity", "Circle", "Sigmoid", "Distillation"}

@@ -13,6 +13,9 @@ import torch
 from visavis import Targets
 from visavis.losses.targets import Factors
 from visavis.objectives import (
+    CRCL,
+    RCL,
+    RINCE,
     RSP,
     SSP,
     VLC,
@@ -78,12 +81,48 @@ TERMS = {
     BinomialDeviance(negatives="all"): lambda p, negatives, m: (
         softplus(-2 * (p - 0.5)) / 2 + sum(softplus(10 * (s - 0.5)) for s in negatives) / 10
     ),
+    RCL(tau=0.2): lambda p, negatives, m: sum(
+        -math.log(1 - x) for x in softmax(p, negatives, 0.2)[1]
+    ),
+    RCL(tau=0.2, form="tan"): lambda p, negatives, m: sum(
+        math.tan(x) for x in softmax(p, negatives, 0.2)[1]
+    ),
+    RCL(tau=0.2, form="abs"): lambda p, negatives, m: sum(softmax(p, negatives, 0.2)[1]),
+    RCL(tau=0.2, form="exp"): lambda p, negatives, m: sum(
+        math.exp(x - 1) - math.exp(-1) for x in softmax(p, negatives, 0.2)[1]
+    ),
+    RCL(tau=0.2, form="gce", q=0.7): lambda p, negatives, m: sum(
+        (1 - (1 - x) ** 0.7) / 0.7 for x in softmax(p, negatives, 0.2)[1]
+    ),
+    CRCL(tau=0.2): lambda p, negatives, m: active_complementary(1.0, *softmax(p, negatives, 0.2)),
+    CRCL(tau=0.2, lam=2.0, estimate=True): lambda p, negatives, m: active_complementary(
+        softmax(p, negatives, 0.2)[0], *softmax(p, negatives, 0.2), lam=2.0
+    ),
+    RINCE(tau=0.2, q=0.3, lam=0.05): lambda p, negatives, m: (
+        (
+            (0.05 * (math.exp(p / 0.2) + sum(math.exp(s / 0.2) for s in negatives))) ** 0.3
+            - math.exp(0.3 * p / 0.2)
+        )
+        / 0.3
+    ),
     Goal(): lambda p, negatives, m: max(negatives) - p,  # the monitor
 }
 
 
 def softplus(x: float) -> float:
     return math.log(1 + math.exp(x))
+
+
+def softmax(p: float, negatives: list[float], tau: float) -> tuple[float, list[float]]:
+    """Probability of a positive and of each negative of its query."""
+    total = math.exp(p / tau) + sum(math.exp(s / tau) for s in negatives)
+    return math.exp(p / tau) / total, [math.exp(s / tau) / total for s in negatives]
+
+
+def active_complementary(label: float, positive: float, negatives: list[float], lam=5.0) -> float:
+    complement = sum(math.tan(x) for x in negatives)
+    total = complement + math.tan(positive)
+    return -label * math.log(positive) + lam * complement / total ** (1 - label)
 
 
 def multi_similarity(positives: list[float], negatives: list[float]) -> float:

@@ -14,7 +14,7 @@ from visavis.core.encoded import Encoded
 from visavis.core.errors import SpecError, VisavisError
 from visavis.losses.pair_loss import choose_plan
 from visavis.losses.pair_loss import plan as plan_module
-from visavis.losses.pair_loss.plan import PlanInputs
+from visavis.losses.pair_loss.plan import ExecutionPlan, PlanInputs
 from visavis.losses.targets import Factors
 from visavis.objectives import (
     AOQ,
@@ -42,7 +42,7 @@ CPU, CUDA, GIB = torch.device("cpu"), torch.device("cuda"), 2**30
 CHEAP = BlockCost(100.0)
 
 
-def path(
+def chosen_plan(
     objective,
     number: int,
     *,
@@ -52,8 +52,8 @@ def path(
     annotations=None,
     candidates=None,
     **choices,
-) -> str:
-    """The path that is chosen for ``number`` pairs, and which directions a block serves."""
+) -> ExecutionPlan:
+    """The plan that is chosen for ``number`` pairs."""
     targets = Targets.paired(number, **(annotations or {}))
     if candidates:
         targets = Targets(query_ids=range(number), candidate_ids=range(candidates))
@@ -66,7 +66,12 @@ def path(
         cost,
         **choices,
     )
-    plan = choose_plan(inputs)
+    return choose_plan(inputs)
+
+
+def path(objective, number: int, **choices) -> str:
+    """The path that is chosen for ``number`` pairs, and which directions a block serves."""
+    plan = chosen_plan(objective, number, **choices)
     if plan.path == "dense":
         return "dense"
     if plan.tile_shape is not None:
@@ -255,6 +260,73 @@ def test_plan_describes_path_and_memory():
         PairLoss(Triplet(), score=AttentionScore()).plan(300, 300)
     with pytest.raises(SpecError, match=mentions("memory", "lots")):
         PairLoss(Triplet(), memory="lots")
+
+
+@pytest.mark.parametrize(
+    ("objective", "number", "choices", "reason"),
+    [
+        (Unified(), 256, {}, "blocks are not faster up to 65,536 scores"),
+        (Triplet(), 256, {}, "blocks are not faster up to 4,194,304 scores"),
+        (
+            Unified(),
+            257,
+            {},
+            "66,049 scores exceed 65,536, and the objective needs one number per query",
+        ),
+        (
+            BinomialDeviance(),
+            2049,
+            {},
+            "4,198,401 scores exceed 4,194,304, and the objective needs all negatives of a query",
+        ),
+        (
+            Triplet(),
+            2049,
+            {},
+            "4,198,401 scores of the pair matrix exceed 4,194,304, and the objective needs all negatives of a query",
+        ),
+        (
+            Sigmoid(),
+            2049,
+            {},
+            "4,198,401 scores exceed 4,194,304, and the loss of a pair is the same in both directions",
+        ),
+        (
+            Unified(),
+            3000,
+            {"has_extra_candidates": True},
+            "9,000,000 scores exceed 4,194,304, and extra candidates are never queries",
+        ),
+        (
+            TripletHN(),
+            500,
+            {"world_size": 2},
+            "the batch is on 2 ranks, and the objective needs one number per query",
+        ),
+        (
+            Unified(),
+            500,
+            {"world_size": 2, "annotations": {"query_margin": torch.rand(500)}},
+            "the batch is on 2 ranks, and each rank has only its own annotations",
+        ),
+        (
+            TripletHN(),
+            500,
+            {"block_rows": 7},
+            "block_rows is set, and the objective needs one number per query",
+        ),
+        (
+            Triplet(),
+            256,
+            {"cost": BlockCost(1e6)},
+            "one matrix needs 61.0 GiB, but 8.0 GiB are left, and the objective needs all negatives of a query",
+        ),
+    ],
+)
+def test_plan_gives_the_reason_of_its_path(objective, number, choices, reason):
+    plan = chosen_plan(objective, number, **choices)
+    assert plan.reason == reason
+    assert str(plan).endswith(f"next to items and gradients. Reason: {reason}.")
 
 
 class AttentionScore(nn.Module):

@@ -19,7 +19,7 @@ from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.store import FeatureStore
 from visavis.evaluation import Protocol
 from visavis.papers.convert_features import NUM_HELD_OUT
-from visavis.training.runs.evaluate_runs import evaluate_runs
+from visavis.training.runs.evaluate_runs import EvaluationOptions, evaluate_runs
 
 VIDEOS = [f"video{number}" for number in range(20)]
 WORDS = {
@@ -499,7 +499,8 @@ def test_converted_features_train_and_evaluate_ce(ce, tmp_path):
     trained = visavis.train(recipe, out=tmp_path / "run")
     assert (trained.test.num_images, trained.test.num_texts) == (5, 5)
     pairs = Protocol(name="pairs", description="", num_images=5, captions_per_image=1, ties="mean")
-    assert evaluate_runs([tmp_path / "run"], pairs, None, None, NoProgress()).ties == "mean"
+    options = EvaluationOptions(protocol=pairs)
+    assert evaluate_runs([tmp_path / "run"], options, NoProgress()).ties == "mean"
 
 
 @pytest.mark.parametrize("name", ["../../evil", "{folder}/evil", "", ".hidden"])

@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.fixtures.recipes import write_recipe
 
 import visavis
 from visavis.core.encoded import Encoded
@@ -23,16 +24,22 @@ from visavis.papers.models.xvlm import XVLM
 
 @pytest.fixture(scope="module")
 def recipe(towers, tmp_path_factory):
-    file = tmp_path_factory.mktemp("recipe") / "xvlm.toml"
-    file.write_text(f"""
-name = "xvlm"
-visual = {{ encoder = "{towers}/vit", granularity = "pixels" }}
-text = {{ encoder = "{towers}/bert", granularity = "tokens" }}
-model = {{ kind = "XVLM", fusion_layers = 2, embedding_dim = 6, rerank_top_k = 3 }}
-training = {{ batch_size = 10, metric_batches = 1, threads = 1, checkpoint_s = 0 }}
-phases = [{{ epochs = 1, objective = "Unified(gamma=10)", optimizer = {{ name = "AdamW", lr = 0.01, lr_multipliers = {{ fusion = 2.0 }} }} }}]
-""")
-    return file
+    rates = {"name": "AdamW", "lr": 0.01, "lr_multipliers": {"fusion": 2.0}}
+    return write_recipe(
+        tmp_path_factory.mktemp("recipe") / "xvlm.toml",
+        {"objective": "Unified(gamma=10)", "optimizer": rates},
+        name="xvlm",
+        visual={"encoder": f"{towers}/vit", "granularity": "pixels"},
+        text={"encoder": f"{towers}/bert", "granularity": "tokens", "min_count": None},
+        model={
+            "kind": "XVLM",
+            "fusion_layers": 2,
+            "embedding_dim": 6,
+            "rerank_top_k": 3,
+            "word_dim": None,
+        },
+        training={"batch_size": 10, "checkpoint_s": 0},
+    )
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,6 @@ def library(tmp_path):
 
 @pytest.fixture
 def update(dual_encoders, library, tmp_path):
-    pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'visavis[search]'")
     return lambda **options: visavis.index(
         dual_encoders / "clip", library, out=tmp_path / "index", **options
     )

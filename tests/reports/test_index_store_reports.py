@@ -10,12 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from visavis.core import storage
 from visavis.retrieval.items import IndexItem
-from visavis.retrieval.stores.arrow_tables import items_from_table
-
-pytest.importorskip("lancedb")
-from visavis.retrieval.stores import lancedb_store, table_snapshot
+from visavis.retrieval.stores import sqlite_store, vector_array
 from visavis.retrieval.stores.catalog import open_store
 
 DIM, ID, COUNT = 4, "ab", 30
@@ -31,9 +27,8 @@ def make_vectors(count: int) -> np.ndarray:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A store of thirty items."""
-    monkeypatch.setattr(lancedb_store, "MIN_PART_ROWS", 1)
     with closing(open_store(tmp_path, DIM, index_id=ID)) as store:
         store.add([make_item(number) for number in range(COUNT)], make_vectors(COUNT))
         assert store.count() == COUNT
@@ -43,48 +38,50 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.report(
     "topoteretes/cognee#4684", "each update leaves a fragment, and nothing merges them"
 )
-def test_table_is_compacted_by_updates_of_many_processes(folder, monkeypatch):
-    monkeypatch.setattr(lancedb_store, "COMPACT_EVERY", 4)
-    for number in range(9):
+def test_array_is_written_again_by_updates_of_many_processes(folder, monkeypatch):
+    monkeypatch.setattr(sqlite_store, "MIN_REMOVED_ROWS", 4)
+    for number in range(40):
         # A store that is opened once per change is what many short processes do.
         with closing(open_store(folder, DIM, index_id=ID)) as store:
-            store.add([make_item(number, "second")], make_vectors(1))
-            assert store._table.stats()["fragment_stats"]["num_fragments"] <= 4
+            store.add([make_item(number % 9, "second")], make_vectors(1))
+        [file] = (folder / "vectors").iterdir()
+        assert len(np.load(file)) <= COUNT * 3 / 2 + 1
     with closing(open_store(folder, index_id=ID)) as store:
-        assert [item.content for item in items_from_table(store.table())] == ["second"] * 9 + [
-            "first"
-        ] * (COUNT - 9)
+        assert [item.content for item in store.table().items()] == ["second"] * 9 + ["first"] * (
+            COUNT - 9
+        )
 
 
 @pytest.mark.report("TechyNilesh/DeepImageSearch#14", "a new image builds the whole index again")
 def test_new_item_writes_one_row(folder):
-    [first] = (folder / "snapshot").iterdir()
-    files = {path: path.stat() for path in first.iterdir()}
+    [file] = (folder / "vectors").iterdir()
+    before = file.stat()
     with closing(open_store(folder, DIM, index_id=ID)) as store:
         store.add([make_item(COUNT)], make_vectors(1))
         assert store.count() == COUNT + 1
-        assert [len(part.table) for part in store.snapshot().parts] == [COUNT, 1]
-    assert {path: path.stat() for path in files} == files
+    assert list((folder / "vectors").iterdir()) == [file]
+    assert file.stat().st_size == before.st_size + 4 * DIM
 
 
 @pytest.mark.report("lancedb/lancedb#3177", "rows are not updated after the table was compacted")
-def test_items_are_replaced_after_compaction(folder):
+def test_items_are_replaced_after_array_is_written_again(folder):
     with closing(open_store(folder, DIM, index_id=ID)) as store:
         for content in ("second", "third"):
-            store.optimize()
+            with store.database.change():
+                store.rewrite()
             store.add([make_item(number, content) for number in range(COUNT)], make_vectors(COUNT))
-            assert {item.content for item in items_from_table(store.table())} == {content}
+            assert {item.content for item in store.table().items()} == {content}
             assert store.count() == COUNT
 
 
 @pytest.mark.report("duckdb/duckdb#6090", "opening computes the checksum of the whole file")
 def test_opening_hashes_no_unchanged_file(folder, monkeypatch):
     hashed = list[Path]()
-    content_hash = storage.content_hash
+    content_hash = vector_array.VectorArray.content_hash
     monkeypatch.setattr(
-        table_snapshot.storage,
+        vector_array.VectorArray,
         "content_hash",
-        lambda path: hashed.append(path) or content_hash(path),
+        lambda self, *rows: hashed.append(self.path) or content_hash(self, *rows),
     )
     with closing(open_store(folder, index_id=ID)) as store:
         assert len(store.search(make_vectors(1), 3)[0]) == 3
@@ -92,27 +89,31 @@ def test_opening_hashes_no_unchanged_file(folder, monkeypatch):
 
 
 @pytest.mark.report("chroma-core/chroma#674", "an interrupted program leaves no index")
-def test_interrupted_snapshot_loses_no_item(folder, monkeypatch):
+def test_interrupted_change_loses_no_item(folder, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
     with closing(open_store(folder, DIM, index_id=ID)) as store, monkeypatch.context() as patch:
-        store.add([make_item(COUNT)], make_vectors(1))
-        patch.setattr(lancedb_store.LanceStore, "_write_part", interrupt)
+        patch.setattr(sqlite_store.ItemTable, "insert", interrupt)
         with suppress(KeyboardInterrupt):
-            store.count()
+            store.add([make_item(0, "second")], make_vectors(1))
+        assert store.count() == COUNT
     with closing(open_store(folder, index_id=ID)) as store:
-        assert [item.key for item in items_from_table(store.table())] == [
-            make_item(number).key for number in range(COUNT + 1)
+        assert [(item.key, item.content) for item in store.table().items()] == [
+            (make_item(number).key, "first") for number in range(COUNT)
         ]
 
 
 @pytest.mark.report("acrotron/aye-chat#203", "a damaged index is not repaired")
 def test_damaged_vectors_are_repaired(folder, caplog):
-    [part] = (folder / "snapshot").iterdir()
+    [file] = (folder / "vectors").iterdir()
     with closing(open_store(folder, index_id=ID)) as store:
         expected = store.search(make_vectors(2), COUNT)
-    (part / "vectors.npy").write_bytes((part / "vectors.npy").read_bytes()[:-1])
-    with closing(open_store(folder, index_id=ID)) as store:
+    content = bytearray(file.read_bytes())
+    content[128 + 3 * 4 * DIM] ^= 1
+    file.write_bytes(content)
+    with closing(open_store(folder, index_id=ID, repairs=True)) as store:
+        assert store.count() == COUNT - 1
+        store.add([make_item(3)], make_vectors(COUNT)[3:4])
         assert store.search(make_vectors(2), COUNT) == expected
-    assert ["is damaged and is computed again" in message for message in caplog.messages] == [True]
+    assert ["1 of 30 items are damaged" in message for message in caplog.messages] == [True]

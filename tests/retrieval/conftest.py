@@ -1,23 +1,19 @@
 """A small model that was overfitted to sixty synthetic scenes."""
 
 import pytest
+from tests.fixtures.recipes import recipe_text, write_recipe
 
 import visavis
 from visavis.core.progress import NoProgress
 from visavis.data.synthetic import write_synthetic_scenes
 
-RECIPE = """
-name = "overfitted"
-visual = { encoder = "scenes", granularity = "pooled" }
-text = { encoder = "vocabulary", min_count = 1 }
-model = { kind = "VSE++", embedding_dim = 64, word_dim = 32 }
-training = { batch_size = 30, metric_batches = 1, threads = 1 }
-evaluation = { validation = "train" }
-[[phases]]
-epochs = 40
-objective = "Unified(gamma=30)"
-optimizer = { lr = 0.01 }
-"""
+RECIPE = recipe_text(
+    {"epochs": 40, "objective": "Unified(gamma=30)", "optimizer": {"lr": 0.01}},
+    name="overfitted",
+    model={"embedding_dim": 64, "word_dim": 32},
+    training={"batch_size": 30},
+    evaluation={"validation": "train"},
+)
 
 
 class MessageRecorder(NoProgress):
@@ -53,24 +49,18 @@ def run(scenes, tmp_path_factory):
     return folder
 
 
-LATE_RECIPE = """
-name = "late"
-visual = { encoder = "scenes", granularity = "regions" }
-text = { encoder = "vocabulary", min_count = 1 }
-model = { kind = "MaxSim", embedding_dim = 32, word_dim = 32 }
-training = { batch_size = 30, metric_batches = 1, threads = 1 }
-evaluation = { validation = "train" }
-[[phases]]
-epochs = 2
-objective = "VLC()"
-optimizer = { lr = 0.01 }
-"""
-
-
 @pytest.fixture(scope="session")
 def late_run(scenes, tmp_path_factory):
     """A late-interaction model."""
     folder = tmp_path_factory.mktemp("late")
-    (folder / "late.toml").write_text(LATE_RECIPE)
-    visavis.train(folder / "late.toml", data=scenes, out=folder / "run")
+    recipe = write_recipe(
+        folder / "late.toml",
+        {"epochs": 2, "optimizer": {"lr": 0.01}},
+        name="late",
+        visual={"granularity": "regions"},
+        model={"kind": "MaxSim", "embedding_dim": 32, "word_dim": 32},
+        training={"batch_size": 30},
+        evaluation={"validation": "train"},
+    )
+    visavis.train(recipe, data=scenes, out=folder / "run")
     return folder / "run"

@@ -15,14 +15,14 @@ from tests.platforms import posix
 
 from visavis.core import storage
 from visavis.core.encoded import unit_rows
-from visavis.data.dataset import ByteRange
+from visavis.data.image_file import ByteRange
 from visavis.data.video import MAX_SECONDS, VideoError, count_frames, iter_frames, open_frames
 from visavis.data.vocabulary import Vocabulary
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.image_text.global_matchers import VSEInfinity, VSEPlusPlus
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
-from visavis.retrieval import encoding
+from visavis.retrieval.build import encoding
 from visavis.retrieval.source_files import list_source_files
 
 from ..videos import gray, write_video

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +16,6 @@ from visavis.retrieval.stores.exact_search import (
     Int8Pass,
     dot_kernels,
     open_int8_codes,
-    supports_int8_matmul,
     write_int8_codes,
 )
 
@@ -48,33 +46,22 @@ def unit(generator: np.random.Generator, *shape: int) -> np.ndarray:
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
-PRODUCTS = (
-    "numkong",
-    "avx2",
-    pytest.param(
-        "torch",
-        marks=pytest.mark.skipif(
-            not supports_int8_matmul(), reason="this processor has no int8 instructions"
-        ),
-    ),
-)
 AVX512 = ("skylake", "icelake", "genoa", "sapphire", "turin")
+AVX_VNNI = ("alder", "sierra")
 
 
-@pytest.fixture(params=PRODUCTS)
-def products(request, monkeypatch):
-    """Compute products with numkong, with numkong as on an older processor, or with torch."""
+@pytest.fixture(params=[(), AVX512, AVX512 + AVX_VNNI], ids=["all", "avx-vnni", "avx2"])
+def processors(request):
+    """Compute products as this processor does, and as older ones do."""
     kernels = dot_kernels()
-    available = [name for name in AVX512 if kernels.get_capabilities().get(name)]
-    if request.param == "torch":
-        monkeypatch.setattr(exact_search, "dot_kernels", lambda: None)
-    elif request.param == "avx2":
-        monkeypatch.setattr(exact_search, "supports_int8_matmul", lambda: False)
-        for name in available:
-            kernels.disable_capability(name)
-    yield request.param
-    for name in available:
+    disabled = [name for name in request.param if kernels.get_capabilities().get(name)]
+    for name in disabled:
+        kernels.disable_capability(name)
+    exact_search.has_int8_instructions.cache_clear()
+    yield
+    for name in disabled:
         kernels.enable_capability(name)
+    exact_search.has_int8_instructions.cache_clear()
 
 
 @given(
@@ -110,7 +97,7 @@ def test_search_does_not_depend_on_blocks(monkeypatch, top, share):
         assert_equals_reference(ExactSearch(rows), queries, top, mask)
 
 
-@pytest.mark.usefixtures("products")
+@pytest.mark.usefixtures("processors")
 @pytest.mark.parametrize("share", [None, 0.05, 0.5, 1.0])
 @pytest.mark.parametrize(
     "kind", ["plain", "large mean", "large dimension", "ties", "varying norms", "zeros"]
@@ -119,7 +106,7 @@ def test_search_with_int8_codes_is_exact(tmp_path, monkeypatch, kind, share):
     # Also few selected rows are read as codes.
     monkeypatch.setattr(exact_search, "MIN_ROWS", 64)
     generator = np.random.default_rng(1)
-    rows, queries = unit(generator, 5011, 96), unit(generator, 9, 96)
+    rows, queries = unit(generator, 2011, 96), unit(generator, 9, 96)
     if kind == "large mean":
         rows += 3
     if kind == "large dimension":
@@ -140,15 +127,24 @@ def test_search_with_int8_codes_is_exact(tmp_path, monkeypatch, kind, share):
             assert_equals_reference(exact, chosen, top, mask)
 
 
-@pytest.mark.usefixtures("products")
-@pytest.mark.parametrize("threads", [1, 3])
-def test_search_in_float32_is_exact_for_one_query(monkeypatch, threads):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+@pytest.mark.parametrize("queries", [1, 5])
+def test_threads_change_no_result(monkeypatch, queries):
+    monkeypatch.setattr(exact_search, "max_threads", lambda: 3)
     monkeypatch.setattr(exact_search, "MIN_ROWS_PER_THREAD", 100)
     generator = np.random.default_rng(3)
     rows = unit(generator, 3001, 96) * np.exp(3 * generator.standard_normal((3001, 1)))
     rows[2000:] = rows[:1001]
-    assert_equals_reference(ExactSearch(rows.astype(np.float32)), unit(generator, 1, 96), 20)
+    rows = rows.astype(np.float32)
+    for coarse in (None, Int8Pass.from_vectors(rows)):
+        search = ExactSearch(rows, coarse=coarse)
+        assert_equals_reference(search, unit(generator, queries, 96), 20)
+
+
+@pytest.mark.parametrize(("setting", "expected"), [("1", 1), ("64", 3), ("", 3), ("many", 3)])
+def test_threads_follow_the_environment(monkeypatch, setting, expected):
+    monkeypatch.setattr("visavis.data.parallel.cpu_cores", lambda: 3)
+    monkeypatch.setenv("OMP_NUM_THREADS", setting)
+    assert exact_search.max_threads.__wrapped__() == expected
 
 
 @pytest.mark.parametrize("selectivity", [0.001, 0.01, 0.1, 0.5, 0.999, 1.0])
@@ -169,38 +165,34 @@ def test_filtered_search_equals_brute_force(selectivity, chosen):
             assert_equals_reference(search, queries, top, mask)
 
 
-@pytest.mark.usefixtures("products")
+@pytest.mark.usefixtures("processors")
 @pytest.mark.parametrize("dim", [64, 100, 512, 2048])
 def test_products_of_the_largest_codes_are_exact(dim):
     signs = np.random.default_rng(4).choice([-1, 1], (GROUP_ROWS, dim)).astype(np.int8)
     codes = MAX_CODE * signs
     codes[0], codes[1] = MAX_CODE, -MAX_CODE
     coarse = exact_search.Int8Pass(codes, np.ones((4, 1), np.float32), np.zeros(dim, np.float32))
-    coarse.prepare(torch.ones(1, dim))
-    expected = MAX_CODE * codes.astype(np.int64).sum(1)
-    # float32 holds integers up to 2**24. The bound allows for its rounding above.
-    assert np.allclose(coarse.products(slice(0, GROUP_ROWS)), expected, rtol=2**-24, atol=0)
+    for number in (1, 3):
+        coarse.prepare(np.ones((number, dim), np.float32))
+        expected = MAX_CODE * codes.astype(np.int64).sum(1, keepdims=True)
+        # float32 holds integers up to 2**24. The bound allows for its rounding above.
+        products = coarse.products(slice(0, GROUP_ROWS))
+        assert products.shape == (GROUP_ROWS, number)
+        assert np.allclose(products, expected, rtol=2**-24, atol=0)
 
 
-@pytest.mark.usefixtures("products")
+@pytest.mark.usefixtures("processors")
 def test_int8_error_is_within_a_tight_bound(tmp_path):
     generator = np.random.default_rng(2)
     rows, queries = unit(generator, 2048, 96), unit(generator, 5, 96)
     write_int8_codes(tmp_path, rows)
     coarse = open_int8_codes(tmp_path)
-    coarse.prepare(torch.from_numpy(queries))
-    groups = slice(0, 2048 // GROUP_ROWS)
-    factor, offset, error = coarse.bounds(groups)
-    products = coarse.products(slice(0, 2048)).view(5, -1, GROUP_ROWS).double()
-    score = torch.from_numpy(queries).double() @ torch.from_numpy(rows).double().T
-    deviation = (
-        (products * factor[..., None] + offset[..., None])
-        .view(5, -1)
-        .sub(score)
-        .abs()
-        .view(5, -1, GROUP_ROWS)
-        .amax(2)
-    )
+    coarse.prepare(queries)
+    factor, offset, error = coarse.bounds(slice(0, 2048 // GROUP_ROWS))
+    products = coarse.products(slice(0, 2048)).T.reshape(5, -1, GROUP_ROWS)
+    score = queries.astype(np.float64) @ rows.astype(np.float64).T
+    approximation = products * factor[..., None] + offset[..., None]
+    deviation = np.abs(approximation - score.reshape(approximation.shape)).max(2)
     assert (deviation <= error).all()
     assert (deviation > error / 20).any() and error.max() < 0.03
 

@@ -1,6 +1,7 @@
 """Building, updating and searching indexes of folders and data sets, also after killed processes."""
 
 import dataclasses
+import hashlib
 import io
 import json
 import os
@@ -8,6 +9,7 @@ import random
 import shutil
 import time
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,15 +26,15 @@ from visavis.core.errors import DataError, RefusedOverwrite, RunError, VisavisEr
 from visavis.core.progress import NoProgress
 from visavis.core.storage import cache
 from visavis.models.encoders.encoder_spec import EncoderSpec
-from visavis.retrieval import encoding
-from visavis.retrieval.index_builder import build_index, index_if_images
+from visavis.retrieval.build import encoding
+from visavis.retrieval.build.default_index import index_if_images
+from visavis.retrieval.build.index_builder import STAGES, IndexReport, build_index
 from visavis.retrieval.index_folder import read_manifest, write_manifest
 from visavis.retrieval.items import ItemFilter
-from visavis.retrieval.open_index import open_index
+from visavis.retrieval.open_index import check_index, open_index
 from visavis.retrieval.search import SearchQuery, search_collection
 from visavis.retrieval.server.image_cache import render_jpeg
 from visavis.retrieval.source_files import list_source_files
-from visavis.retrieval.stores.arrow_tables import items_from_table
 
 ODD = {
     "gray.png": Image.new("L", (40, 30), 90),
@@ -62,7 +64,7 @@ def build(run, source, out, **options):
 def content(folder, store=None):
     """Items of an index, and their vectors."""
     index = open_index(folder, store=store)
-    items = items_from_table(index.store.table())
+    items = index.store.table().items()
     vectors = index.store.vectors([item.key for item in items])
     index.store.close()
     return items, vectors
@@ -103,6 +105,7 @@ def test_index_reads_unusual_images_and_skips_bad_files(run, photos, tmp_path):
     skipped = " ".join(built.skipped)
     assert len(built.skipped) == 3
     assert all(name in skipped for name in ("empty.jpg", "text.png", "gone.jpg"))
+    assert ", 2 files left out, such as: " in check_index(tmp_path / "index").value
     again = build(run, photos, tmp_path / "index")
     assert (again.num_encoded, again.num_unchanged, len(again.skipped)) == (0, built.num_items, 3)
 
@@ -215,6 +218,44 @@ def test_index_update_equals_new_index(run, photos, tmp_path):
     build(run, photos, tmp_path / "new")
     assert equal(content(tmp_path / "index"), content(tmp_path / "new"))
     assert build(run, photos, tmp_path / "index").num_unchanged == 41
+
+
+def test_report_shows_where_the_time_went(run, photos, tmp_path):
+    started = time.monotonic()
+    report = build(run, photos, tmp_path / "index")
+    took = time.monotonic() - started
+    assert set(report.times) <= set(STAGES)
+    assert sum(report.times.values()) == pytest.approx(report.seconds)
+    assert 0.9 * took < report.seconds <= took
+    assert {"model", "listing", "comparing", "reading", "encoding", "writing"} < set(report.times)
+    files_seconds = sum(report.times[stage] for stage in ("reading", "encoding", "writing"))
+    assert report.files_per_second == pytest.approx(40 / files_seconds)
+    assert report.to_json()["times"] == report.times
+    again = build(run, photos, tmp_path / "index")
+    assert again.files_per_second is None and "files_per_second" not in again.to_json()
+
+
+def test_printed_duration_names_the_longest_stages():
+    times = {"model": 2.0, "reading": 30.0, "encoding": 60.0, "writing": 1.0, "other": 7.0}
+    report = IndexReport(
+        folder="ix",
+        num_items=900,
+        num_encoded=900,
+        num_unchanged=0,
+        num_moved=0,
+        num_removed=0,
+        skipped=(),
+        seconds=100.0,
+        times=times,
+        files_per_second=9.89,
+    )
+    [table] = report.tables()
+    assert table.notes[0] == (
+        "900 items in the index. Files: 900 encoded. 100 s, 9.9 files/s: 60.0 s encoding, 30.0 s "
+        "reading photos, 10.0 s other."
+    )
+    unchanged = dataclasses.replace(report, num_encoded=0, seconds=0.4, files_per_second=None)
+    assert unchanged.tables()[0].notes[0] == "900 items in the index. Files: no changes. 0 s."
 
 
 def test_index_removes_stale_items_after_crash(run, photos, tmp_path):
@@ -509,25 +550,56 @@ def run_index(run, photos, folder, store):
     visavis.index(run, photos, out=folder, store=store)
 
 
-def kill_repeatedly(run, photos, folder, delays, store):
-    """Start and kill indexing processes after the given delays in seconds. Return how many were
-    killed.
+def start_index(run, photos, folder, store):
+    """Start an indexing process, and wait until it has made its folder. Before, there is nothing to
+    corrupt.
     """
+    process = FORKED.Process(target=run_index, args=(run, photos, folder, store))
+    process.start()
+    while not folder.exists() and process.is_alive():
+        time.sleep(0.005)
+    return process
+
+
+def kill_repeatedly(start_undisturbed, start, moments, check):
+    """Start and kill processes at moments from 0 to 1, the end of an undisturbed one. Check each
+    with whether it was killed, and return how many were.
+    """
+    # Machines differ by factors, so that the time of the work is measured.
+    process = start_undisturbed()
+    began = time.monotonic()
+    process.join()
+    seconds = time.monotonic() - began
     killed = 0
-    for delay in delays:
-        process = FORKED.Process(
-            target=run_index, args=(run, photos, folder, (store and folder.parent / store) or None)
-        )
-        process.start()
-        while (
-            not folder.exists() and process.is_alive()
-        ):  # before the folder exists there is nothing to corrupt
-            time.sleep(0.05)
-        process.join(delay)
-        killed += process.is_alive()
+    for moment in moments:
+        process = start()
+        process.join(moment * seconds)
+        is_killed = process.is_alive()
         process.kill()
         process.join()
+        killed += is_killed
+        check(is_killed)
     return killed
+
+
+def kill_indexing(run, photos, folder, moments, store):
+    """Kill indexing processes repeatedly. Return how many were killed."""
+    location = (store and folder.parent / store) or None
+
+    def remove_complete(is_killed):
+        # A complete index leaves nothing to interrupt. The next one starts from the beginning.
+        if not is_killed:
+            shutil.rmtree(folder)
+            for path in [location] if location and location.exists() else []:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    timed_location = location and location.with_name(f"timed-{location.name}")
+    return kill_repeatedly(
+        partial(start_index, run, photos, folder.parent / "timed", timed_location),
+        partial(start_index, run, photos, folder, location),
+        moments,
+        remove_complete,
+    )
 
 
 @pytest.mark.slow
@@ -540,14 +612,56 @@ def kill_repeatedly(run, photos, folder, delays, store):
     ],
 )
 def test_index_is_complete_after_repeated_kills(run, photos, tmp_path, times, store):
-    delays = random.Random(times)
-    assert kill_repeatedly(
-        run, photos, tmp_path / "index", [delays.uniform(0.0, 4.0) for _ in range(times)], store
+    moments = random.Random(times)
+    assert kill_indexing(
+        run, photos, tmp_path / "index", [moments.uniform(0.0, 0.9) for _ in range(times)], store
     )
     location = tmp_path / store if store else None
     build(run, photos, tmp_path / "index", store=location)
     build(run, photos, tmp_path / "undisturbed")
     assert equal(content(tmp_path / "index", location), content(tmp_path / "undisturbed"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [10, pytest.param(200, marks=pytest.mark.long)])
+def test_kills_lose_no_indexed_file(run, photos, scenes, tmp_path, times):
+    """An update is killed at a random moment, after files were added, moved, changed and removed."""
+    random_moments = random.Random(times)
+    folder = tmp_path / "index"
+    build(run, photos, folder)
+    spare = sorted((scenes / "images").iterdir())[40:]
+    killed = 0
+    for number in range(times):
+        indexed = {item.content for item in open_index(folder).items.values()}
+        files = sorted(photos.rglob("*.png"))
+        moved, removed, changed = random_moments.sample(files, 3)
+        moved.rename(photos / f"moved-{number}.png")
+        removed.unlink()
+        changed.write_bytes(random_moments.choice(spare).read_bytes() + bytes([number]))
+        shutil.copy(random_moments.choice(spare), photos / f"new-{number}.png")
+        kept = indexed & set(map(hash_of, photos.rglob("*.png")))
+        process = FORKED.Process(target=run_index, args=(run, photos, folder, None))
+        process.start()
+        process.join(random_moments.uniform(0.0, 1.0))
+        killed += process.is_alive()
+        process.kill()
+        process.join()
+        opened = open_index(folder)
+        # No manual step: the index opens, and has all files that it had and that still exist.
+        assert kept <= {item.content for item in opened.items.values()}, number
+        assert search_collection(opened, SearchQuery.from_text("a red circle"), 5).hits
+        opened.store.close()
+        if random_moments.random() < 0.5:
+            build(run, photos, folder)
+    assert killed >= times // 4
+    # Otherwise the items of a folder that became empty stay, as if its drive were not mounted.
+    build(run, photos, folder, remove_missing=True)
+    build(run, photos, tmp_path / "undisturbed")
+    assert equal(content(folder), content(tmp_path / "undisturbed"))
+
+
+def hash_of(file):
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:32]
 
 
 @pytest.mark.long
@@ -609,7 +723,7 @@ def test_index_resolves_relative_store_path(run, photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     build(run, photos, "index", store="vectors")
     assert visavis.search("index", "a red circle", store="vectors").hits
-    assert (tmp_path / "vectors" / "items.lance").is_dir()
+    assert (tmp_path / "vectors" / "index.db").is_file()
     assert not (tmp_path / "index" / "vectors").exists()
     monkeypatch.chdir(photos)
     assert build(run, photos, tmp_path / "index", store="../vectors/../vectors").num_unchanged == 40
@@ -663,7 +777,7 @@ def test_search_opens_outside_store_only_if_confirmed(run, photos, tmp_path):
         with pytest.raises(RunError, match=r"the store of the index cannot be used: .*expected a"):
             visavis.search(tmp_path / "index", "a red circle", store=location)
     assert not list(other.iterdir())
-    shutil.copytree(tmp_path / "index" / "items.lance", other / "copy")
+    shutil.copytree(tmp_path / "index", other / "copy", symlinks=True)
     write_manifest(tmp_path / "index", dataclasses.replace(manifest, store=str(other / "copy")))
     assert visavis.search(tmp_path / "index", "a red circle", store=other / "copy").hits
 

@@ -13,8 +13,8 @@ from PIL import Image
 import visavis
 from visavis.core.errors import DataError, RunError, SpecError, VisavisError
 from visavis.losses.corrections import CATALOG, CandidateBias, parse_correction
-from visavis.retrieval.correction_builder import BANK_FILE, bank_scores
-from visavis.retrieval.index_correction import read_correction_file, write_correction_file
+from visavis.retrieval.build.correction_builder import BANK_FILE, bank_scores
+from visavis.retrieval.calibrate.index_correction import read_correction_file, write_correction_file
 from visavis.retrieval.index_folder import CORRECTION_FILE
 from visavis.retrieval.items import NO_FILTER, ItemFilter
 from visavis.retrieval.open_index import open_index
@@ -23,7 +23,6 @@ from visavis.retrieval.stores.base import VectorSets
 
 from ..matching import mentions
 
-pytest.importorskip("lancedb")
 TEXTS = ["a red circle", "a blue star above a square", "two green triangles"]
 
 
@@ -48,8 +47,8 @@ def update(run, scenes, index):
 
 def switch_on(folder):
     for name in (CORRECTION_FILE, BANK_FILE):
-        tensors, settings = read_correction_file(folder / name)
-        write_correction_file(folder / name, replace(settings, is_on=True), tensors)
+        arrays, settings = read_correction_file(folder / name)
+        write_correction_file(folder / name, replace(settings, is_on=True), arrays)
     return folder
 
 
@@ -63,13 +62,13 @@ def found(folder, text, item_filter=NO_FILTER, top=10):
 def expected(folder, text, spec, end="", top=10):
     """Results from the whole matrix of bank and items whose keys have an end."""
     index = open_index(folder)
-    tensors, _ = read_correction_file(folder / BANK_FILE)
+    arrays, _ = read_correction_file(folder / BANK_FILE)
     items = torch.from_numpy(np.array(index.store.all_vectors()))
-    bias = parse_correction(spec).fit([tensors["rows"] @ items.T])
-    keys = index.store.table()["key"].to_pylist()
+    bias = parse_correction(spec).fit([torch.from_numpy(arrays["rows"]) @ items.T])
+    keys = index.store.table().keys()
     rows = [row for row, key in enumerate(keys) if key.endswith(end)]
     hubs = None if bias.is_hub is None else bias.is_hub[rows]
-    scores = torch.stack(index.encode_texts([text])) @ items[rows].T
+    scores = torch.from_numpy(np.stack(index.model.encode_texts([text]))) @ items[rows].T
     scores = CandidateBias(bias.bias[rows], hubs).correct(scores)[0]
     order = scores.argsort(descending=True).tolist()[:top]
     return [(keys[rows[i]], scores[i].item()) for i in order]
@@ -96,12 +95,12 @@ def test_search_equals_the_corrected_matrix(index, kind):
 
 def test_deep_results_reach_the_top(index):
     """A large bias of all first results must not hide an item far below them."""
-    tensors, settings = read_correction_file(index / CORRECTION_FILE)
+    arrays, settings = read_correction_file(index / CORRECTION_FILE)
     last = found(index, TEXTS[0], top=100)[-1][0]
-    keys = open_index(index).store.table()["key"].to_pylist()
-    bias = torch.full((len(keys),), 5.0, dtype=torch.float64)
+    keys = open_index(index).store.table().keys()
+    bias = np.full(len(keys), 5.0)
     bias[keys.index(last)] = -5
-    write_correction_file(index / CORRECTION_FILE, settings, tensors | {"bias": bias})
+    write_correction_file(index / CORRECTION_FILE, settings, arrays | {"bias": bias})
     assert found(index, TEXTS[0], top=1)[0][0] == last
 
 
@@ -120,7 +119,8 @@ def test_only_single_texts_are_corrected(index):
 
 def test_corrected_scores_have_no_match_probability(index):
     assert open_index(index).manifest.calibration is not None
-    assert open_index(index).calibration is None
+    with pytest.raises(VisavisError, match="the scores are corrected"):
+        open_index(index).match_scale(None)
     results = search_collection(open_index(index), SearchQuery.from_text(TEXTS[0]))
     assert results.no_match is None
     assert {hit.match_probability for hit in results} == {None}
@@ -148,13 +148,13 @@ def test_unchanged_index_keeps_its_biases(update, index):
 
 def test_stale_biases_are_not_used(index, caplog):
     """As after an update that was killed between the items and their biases."""
-    tensors, settings = read_correction_file(index / CORRECTION_FILE)
-    tensors["digest"][1] += 1
-    write_correction_file(index / CORRECTION_FILE, settings, tensors)
+    arrays, settings = read_correction_file(index / CORRECTION_FILE)
+    arrays["digest"][1] += 1
+    write_correction_file(index / CORRECTION_FILE, settings, arrays)
     assert open_index(index).correction is None
     assert "does not cover all items" in caplog.text
     settings = replace(settings, fingerprint="other")
-    write_correction_file(index / CORRECTION_FILE, settings, tensors)
+    write_correction_file(index / CORRECTION_FILE, settings, arrays)
     assert open_index(index).correction is None
     assert "another query model" in caplog.text
 
@@ -172,7 +172,7 @@ def test_none_removes_a_correction(index):
     assert report.correction is None
     assert not (index / CORRECTION_FILE).exists()
     assert not (index / BANK_FILE).exists()
-    assert open_index(index).calibration is not None
+    assert open_index(index).match_scale(None) is not None
 
 
 def test_harmful_bank_is_off(index, tmp_path):
@@ -225,15 +225,15 @@ def test_late_interaction_is_corrected(late_run, scenes, tmp_path):
     switch_on(folder)
     index = open_index(folder)
     items = index.store.all_vectors()
-    bank = [tensor.numpy() for tensor in index.encode_texts(["a red circle", "a star"])]
+    bank = index.model.encode_texts(["a red circle", "a star"])
     [block] = bank_scores(items, VectorSets.from_arrays(bank), index.manifest.late_interaction)
     for text, scores in zip(["a red circle", "a star"], block.tolist(), strict=True):
         [plain] = index.store.search(index._encode_parts(SearchQuery.from_text(text), None), 100)
-        keys = index.store.table()["key"].to_pylist()
+        keys = index.store.table().keys()
         expected_scores = dict(zip(keys, scores, strict=True))
         assert dict(plain) == pytest.approx(expected_scores, abs=1e-6)
     bias = read_correction_file(folder / CORRECTION_FILE)[0]["bias"]
-    corrected = dict(zip(keys, (np.array(scores) - bias.numpy()).tolist(), strict=True))
+    corrected = dict(zip(keys, (np.array(scores) - bias).tolist(), strict=True))
     assert dict(found(folder, "a star", top=100)) == pytest.approx(corrected, abs=1e-6)
 
 

@@ -30,10 +30,8 @@ from tests.processes import Command
 import visavis
 from visavis.models.retriever import Retriever
 from visavis.retrieval.index_folder import is_index, read_manifest
-from visavis.retrieval.stores.arrow_tables import items_from_table
 from visavis.retrieval.stores.catalog import open_store
 
-pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'visavis[search]'")
 FOLDERS = ("", "a", "a/b", "a/c", "d", "d/e", "d/e/f", "g")
 
 
@@ -315,8 +313,8 @@ OPERATIONS = (
 
 def read_index(folder: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
     """Content and vector of each path."""
-    store = open_store(str(folder / "items.lance"), None, index_id=read_manifest(folder).index_id)
-    items = items_from_table(store.table())
+    store = open_store(str(folder), None, index_id=read_manifest(folder).index_id)
+    items = store.table().items()
     vectors = store.vectors([item.key for item in items])
     store.close()
     return {item.path: item.content for item in items}, dict(

@@ -1,21 +1,29 @@
 """Query models of an index: added, listed, switched and rolled back without encoding an item."""
 
 import json
+import os
+import random
 import shutil
+from contextlib import closing
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
+from tests.processes import FORKED
 
 import visavis
 from visavis.core.errors import DataError, RunError, VisavisError
 from visavis.data.dataset_reader import open_dataset
-from visavis.retrieval import query_model
+from visavis.models.text_tower import missing_reason, tower_folder
+from visavis.models.text_tower_export import SWITCH
 from visavis.retrieval.index_folder import read_manifest
 from visavis.retrieval.open_index import open_index
 from visavis.retrieval.search import SearchQuery, search_collection
+
+from .test_index_builder import kill_repeatedly
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +67,14 @@ def names(index, text):
 def test_new_words_are_found_and_restored(index, words_run, run, foreign_captions, monkeypatch):
     data = open_dataset(foreign_captions).split("train")
     before = {path: path.read_bytes() for path in index.rglob("*") if path.is_file()}
+    items = open_index(index).items
     monkeypatch.setattr(
-        "visavis.retrieval.index_builder.encode_in_shards", lambda *_: pytest.fail("encoded")
+        "visavis.retrieval.build.index_builder.encode_in_shards", lambda *_: pytest.fail("encoded")
     )
     result = visavis.indexes_use_queries(index, words_run).to_json()
     changed = [path for path, content in before.items() if path.read_bytes() != content]
-    assert changed == [index / "index.json"], "vectors and items stay as they are"
+    assert changed == [index / "index.db"], "vectors stay as they are"
+    assert open_index(index).items == items
     assert [model["active"] for model in result["models"]] == [False, True]
     assert len({model["items"] for model in result["models"]}) == 1
     ranks = [
@@ -85,25 +95,100 @@ def test_new_words_are_found_and_restored(index, words_run, run, foreign_caption
     assert visavis.indexes_list_queries(index).to_json() == old
 
 
+def switch_queries(index, queries):
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    os.environ.pop(SWITCH, None)
+    if queries is None:
+        visavis.indexes_restore_queries(index)
+    else:
+        visavis.indexes_use_queries(index, queries)
+    Path(f"{index}.acknowledged").touch()
+
+
+def start_switch(index, queries):
+    process = FORKED.Process(target=switch_queries, args=(index, queries))
+    process.start()
+    return process
+
+
+def query_state(index):
+    """The query model, its scale and its results. The index needs no manual step for them."""
+    with closing(open_index(index)) as opened:
+        fingerprint = opened.manifest.query_model.fingerprint
+        assert opened.model.fingerprint == fingerprint
+        assert missing_reason(index, fingerprint) == "", "the text tower of the model"
+        text = opened.model.whole.processor.known_text
+        hits = search_collection(opened, SearchQuery.from_text(text)).hits
+        scale = opened.scale, opened.moments.to_bytes()
+        return fingerprint, (scale, [(hit.key, hit.score, hit.match_probability) for hit in hits])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "times", [8, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
+)
+def test_killed_switch_of_queries_is_made_or_not(index, words_run, tmp_path, times, monkeypatch):
+    """An acknowledged switch stays. Whatever model is active has its text tower and its scale."""
+    monkeypatch.delenv(SWITCH)
+    chooser = random.Random(times)
+    visavis.indexes_use_queries(index, "items")
+    expected = dict([query_state(index)])
+    items = next(iter(expected))
+    visavis.indexes_use_queries(index, words_run)
+    expected |= dict([query_state(index)])
+    [words] = set(expected) - {items}
+    acknowledged = tmp_path / "index.acknowledged"
+    # The model before the switch, and after it.
+    targets = [words, words]
+
+    def start():
+        before = read_manifest(index).query_model.fingerprint
+        after = items if before == words else words
+        targets[:] = before, after
+        acknowledged.unlink(missing_ok=True)
+        if chooser.random() < 0.5:
+            # It is written again.
+            shutil.rmtree(tower_folder(index, after), ignore_errors=True)
+        run = words_run if after == words else "items"
+        # The other model is also the previous one.
+        return start_switch(index, chooser.choice([after, run, None]))
+
+    def check(is_killed):
+        active, state = query_state(index)
+        assert active in targets
+        assert not acknowledged.exists() or active == targets[1]
+        assert is_killed or active == targets[1]
+        assert state == expected[active]
+
+    undisturbed = shutil.copytree(index, tmp_path / "timed")
+    moments = [chooser.uniform(0.0, 1.0) for _ in range(times)]
+    killed = kill_repeatedly(partial(start_switch, undisturbed, "items"), start, moments, check)
+    assert killed >= times // 4
+    visavis.indexes_use_queries(index, items)
+    assert query_state(index) == (items, expected[items])
+
+
 def test_texts_and_images_of_pair_use_their_models(index, words_run, run, scenes):
     visavis.indexes_use_queries(index, words_run)
     with_words, items = visavis.load(words_run), visavis.load(run)
     opened = open_index(index)
     image = open_dataset(scenes).images[3]
     model, text = opened.model, "a redzz"
-    assert torch.equal(model.encode_texts([text]), with_words.encode_texts([text]))
     path = image.location.path
-    assert torch.equal(model.encode_images([path]), items.encode_images([path]))
-    expected = items.encode_images([path]) @ with_words.encode_texts([text]).T
-    assert torch.allclose(model.score([path], [text]), expected)
+    [words] = with_words.encode_texts([text]).numpy()
+    [pixels] = items.encode_images([path]).numpy()
+    assert np.array_equal(model.encode_texts([text]), [words])
+    assert np.array_equal(model.encode_images([path]), [pixels])
+    assert model.score([path], [text], "i2t") == pytest.approx(pixels @ words)
     assert model.count_tokens([text]) == with_words.count_tokens([text])
     assert model.unknown_words("zebra redzz") == ["zebra"]
     query = SearchQuery(images=((1.0, path),))
     assert search_collection(opened, query)[0].name == image.name
     mixed = SearchQuery(texts=((1.0, text),), images=((1.0, path),))
     vector = opened.encode_query(mixed)[0]
-    total = model.encode_texts([text])[0] + items.encode_images([path])[0]
-    assert np.allclose(vector, total / total.norm(), atol=1e-6)
+    total = words + pixels
+    assert np.allclose(vector, total / np.linalg.norm(total), atol=1e-6)
     opened.close()
     ranked = visavis.classify(index, path, ["redzz starzz", "bluezz"])
     assert ranked[0][1] == pytest.approx(max(score for _, score in ranked))
@@ -187,7 +272,7 @@ def write_vectors(folder, names, vectors, kind):
 @pytest.mark.parametrize("kind", [pytest.param("parquet", marks=pytest.mark.slow), "npy"])
 def test_given_vectors_equal_index_of_model(kind, original, scenes, foreign_captions, tmp_path):
     source = open_index(original)
-    names_of_items = source.store.table()["key"].to_pylist()
+    names_of_items = source.store.table().keys()
     vectors = np.array(source.store.all_vectors())
     file = write_vectors(tmp_path, names_of_items[1:], vectors[1:], kind)
     report = visavis.index(file, scenes, out=tmp_path / "given")
@@ -195,7 +280,7 @@ def test_given_vectors_equal_index_of_model(kind, original, scenes, foreign_capt
     [problem] = [text for text in report.skipped if "no vector" in text]
     assert names_of_items[0] in problem
     given = open_index(tmp_path / "given")
-    assert given.store.table()["key"].to_pylist() == names_of_items[1:]
+    assert given.store.table().keys() == names_of_items[1:]
     assert np.allclose(given.store.all_vectors(), vectors[1:], atol=1e-6)
     like = SearchQuery(like=((1.0, names_of_items[5]),))
     assert next(hit.key for hit in search_collection(given, like, 3)) == names_of_items[5]
@@ -225,7 +310,7 @@ def test_given_vectors_of_other_source_are_refused(scenes, tmp_path):
 
 def test_given_vectors_of_any_length_become_unit_vectors(original, scenes, tmp_path):
     source = open_index(original)
-    names, vectors = source.store.table()["key"].to_pylist(), np.array(source.store.all_vectors())
+    names, vectors = source.store.table().keys(), np.array(source.store.all_vectors())
     scales = 10.0 ** np.linspace(-40, 38, len(names))[:, None]
     np.save(tmp_path / "v.npy", vectors.astype(np.float64) * scales)
     (tmp_path / "v.ids.txt").write_text("\n".join(names))
@@ -240,17 +325,10 @@ def test_given_vectors_of_any_length_become_unit_vectors(original, scenes, tmp_p
     ("value", "got"), [(0.0, "zero"), (np.nan, "a value that"), (-np.inf, "a value"), (1e60, "a v")]
 )
 def test_given_vectors_without_direction_are_refused(value, got, original, scenes, tmp_path):
-    names = open_index(original).store.table()["key"].to_pylist()
+    names = open_index(original).store.table().keys()
     vectors = np.ones((len(names), 4))
     vectors[3] = value
     np.save(tmp_path / "v.npy", vectors)
     (tmp_path / "v.ids.txt").write_text("\n".join(names))
     with pytest.raises(DataError, match=rf"v\.npy: expected .* got {got}.* for {names[3]}\."):
         visavis.index(tmp_path / "v.npy", scenes, out=tmp_path / "given")
-
-
-def test_stand_in_knows_no_model():
-    stand_in = query_model.GivenVectors("v.npy", "0")
-    for action in (stand_in.encode_texts, stand_in.encode_images):
-        with pytest.raises(RunError, match="which has none"):
-            action(["a"])

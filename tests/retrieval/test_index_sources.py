@@ -25,12 +25,12 @@ from visavis.data import video
 from visavis.data.formats.image_files import Exclusion, scan_folder
 from visavis.data.formats.listing import Listing
 from visavis.data.image_validation import _cache_key
-from visavis.retrieval.index_builder import build_index, index_if_images
+from visavis.retrieval.build.default_index import index_if_images
+from visavis.retrieval.build.index_builder import build_index
 from visavis.retrieval.index_folder import read_manifest
 from visavis.retrieval.open_index import open_index
 from visavis.retrieval.run_images import open_image_collection
 
-pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'visavis[search]'")
 needs_permissions = pytest.mark.skipif(os.name == "nt", reason="permissions of POSIX")
 
 
@@ -282,7 +282,7 @@ def test_index_reads_file_again_after_its_cause_is_gone(build, photos, monkeypat
     assert len(build(photos).skipped) == 1
     read = []
     monkeypatch.setattr(
-        "visavis.data.dataset.ByteRange.read",
+        "visavis.data.image_file.ByteRange.read",
         lambda location: read.append(location.path.name) or b"\x89PNG",
     )
     assert len(build(photos).skipped) == 1 and not read

@@ -4,13 +4,11 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from tests.platforms import OBJECT_STORAGE
 
 from visavis.core.errors import DataError, ShapeError, SpecError
-from visavis.retrieval.compression import compare_set_encodings, noisy_set_queries
+from visavis.retrieval.build.compression import compare_set_encodings, noisy_set_queries
 from visavis.retrieval.items import IndexItem, ItemFilter
 from visavis.retrieval.stores import maxsim_search
-from visavis.retrieval.stores.arrow_tables import items_from_table
 from visavis.retrieval.stores.base import MaxSimQuery, VectorSets
 from visavis.retrieval.stores.catalog import open_store
 from visavis.retrieval.stores.exact_search import ExactSearch
@@ -176,22 +174,19 @@ def make_items(count):
     ]
 
 
-@pytest.mark.parametrize("place", ["folder", OBJECT_STORAGE])
-def test_store_of_several_vectors(place, tmp_path, request):
-    uri = tmp_path / "store" if place == "folder" else "s3://bucket/late"
-    if place == "s3":
-        request.getfixturevalue("object_storage")
+def test_store_of_several_vectors(tmp_path):
+    uri = tmp_path / "store"
     random = np.random.default_rng(9)
     items, sets, query = make_items(50), make_sets(random, 50), make_query(random)
     store = open_store(uri, DIM, late_interaction="both")
     assert store.search([query], 3) == [[]]
-    assert items_from_table(store.table()) == []
+    assert store.table().items() == []
     store.add(items[:30], sets[:30])
     store.add(items[25:], sets[25:])
     store.delete(["007"])
     kept = [row for row in range(50) if row != 7]
     for opened in (store, open_store(uri, late_interaction="both")):
-        assert items_from_table(opened.table()) == [items[row] for row in kept]
+        assert opened.table().items() == [items[row] for row in kept]
         assert all(
             np.array_equal(*pair) for pair in zip(opened.all_vectors(), sets[kept], strict=True)
         )
@@ -216,13 +211,14 @@ def test_store_of_several_vectors(place, tmp_path, request):
     store.close()
 
 
-def test_opened_snapshot_keeps_its_first_pass_after_changes(tmp_path, monkeypatch):
+def test_store_keeps_its_first_pass_after_changes(tmp_path, monkeypatch):
     monkeypatch.setattr("visavis.retrieval.stores.maxsim_search.MIN_ITEMS", 10)
     monkeypatch.setattr(maxsim_search, "MIN_CANDIDATES", 5)
     random = np.random.default_rng(13)
     items, sets, query = make_items(50), make_sets(random, 50, (24,)), make_query(random)
     with closing(open_store(tmp_path, DIM, index_id="ab", late_interaction="t2i")) as writer:
         writer.add(items[:40], sets[:40])
+        writer.prepare_search()
         with closing(open_store(tmp_path, index_id="ab", late_interaction="t2i")) as reader:
             assert reader.count() == 40
             writer.add(items[40:], sets[40:])
@@ -235,7 +231,7 @@ def test_opened_snapshot_keeps_its_first_pass_after_changes(tmp_path, monkeypatc
                 lambda *arguments: called.append(1) or candidates(*arguments),
             )
             assert len(reader.search([query], 3)[0]) == 3
-            assert called, "the pooled vectors of the opened version are searched first"
+            assert called, "the pooled vectors of the first items are searched first"
 
 
 @pytest.mark.parametrize(
@@ -277,7 +273,7 @@ def test_store_rejects_other_numbers_of_vectors(tmp_path):
         with pytest.raises(ShapeError, match=r"^vectors: expected"):
             store.add(items, VectorSets.from_arrays([invalid]))
     for milvus in (tmp_path / "store.db", "http://localhost:19530/x"):
-        with pytest.raises(DataError, match=r"got Milvus\. Use LanceDB"):
+        with pytest.raises(DataError, match=r"got Milvus\. Omit --store"):
             open_store(milvus, DIM, late_interaction="t2i")
 
 
@@ -293,7 +289,7 @@ def test_compare_set_encodings_measures_exact_search():
 
 
 def test_compare_set_encodings_reports_default_search(monkeypatch):
-    monkeypatch.setattr("visavis.retrieval.compression.MIN_ITEMS", 100)
+    monkeypatch.setattr("visavis.retrieval.build.compression.MIN_ITEMS", 100)
     sets = make_sets(np.random.default_rng(12), 120, (24,))
     report = compare_set_encodings(sets, noisy_set_queries(sets[:5]), "t2i")
     [default] = [one for one in report.encodings if one.name == "search"]

@@ -1,41 +1,59 @@
-"""Match probabilities without labels: laws, hand-computed values, simulated collections with known
-relevance, and searches of an index.
+"""Scale of the scores of an index and match probabilities without labels: laws, simulated collections
+with known relevance, and searches of an index.
 """
 
+import importlib
+import json
 import shutil
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
-import torch
 from fastapi.testclient import TestClient
+from PIL import Image
 from typer.testing import CliRunner
 
 import visavis
 from visavis.cli import app
-from visavis.core.errors import RunError, VisavisError
+from visavis.core.errors import RunError, SpecError, VisavisError
 from visavis.core.progress import NoProgress
-from visavis.retrieval import no_match
-from visavis.retrieval.index_builder import build_index
-from visavis.retrieval.index_folder import Index, read_manifest, write_manifest
-from visavis.retrieval.items import ItemFilter
-from visavis.retrieval.no_match import (
+from visavis.data.synthetic import write_synthetic_scenes
+from visavis.retrieval.build import no_match
+from visavis.retrieval.build.index_builder import build_index
+from visavis.retrieval.build.no_match import (
     MAX_CONTRADICTED,
     MIN_TEXTS,
     bank_texts,
     calibrate_without_labels,
     fit_null_scores,
-    recall_null_scores,
 )
+from visavis.retrieval.calibrate.calibration import (
+    MOMENTS,
+    NO_MATCH,
+    SCALE,
+    Calibration,
+    Moments,
+    NullScores,
+    ScoreScale,
+    count_within,
+)
+from visavis.retrieval.index_folder import read_manifest, write_manifest
+from visavis.retrieval.items import NO_FILTER, ItemFilter
 from visavis.retrieval.open_index import open_index
-from visavis.retrieval.search import Calibration, NullScores, count_within, irrelevant_shares
+from visavis.retrieval.search import SearchQuery, search_collection
 from visavis.retrieval.server.application import create_app
 from visavis.retrieval.server.search_service import QueryKey, ServedIndex
-from visavis.retrieval.stores.base import StoreDigest
+from visavis.retrieval.stores.index_database import IndexDatabase
+
+with pytest.MonkeyPatch.context() as context:
+    context.syspath_prepend(Path(__file__).resolve().parents[2] / "studies")
+    study = importlib.import_module("no_match")
 
 # The share of irrelevant items above z is e^-z. Scores of unit vectors have a standard deviation of 0.1.
-HAND = NullScores(np.zeros(1), np.full((1, 1), 0.01), (0.0, -1.0, 0.0))
+HAND = NullScores((0.0, -1.0, 0.0))
 TEXTS, PLACES = bank_texts()
 
 
@@ -55,38 +73,6 @@ def test_bank_texts_are_plain_and_unique():
     assert not any(text.startswith(("a o", "an r")) or " a a" in text for text in TEXTS)
 
 
-def test_null_scores_of_hand_computed_values():
-    (standardized,) = HAND.standardize(np.array([[2.0]]), np.array([[0.4, 0.2, -0.4]]))
-    assert standardized == pytest.approx([2.0, 1.0, -2.0])
-    assert HAND.share_above(standardized) == pytest.approx([np.exp(-2), np.exp(-1), 1.0])
-    # The normal distribution is the least: 0.0013499 is its share above 3.
-    low = replace(HAND, tail=(-50.0, 0.0, 0.0))
-    assert low.share_above(np.array([3.0])) == pytest.approx([0.0013499], rel=1e-4)
-    # 0.01, 0.2 and 2 irrelevant items are expected above the results.
-    standardized = np.log(100 / np.array([0.01, 0.2, 2.0]))
-    first, second = (np.e * p * np.log(1 / p) for p in (0.01, 0.2))
-    probabilities = HAND.match_probabilities(standardized, 100).tolist()
-    assert probabilities == pytest.approx([3 / (3 + first), 3 / (3 + second), 0.0])
-    assert probabilities == pytest.approx([0.9599, 0.7742, 0.0], abs=1e-4)
-    assert irrelevant_shares(probabilities) == pytest.approx([0.0401, 0.1329, 0.4220], abs=1e-4)
-    assert [count_within(probabilities, level) for level in (0.04, 0.12, 0.2, 0.5)] == [0, 1, 2, 3]
-
-
-def test_match_probability_falls_with_rank_and_size():
-    random = np.random.default_rng(0)
-    for _ in range(20):
-        scores = np.sort(random.uniform(-2, 12, 30))[::-1]
-        small, large = (HAND.match_probabilities(scores, count).tolist() for count in (50, 5000))
-        assert small == sorted(small, reverse=True)
-        assert all(0 <= b <= a <= 1 for a, b in zip(small, large, strict=True))
-        # Later results do not change earlier ones, so that pages agree.
-        assert HAND.match_probabilities(scores[:7], 50).tolist() == small[:7]
-        assert count_within(small, 0) == 0
-        assert count_within(small, 1) == 30
-        counts = [count_within(small, level) for level in np.linspace(0, 1, 21)]
-        assert counts == sorted(counts)
-
-
 def test_null_scores_ignore_rotation_and_scale():
     random = np.random.default_rng(1)
     rotation = np.linalg.qr(random.normal(size=(16, 16)))[0]
@@ -95,46 +81,25 @@ def test_null_scores_ignore_rotation_and_scale():
 
     def probabilities(texts, items, scores):
         null, _ = fit_null_scores(texts, PLACES, items)
-        return null.match_probabilities(null.standardize(texts[:1], scores), 300)
+        (standardized,) = Moments.of(items).standardize(texts[:1], scores)
+        return null.cautious_probabilities(standardized, 300)
 
     plain = probabilities(texts, items, scores)
+    assert 0 < plain[0] < 1
     rotated = probabilities(texts @ rotation, items @ rotation, scores)
     scaled = probabilities(texts, 7 * items, 7 * scores)
     assert rotated == pytest.approx(plain, abs=1e-4)
     assert scaled == pytest.approx(plain, abs=1e-4)
-    null, _ = fit_null_scores(texts, PLACES, items)
-    shifted = null.standardize(texts[:1], texts[:1] @ items.T)
-    assert (shifted.mean(), shifted.std()) == pytest.approx((0, 1), abs=1e-4)
 
 
 def test_equal_items_are_no_matches():
     texts = unit(np.random.default_rng(5).normal(size=(len(TEXTS), 4)))
     item = texts.mean(0)
-    null, contradicted = fit_null_scores(texts, PLACES, np.tile(item, (200, 1)))
-    standardized = null.standardize(texts[:1], np.full((1, 5), texts[0] @ item))
-    assert null.match_probabilities(standardized, 200).tolist() == [[0.0] * 5]
+    items = np.tile(item, (200, 1))
+    null, contradicted = fit_null_scores(texts, PLACES, items)
+    (standardized,) = Moments.of(items).standardize(texts[:1], np.full((1, 5), texts[0] @ item))
+    assert null.cautious_probabilities(standardized, 200).tolist() == [0.0] * 5
     assert np.isnan(contradicted), "no text has a result"
-
-
-@pytest.mark.parametrize("matches", [1, 5])
-def test_cut_off_keeps_its_level_in_a_simulation(matches):
-    """Items that match score 7 standard deviations higher."""
-    random = np.random.default_rng(2)
-    null, _ = fit_scores(random.normal(size=(len(TEXTS), 2000)))
-    irrelevant, kept, empty = [], [], []
-    for _ in range(1000):
-        scores = random.normal(size=2000)
-        found = np.sort(scores)[::-1][:50]
-        empty.append(count_within(null.match_probabilities(found, 2000).tolist(), 0.1) == 0)
-        scores[:matches] += 7
-        best = np.argsort(-scores)[:50]
-        length = count_within(null.match_probabilities(scores[best], 2000).tolist(), 0.1)
-        kept.append((best[:length] < matches).sum() / matches)
-        if length:
-            irrelevant.append((best[:length] >= matches).mean())
-    assert np.mean(irrelevant) <= 0.1
-    assert np.mean(kept) > 0.9
-    assert np.mean(empty) > 0.9
 
 
 def test_null_scores_ignore_texts_with_many_matches():
@@ -146,8 +111,8 @@ def test_null_scores_ignore_texts_with_many_matches():
         scores[text, 20 * family : 20 * (family + 1)] += 9
     matched, _ = fit_scores(scores)
     standardized = np.array([4.5, 4.0, 3.0])
-    expected = plain.match_probabilities(standardized, 2000)
-    assert matched.match_probabilities(standardized, 2000) == pytest.approx(expected, abs=0.02)
+    expected = plain.cautious_probabilities(standardized, 2000)
+    assert matched.cautious_probabilities(standardized, 2000) == pytest.approx(expected, abs=0.02)
     assert expected[0] > 0.9
     assert expected[2] == 0.0
 
@@ -164,57 +129,97 @@ def test_contradicted_results_are_counted():
     assert fit_scores(confused)[1] > MAX_CONTRADICTED
 
 
+def test_study_area_of_hand_computed_values():
+    # Of four pairs, three are in the right order, and one is equal.
+    assert study.area(np.array([2.0, 3.0]), np.array([1.0, 2.0])) == 3.5 / 4
+
+
+def test_study_half_pooled_scores_share_half_of_the_scale():
+    random = np.random.default_rng(6)
+    texts, items = random.normal(size=(3, 4)), random.normal(size=(50, 4)) + 1
+    moments, scores = Moments.of(items), texts @ items.T
+    pooled = study.HalfPooled(moments, texts[:1]).standardize(texts, scores)
+    own = moments.standardize(texts, scores)
+    assert pooled[0] == pytest.approx(own[0]), "the only text of the bank"
+    (mean, other), (deviation, other_deviation) = scores[:2].mean(1), scores[:2].std(1)
+    expected = (scores[1] - (mean + other) / 2) / np.sqrt(deviation * other_deviation)
+    assert pooled[1] == pytest.approx(expected)
+
+
+def test_study_limits_follow_the_relevant_images():
+    random = np.random.default_rng(7)
+    scores = random.normal(size=(200, 50))
+    relevant = np.arange(50) == random.integers(0, 50, 200)[:, None]
+
+    def areas(scores):
+        found = study.limits(scores, scores, relevant, [("expected", HAND, scores)])
+        return {name: study.area(*values) for name, values in found.items()}
+
+    assert set(areas(scores)) == {"best score", "standardized", "gap", "expected"}
+    matched = areas(np.where(relevant, 20.0, scores))
+    assert list(matched.values()) == [1.0] * 4
+    ignored = areas(np.where(relevant, -20.0, scores))
+    assert list(ignored.values()) == [0.5] * 4, "the results are the same"
+
+
+def set_scale(folder, **values):
+    """Give an index a hand-made scale."""
+    manifest = read_manifest(folder)
+    dim = manifest.embedding_dim
+    scale = ScoreScale(manifest.query_model.fingerprint, **values)
+    with closing(IndexDatabase(folder)) as database:
+        database.set_value(SCALE, json.dumps(asdict(scale)))
+        database.set_value(MOMENTS, Moments(np.zeros(dim), 0.01 * np.eye(dim)).to_bytes())
+
+
 @pytest.fixture(scope="module")
 def index_folder(run, scenes, tmp_path_factory):
-    """An index with hand-made null scores and no calibration by captions."""
+    """An index with a hand-made scale and no calibration by captions."""
     folder = tmp_path_factory.mktemp("no-match") / "index"
     build_index(run, scenes / "images", folder, progress=NoProgress())
     write_manifest(folder, replace(read_manifest(folder), calibration=None))
+    set_scale(folder, tail=HAND.tail)
     return folder
 
 
-@pytest.fixture
-def hand_scores(index_folder, monkeypatch):
-    dim = read_manifest(index_folder).embedding_dim
-    monkeypatch.setattr(
-        Index, "null_scores", replace(HAND, mean=np.zeros(dim), covariance=0.01 * np.eye(dim))
-    )
+def expected_probabilities(folder, text, results, item_filter=NO_FILTER, *, of_lists=False):
+    """Probabilities of results by the hand-made scale, in which all items are rated."""
+    with closing(open_index(folder)) as index:
+        encoded = index.encode_query(SearchQuery.from_text(text))
+        scores = [score for _, score in index.store.search(encoded, 70, item_filter)[0]]
+    rate = HAND.cautious_probabilities if of_lists else HAND.match_probabilities
+    rated = rate(10 * np.array(scores), len(scores))
+    by_score = dict(zip(scores, rated.tolist(), strict=True))
+    return [by_score[hit.score] for hit in results]
 
 
-@pytest.mark.usefixtures("hand_scores")
-def test_search_ends_at_share_of_irrelevant_results(index_folder):
+def test_search_shows_probabilities_and_ends_at_a_level(index_folder):
     text = "a red circle"
     plain = visavis.search(index_folder, text, top=20)
-    assert plain.no_match is None
-    assert {hit.match_probability for hit in plain} == {None}, "only on request"
-    standardized = 10 * np.array([hit.score for hit in plain])
-    expected = HAND.match_probabilities(standardized, 70).tolist()
-    every = visavis.search(index_folder, text, top=20, max_irrelevant=1.0)
-    assert [hit.match_probability for hit in every] == pytest.approx(expected, abs=1e-5)
+    expected = expected_probabilities(index_folder, text, plain)
+    assert [hit.match_probability for hit in plain] == pytest.approx(expected, abs=1e-5)
+    assert plain.no_match == (1 - expected[0] > NO_MATCH)
+    of_lists = expected_probabilities(index_folder, text, plain, of_lists=True)
     assert plain.weaker == ()
+    few = visavis.search(index_folder, text, top=3)
+    assert [hit.match_probability for hit in few] == [hit.match_probability for hit in plain[:3]]
     for level in (0.0, 0.3, 0.6, 1.0):
         cut = visavis.search(index_folder, text, top=20, max_irrelevant=level)
         assert [hit.key for hit in (*cut.hits, *cut.weaker)] == [hit.key for hit in plain]
-        assert len(cut.hits) == count_within(expected, level)
+        assert len(cut.hits) == count_within(of_lists, level)
         assert bool(cut.message) == (not cut.hits)
-        assert cut.no_match == (expected[0] < 0.5)
         assert all(hit.irrelevant_share < level or level == 1 for hit in cut.hits)
     worst = visavis.search(index_folder, text, top=70)[-1]
     cut = visavis.search(index_folder, text, filter={"path": worst.name}, max_irrelevant=0.3)
     assert cut.no_match
     assert cut.message.startswith("Probably no match: even the best one is irrelevant")
     # With a filter, fewer irrelevant items are expected.
-    with closing(open_index(index_folder)) as index:
-        count = index.count(ItemFilter(path="*1.png"))
-    assert 0 < count < 70
-    best = visavis.search(index_folder, text, top=1, filter={"path": "*1.png"}, max_irrelevant=1.0)[
-        0
-    ]
-    (expected,) = HAND.match_probabilities(np.array([10 * best.score]), count)
-    assert best.match_probability == pytest.approx(expected, abs=1e-5)
+    found = visavis.search(index_folder, text, top=3, filter={"path": "*1.png"})
+    assert [hit.match_probability for hit in found] == pytest.approx(
+        expected_probabilities(index_folder, text, found, ItemFilter(path="*1.png")), abs=1e-5
+    )
 
 
-@pytest.mark.usefixtures("hand_scores")
 def test_search_command_prints_weaker_results(index_folder):
     def invoke(*options):
         arguments = ["search", str(index_folder), "a red circle", "--max-irrelevant", "0", *options]
@@ -230,34 +235,48 @@ def test_search_command_prints_weaker_results(index_folder):
     assert '"weaker"' in invoke("--json")
 
 
-@pytest.mark.usefixtures("hand_scores")
-def test_search_can_ignore_captions(index_folder, run, tmp_path):
+def test_captions_collection_or_neither_give_the_probabilities(index_folder, run, tmp_path):
     text, folder = "a red circle", tmp_path / "index"
     shutil.copytree(index_folder, folder)
-    # By the captions, nothing is a match.
-    captions = Calibration((0.0, 1.0), (0.0, 0.0), 70, 20, 2.0, 0.0)
+    # By the captions, which have 8 characters or more, nothing is a match.
+    captions = Calibration((0.0, 1.0), (0.0, 0.0), 70, 20, 99.0, 0.9, min_length=8)
     write_manifest(folder, replace(read_manifest(folder), calibration=captions))
-    assert visavis.search(folder, text).no_match
+
+    def found(text):
+        results = visavis.search(folder, text)
+        return [hit.match_probability for hit in results], results.no_match
+
+    by_collection = expected_probabilities(folder, text, visavis.search(folder, text))
+    assert found(text)[0] == pytest.approx(by_collection, abs=1e-5), "the default"
+    write_manifest(folder, replace(read_manifest(folder), probabilities="captions"))
+    assert found(text) == ([0.0] * 5, True)
+    assert not visavis.search(folder, text, max_irrelevant=0.9).hits
+    assert found("a star")[0][0] > 0, "shorter than the captions"
+    with closing(open_index(folder)) as index:
+        hits = ServedIndex(index).search(QueryKey(text), None, 5, ItemFilter()).hits
+    assert [hit.match_probability for hit in hits] == [0.0] * 5
+    # Queries without match probabilities are answered as before.
+    assert visavis.search(folder, like=visavis.search(folder, text)[0].item.key).hits
+    assert visavis.indexes_calibrate(folder, "off") == "off"
+    assert found(text) == ([None] * 5, None)
+    with pytest.raises(VisavisError, match=r"they are off\. Turn them on with visavis indexes"):
+        visavis.search(folder, text, max_irrelevant=0.5)
+    # The hand-made scale is replaced, and 70 items are too few.
+    for basis in ("captions", "collection"):
+        assert visavis.indexes_calibrate(folder, basis) == basis
+        assert found(text) == ([0.0] * 5, True)
+    with pytest.raises(VisavisError, match="the text or the index is not like the captions, and"):
+        visavis.search(folder, "a star", max_irrelevant=0.5)
+    write_manifest(folder, replace(read_manifest(folder), calibration=None))
+    with pytest.raises(VisavisError, match="the index has 70 items, and 100 are needed"):
+        visavis.indexes_calibrate(folder, "collection")
+    with pytest.raises(SpecError, match="captions"):
+        visavis.indexes_calibrate(folder, "labels")
     with pytest.raises(RunError, match="expected an index"):
         visavis.indexes_calibrate(run, "collection")
-    assert not visavis.search(folder, text, max_irrelevant=0.9).hits
-    assert visavis.indexes_calibrate(folder, "collection") == "collection"
-    for level in (0.3, 0.6, None):
-        expected = visavis.search(index_folder, text, max_irrelevant=level or 1.0)
-        found = visavis.search(folder, text, max_irrelevant=level)
-        assert found.to_json() == expected.to_json()
-    assert found.hits
-    # Queries without match probabilities are answered as before.
-    assert visavis.search(folder, like=found[0].item.key).hits
-    with closing(open_index(folder)) as index:
-        served = ServedIndex(index)
-        hits = served.search(QueryKey(text), None, 5, ItemFilter()).hits
-    assert [hit.match_probability for hit in hits] == [hit.match_probability for hit in found]
-    assert visavis.indexes_calibrate(folder, "captions") == "captions"
-    assert visavis.search(folder, text).no_match
 
 
-def test_max_irrelevant_names_what_is_missing(index_folder, run, scenes):
+def test_max_irrelevant_names_what_is_missing(index_folder, run, tmp_path):
     for level in (-0.1, 1.5, float("nan")):
         with pytest.raises(VisavisError, match="from 0 to 1"):
             visavis.search(index_folder, "a star", max_irrelevant=level)
@@ -265,13 +284,17 @@ def test_max_irrelevant_names_what_is_missing(index_folder, run, scenes):
         visavis.search(index_folder, "a star", without="red", max_irrelevant=0.1)
     with pytest.raises(VisavisError, match="need an index"):
         visavis.search(run, "a star", max_irrelevant=0.1)
+    folder = tmp_path / "index"
+    shutil.copytree(index_folder, folder)
+    with closing(IndexDatabase(folder)) as database:
+        other = json.loads(database.value(SCALE)) | {"fingerprint": "other"}
+        database.set_value(SCALE, json.dumps(other))
+    with pytest.raises(VisavisError, match=r"not calibrated for its model\. Run visavis indexes"):
+        visavis.search(folder, "a star", max_irrelevant=0.1)
+    assert visavis.search(folder, "a star")[0].match_probability is None
 
 
-def test_null_scores_follow_the_items(run, scenes, tmp_path, monkeypatch):
-    monkeypatch.setattr(no_match, "MIN_ITEMS", 8)
-    monkeypatch.setattr(
-        no_match, "fit_null_scores", lambda _, __, items: (replace(HAND, mean=items.mean(0)), 0.0)
-    )
+def test_update_renews_the_scale_after_many_changes(run, scenes, tmp_path):
     source, folder = tmp_path / "photos", tmp_path / "index"
     source.mkdir()
     images = sorted((scenes / "images").iterdir())
@@ -281,17 +304,39 @@ def test_null_scores_follow_the_items(run, scenes, tmp_path, monkeypatch):
             (source / image.name).write_bytes(image.read_bytes())
         build_index(run, source, folder, progress=NoProgress())
         with closing(open_index(folder)) as opened:
-            return opened.null_scores.mean.tolist()
+            moments = opened.moments
+            vectors = opened.store.all_vectors()
+            is_new = np.allclose(moments.mean, vectors.mean(0), atol=1e-6)
+            return is_new, opened.manifest.num_changed
 
-    first = index(8)
-    assert index(8) == first
-    assert index(9) != first
+    assert index(30) == (True, 0)
+    assert index(30) == (True, 0)
+    assert index(32) == (False, 2), "a few changes keep it"
+    assert index(33) == (False, 3)
+    assert index(34) == (True, 0), "4 of 34 are more than a tenth"
+
+
+def test_late_interaction_has_the_scale_of_a_sample(late_run, scenes, tmp_path):
+    folder = tmp_path / "index"
+    build_index(late_run, scenes / "images", folder, progress=NoProgress())
+    # Half of the scores are above the mean.
+    captions = Calibration((-1.0, 0.0, 1.0), (0.0, 0.5, 1.0), 70, 20, -9.0, 0.0)
+    write_manifest(folder, replace(read_manifest(folder), calibration=captions))
+    results = visavis.search(folder, "a red circle", top=70, filter={"duplicates": "show"})
+    scores = np.array([hit.score for hit in results])
+    standardized = (scores - scores.mean()) / scores.std()
+    assert [hit.match_probability for hit in results] == pytest.approx(
+        np.interp(standardized, captions.scores, captions.probabilities), abs=1e-4
+    )
+    write_manifest(folder, replace(read_manifest(folder), calibration=None))
+    with pytest.raises(VisavisError, match="items have several vectors"):
+        visavis.search(folder, "a red circle", max_irrelevant=0.5)
 
 
 class HashedTexts:
     """A model whose vector of a text depends on its letters alone, which counts calls."""
 
-    fingerprint, embedding_dim, calls = "hashed", None, 0
+    fingerprint, calls = "hashed", 0
     known = staticmethod(lambda text: True)
 
     def unknown_words(self, text):
@@ -300,86 +345,143 @@ class HashedTexts:
     def encode_texts(self, texts):
         self.calls += 1
         rows = [np.random.default_rng(list(text.encode())).standard_normal(64) for text in texts]
-        return torch.nn.functional.normalize(torch.tensor(np.array(rows), dtype=torch.float32))
+        return list(unit(np.array(rows)).astype(np.float32))
 
 
-class Items:
+def items(count):
     """Items that texts of the bank describe."""
-
-    num_items = 150
-
-    def all_vectors(self):
-        return HashedTexts().encode_texts(TEXTS[: self.num_items]).numpy()
-
-    def digest(self):
-        return StoreDigest(self.num_items, "0")
+    return np.stack(HashedTexts().encode_texts(TEXTS[:count]))
 
 
-def recall(model, items, owner="model"):
-    return recall_null_scores(model, items, owner)
-
-
-def test_bank_is_scored_once_for_each_model_and_content(tmp_path, monkeypatch):
+def test_bank_is_encoded_once_for_each_model(tmp_path, monkeypatch):
     monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path))
-    model, items = HashedTexts(), Items()
-    first, cached = recall(model, items), recall(model, items)
-    calibrated = calibrate_without_labels(model, items)
+    model = HashedTexts()
+    first = calibrate_without_labels(model, items(150))
+    assert calibrate_without_labels(model, items(150)) == first
+    assert calibrate_without_labels(model, items(151)) != first
+    assert model.calls == 1
+    model.fingerprint = "other"
+    calibrate_without_labels(model, items(150))
     assert model.calls == 2
-    for other in (cached, calibrated):
-        assert (other.mean == first.mean).all()
-        assert (other.covariance == first.covariance).all()
-        assert other.tail == first.tail
-    recall(model, items, "other")
-    assert model.calls == 3
-    items.num_items = 151
-    assert recall(model, items).tail != first.tail
-    for file in (tmp_path / "checks").glob("no-match-*"):
+    for file in (tmp_path / "checks").glob("bank-*"):
         file.write_bytes(b"damaged")
-    recall(model, items)
-    assert model.calls == 5, "a damaged file is replaced"
-    recall(model, items)
-    assert model.calls == 5
+    assert calibrate_without_labels(model, items(150)) == first
+    assert model.calls == 3, "a damaged file is replaced"
+    calibrate_without_labels(model, items(150))
+    assert model.calls == 3
 
 
 def test_missing_probabilities_have_a_reason(monkeypatch, tmp_path):
     monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path))
-    model, items = HashedTexts(), Items()
-    items.num_items = 99
-    with pytest.raises(VisavisError, match="the index has 99 items, and 100 are needed"):
-        recall(model, items)
-    items.num_items = 150
+    model = HashedTexts()
+    reason = calibrate_without_labels(model, items(99))
+    assert reason == "the index has 99 items, and 100 are needed."
     monkeypatch.setattr(no_match, "MAX_CONTRADICTED", -1.0)
-    with pytest.raises(VisavisError, match="of test texts fit a contradicting text better"):
-        recall(model, items)
+    reason = calibrate_without_labels(model, items(150))
+    assert "of the results of test texts fit a contradicting text better" in reason
     monkeypatch.setattr(no_match, "MIN_CHECKED_TEXTS", 10_000)
-    with pytest.raises(VisavisError, match="hardly any test text finds an item"):
-        recall(model, items)
+    assert "hardly any test text finds an item" in calibrate_without_labels(model, items(150))
     model.known = lambda text: "star" not in text
     monkeypatch.setattr(no_match, "MIN_TEXTS", len(TEXTS))
-    with pytest.raises(VisavisError, match="knows the words of 948 test texts only"):
-        recall(model, items)
-    assert not (tmp_path / "checks").exists(), "only distributions are cached"
+    num_known = sum("star" not in text for text in TEXTS)
+    reason = calibrate_without_labels(model, items(150))
+    assert f"knows the words of {num_known} test texts only" in reason
 
 
-@pytest.mark.usefixtures("hand_scores")
-def test_server_shows_probabilities_without_captions(index_folder):
-
+def test_server_shows_probabilities(index_folder):
     index = open_index(index_folder)
-    app = create_app([ServedIndex(index, has_probabilities=True)], max_irrelevant=0.3)
+    app = create_app([ServedIndex(index, needs_probabilities=True)], max_irrelevant=0.3)
     with TestClient(app, "http://localhost") as client:
         assert client.get("/api/info").json()["max_irrelevant"] == 0.3
         one, two = (
             client.get("/api/search", params={"text": text}).json()["sides"][0]["hits"]
             for text in ("a star", "a star -red")
         )
-    expected = HAND.match_probabilities(10 * np.array([hit["score"] for hit in one]), 70)
+    found = visavis.search(index_folder, "a star", top=len(one))
+    expected = [hit.match_probability for hit in found]
     assert [hit["match_probability"] for hit in one] == pytest.approx(expected, abs=1e-4)
     assert {hit["match_probability"] for hit in two} == {None}
 
 
-def test_server_names_missing_probabilities_at_the_start(index_folder):
-    served = ServedIndex(open_index(index_folder), has_probabilities=True)
+def test_server_names_missing_probabilities_at_the_start(run, scenes, tmp_path):
+    build_index(run, scenes / "images", tmp_path / "index", progress=NoProgress())
+    served = ServedIndex(open_index(tmp_path / "index"), needs_probabilities=True)
     with pytest.raises(VisavisError, match="the index has 70 items, and 100 are needed"):
         served.warm_up()
     with pytest.raises(VisavisError, match="from 0 to 1"):
-        visavis.serve(index_folder, max_irrelevant=2.0)
+        visavis.serve(tmp_path / "index", max_irrelevant=2.0)
+
+
+@pytest.mark.slow
+def test_short_texts_with_matches_are_not_called_no_match(tmp_path):
+    """A real model, of which about one of ten texts such as "a red star" may be."""
+    scenes = write_synthetic_scenes(
+        tmp_path / "scenes", num_train=2000, num_val=100, num_test=400, seed=5
+    )
+    run = tmp_path / "run"
+    visavis.train(
+        "demo",
+        data=scenes,
+        out=run,
+        overrides=["phases.0.epochs=4", "seed=1", "training.threads=1"],
+    )
+    lines = map(json.loads, (scenes / "scenes.jsonl").read_text(encoding="utf-8").splitlines())
+    things = {
+        Path(line["filename"]).name: {
+            f"a {thing['color']} {thing['shape']}" for thing in line["scene"]["things"]
+        }
+        for line in lines
+        if line["split"] == "test"
+    }
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for name in things:
+        shutil.copy(scenes / "images" / name, photos / name)
+    build_index(run, photos, tmp_path / "index", progress=NoProgress())
+    with closing(open_index(tmp_path / "index")) as index:
+        results = {
+            text: search_collection(index, SearchQuery.from_text(text), max_irrelevant=0.3)
+            for text in sorted(set().union(*things.values()))
+            if sum(text in found for found in things.values()) >= 3
+        }
+    assert len(results) > 50
+    assert np.mean([found.no_match for found in results.values()]) < 0.15
+    listed = [text in things[hit.name] for text, found in results.items() for hit in found]
+    assert len(listed) > 100
+    assert np.mean(listed) > 0.6
+
+
+def test_index_of_vectors_from_a_file_has_no_probabilities(tmp_path):
+    """No model encodes the fixed texts."""
+    (tmp_path / "photos").mkdir()
+    names = [f"{number:03d}.png" for number in range(110)]
+    for name in names:
+        Image.new("RGB", (8, 8)).save(tmp_path / "photos" / name)
+    np.save(tmp_path / "v.npy", np.random.default_rng(0).standard_normal((110, 4)))
+    (tmp_path / "v.ids.txt").write_text("\n".join(names))
+    visavis.index(tmp_path / "v.npy", tmp_path / "photos", out=tmp_path / "index")
+    with closing(open_index(tmp_path / "index")) as opened:
+        assert not opened.is_unfinished
+        assert opened.scale.reason == "the index has no model for texts."
+
+
+def test_interrupted_update_renews_the_scale(run, scenes, tmp_path):
+    """The changes of the interrupted update are not counted."""
+    source, folder = tmp_path / "photos", tmp_path / "index"
+    source.mkdir()
+    images = sorted((scenes / "images").iterdir())
+    for image in images[:30]:
+        shutil.copy(image, source)
+    build_index(run, source, folder, progress=NoProgress())
+    for image in images[30:60]:
+        shutil.copy(image, source)
+    with (
+        patch("visavis.retrieval.build.index_builder.renew_scale", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        build_index(run, source, folder, progress=NoProgress())
+    build_index(run, source, folder, progress=NoProgress())
+    with closing(open_index(folder)) as opened:
+        vectors = opened.store.all_vectors()
+        assert len(vectors) == 60
+        assert np.allclose(opened.moments.mean, vectors.mean(0), atol=1e-6)

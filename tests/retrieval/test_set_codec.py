@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from visavis.cli import app
 from visavis.core.errors import RunError, VisavisError
 from visavis.core.progress import NoProgress
-from visavis.retrieval import index_compression
-from visavis.retrieval.compression import choose_codec, noisy_set_queries, possible_encodings
-from visavis.retrieval.index_builder import build_index
+from visavis.retrieval.build import index_compression
+from visavis.retrieval.build.compression import choose_codec, noisy_set_queries, possible_encodings
+from visavis.retrieval.build.index_builder import build_index
 from visavis.retrieval.index_folder import CODEC_FILE, read_manifest
 from visavis.retrieval.items import IndexItem, ItemFilter
 from visavis.retrieval.open_index import open_index
@@ -147,11 +147,8 @@ def test_compressed_store_keeps_codes(sets, tmp_path, monkeypatch):
         assert found[0].key == "005"
         assert all(int(near.key) % 2 for near in found)
         store.verify()
-        digest = store.digest()
     with closing(
-        open_store(
-            tmp_path / "a", index_id="ab", late_interaction="both", codec=codec, digest=digest
-        )
+        open_store(tmp_path / "a", index_id="ab", late_interaction="both", codec=codec)
     ) as opened:
         assert opened.embedding_dim == DIM
         assert opened.search([query], 10, ItemFilter(path="1/*"))[0] == found
@@ -189,14 +186,14 @@ def test_update_of_compressed_index_equals_new_index(late_run, photos, tmp_path,
     build(late_run, photos, index)
     # A process that is killed before the manifest leaves the index as it was.
     with monkeypatch.context() as patch:
-        patch.setattr(index_compression, "write_manifest", lambda *_: 1 / 0)
+        patch.setattr(index_compression, "set_manifest", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             build(late_run, photos, index, item_bytes=300)
     assert stored_rows(index).codec is None
     build(late_run, photos, index, item_bytes=300)
     manifest = read_manifest(index)
-    assert (manifest.item_bytes, manifest.store) == (300, "items-300.lance")
-    assert not (index / "items.lance").exists()
+    assert (manifest.item_bytes, manifest.store) == (300, ".")
+    assert [path.name for path in (index / "vectors").glob("1.*")] == []
     for file in moved:
         shutil.move(tmp_path / file.name, file)
     assert build(late_run, photos, index).num_encoded == 5

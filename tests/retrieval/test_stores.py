@@ -1,10 +1,9 @@
-"""Every vector store behaves the same: LanceDB in a folder and on S3, and Milvus."""
+"""Every vector store behaves the same: SQLite with arrays, and Milvus."""
 
 from __future__ import annotations
 
 import dataclasses
 import random
-import shutil
 import subprocess
 import sys
 import time
@@ -17,16 +16,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.platforms import MILVUS, OBJECT_STORAGE, changes_open_files
+from tests.platforms import MILVUS
 
 from visavis.core.errors import DataError, ShapeError, SpecError, StorageError
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
-from visavis.retrieval.stores.arrow_tables import items_from_table
 from visavis.retrieval.stores.base import Neighbor, VectorStore
-
-pytest.importorskip("lancedb")
 from visavis.retrieval.stores.catalog import open_store
-from visavis.retrieval.stores.lancedb_store import LanceStore
+from visavis.retrieval.stores.sqlite_store import SqliteStore
 
 DIM = 6
 ODD = [
@@ -47,13 +43,11 @@ def open_engine(engine: str, folder: Path) -> VectorStore:
         from visavis.retrieval.stores.milvus_store import MilvusStore
 
         return MilvusStore(folder / "store.db", embedding_dim=DIM)
-    return LanceStore(f"s3://bucket/{folder.name}" if engine == "s3" else folder / "store", DIM)
+    return SqliteStore(folder / "store", DIM)
 
 
-@pytest.fixture(params=["lance", OBJECT_STORAGE, MILVUS])
+@pytest.fixture(params=["sqlite", MILVUS])
 def engine(request: pytest.FixtureRequest) -> str:
-    if request.param == "s3":
-        request.getfixturevalue("object_storage")
     return request.param
 
 
@@ -117,7 +111,7 @@ def reference_search(
 
 
 def test_store_is_empty_when_new(store):
-    assert items_from_table(store.table()) == []
+    assert store.table().items() == []
     assert store.count() == store.count(ItemFilter(kind="image")) == 0
     assert store.search(np.ones((2, DIM)), 3) == [[], []]
     assert store.search(np.ones((0, DIM)), 3) == []
@@ -134,12 +128,12 @@ def test_store_keeps_items_when_reopened(store, engine, tmp_path):
     store.add(items[:25], vectors[:25])
     store.add(items[25:], vectors[25:])
     for opened in (store, open_engine(engine, tmp_path)):
-        assert items_from_table(opened.table()) == sorted(items, key=lambda item: item.key)
+        assert opened.table().items() == sorted(items, key=lambda item: item.key)
         assert opened.count() == 40
         np.testing.assert_array_equal(opened.vectors([item.key for item in items]), vectors)
         np.testing.assert_array_equal(
             opened.all_vectors(),
-            opened.vectors([item.key for item in items_from_table(opened.table())]),
+            opened.vectors([item.key for item in opened.table().items()]),
         )
         assert opened.vectors(["a"] and [items[3].key]).dtype == np.float32
     opened.close()
@@ -260,7 +254,7 @@ def test_store_add_replaces_items_with_same_key(store):
         [*later, *later], np.concatenate([others[10:], others[:10]])
     )  # the last item of a repeated key counts
     items, vectors = later + items[10:], np.concatenate([others[:10], vectors[10:]])
-    assert items_from_table(store.table()) == sorted(items, key=lambda item: item.key)
+    assert store.table().items() == sorted(items, key=lambda item: item.key)
     assert store.search(others, 30) == reference_search(items, vectors, others, 30)
 
 
@@ -273,9 +267,9 @@ def test_store_delete_removes_items(store):
     assert store.count() == 15
     assert store.search(vectors, 30) == reference_search(items[1::2], vectors[1::2], vectors, 30)
     store.delete([item.key for item in items])
-    assert items_from_table(store.table()) == []
+    assert store.table().items() == []
     store.add(items[:1], vectors[:1])
-    assert items_from_table(store.table()) == items[:1]
+    assert store.table().items() == items[:1]
 
 
 def test_store_rejects_invalid_arguments(store):
@@ -295,7 +289,7 @@ def test_store_rejects_invalid_arguments(store):
 def test_open_store_selects_store_by_uri(tmp_path):
     from visavis.retrieval.stores.milvus_store import MilvusStore
 
-    for uri, kind in ((tmp_path / "folder", LanceStore), (tmp_path / "file.db", MilvusStore)):
+    for uri, kind in ((tmp_path / "folder", SqliteStore), (tmp_path / "file.db", MilvusStore)):
         with closing(open_store(uri, DIM)) as opened:
             assert isinstance(opened, kind)
         with closing(open_store(uri)) as opened:
@@ -311,10 +305,8 @@ def test_open_store_selects_store_by_uri(tmp_path):
     (tmp_path / "text").write_text("")
     with pytest.raises(DataError, match="got a file"):
         open_store(tmp_path / "text", DIM)
-    for wrong in ("", "ftp://host/x", "s3://", "http://host/a/b", "gopher:///"):
-        with pytest.raises(
-            DataError, match=r"store: expected a folder, s3://BUCKET/PATH, FILE\.db or http"
-        ):
+    for wrong in ("", "ftp://host/x", "s3://bucket/x", "http://host/a/b", "gopher:///"):
+        with pytest.raises(DataError, match=r"store: expected a folder, FILE\.db or http"):
             open_store(wrong, DIM)
 
 
@@ -367,7 +359,7 @@ def test_store_changes_are_atomic_when_killed(tmp_path, rounds):
             }
         for name, change in started.items():
             with closing(open_store(tmp_path / name)) as opened:
-                items = items_from_table(opened.table())
+                items = opened.table().items()
                 assert len(items) == opened.count() == 100
                 assert {item.content for item in items} in ({str(change - 1)}, {str(change)})
                 assert (opened.vectors([item.key for item in items]) == int(items[0].content)).all()
@@ -376,72 +368,3 @@ def test_store_changes_are_atomic_when_killed(tmp_path, rounds):
                     "001",
                     "002",
                 ]
-
-
-def test_lance_store_detects_recreated_table(tmp_path):
-    for value in (1, 2):
-        with closing(LanceStore(tmp_path / "table", 2)) as opened:
-            opened.add([IndexItem("a", "a", "image", str(value), 0, 0)], np.full((1, 2), value))
-            assert opened.search(np.ones((1, 2)), 1) == [[Neighbor("a", 2.0 * value)]]
-            assert [item.content for item in items_from_table(opened.table())] == [str(value)]
-        shutil.rmtree(tmp_path / "table" / "items.lance")
-
-
-def test_lance_store_optimize_limits_size(tmp_path):
-    def size() -> int:
-        return sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file())
-
-    item, sizes = IndexItem("a", "a", "image", "", 0, 0), []
-    with closing(LanceStore(tmp_path, 1024)) as opened:
-        for _ in range(3):
-            for _ in range(8):
-                opened.add([item], np.ones((1, 1024)))
-                opened.search(np.ones((1, 1024)), 1)
-            opened.optimize(timedelta(milliseconds=1))
-            sizes.append(size())
-    assert sizes[2] < 1.2 * sizes[0]
-    assert len(list((tmp_path / "snapshot").iterdir())) == 1
-
-
-@changes_open_files
-def test_lance_store_rebuilds_missing_snapshot(tmp_path):
-    item, vector = IndexItem("a", "a", "image", "", 0, 0), np.ones((1, 2))
-    with closing(LanceStore(tmp_path, 2)) as writer, closing(LanceStore(tmp_path)) as reader:
-        writer.add([item], vector)
-        assert reader.search(vector, 5) == [[Neighbor("a", 2.0)]]
-        writer.add([dataclasses.replace(item, key="b")], 2 * vector)
-        assert reader.search(vector, 5) == [[Neighbor("b", 4.0), Neighbor("a", 2.0)]]
-        shutil.rmtree(tmp_path / "snapshot")
-        assert writer.search(vector, 1) == [[Neighbor("b", 4.0)]]
-
-
-@pytest.mark.slow
-def test_lance_store_reports_object_storage_errors(object_storage):
-    with pytest.raises(DataError, match=r"^s3://bucket/none: expected a table of items, got none"):
-        LanceStore("s3://bucket/none")
-    with pytest.raises(
-        StorageError,
-        match=r"^s3://no-such-bucket/x: the table cannot be read or written: The specified bucket does not exist\.$",
-    ):
-        LanceStore("s3://no-such-bucket/x", DIM)
-
-
-def test_table_is_opened_only_for_a_change(tmp_path):
-    generator = np.random.default_rng(0)
-    items = sorted(random_items(generator, 4), key=lambda item: item.key)
-    vectors = generator.normal(size=(4, DIM)).astype(np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    with closing(LanceStore(tmp_path, DIM, index_id="ab")) as writer:
-        writer.add(items[:3], vectors[:3])
-        digest = writer.digest()
-    with closing(LanceStore(tmp_path, DIM, index_id="ab", digest=digest)) as opened:
-        assert opened._table is None
-        assert opened.table()["key"].to_pylist() == [item.key for item in items[:3]]
-        opened.add(items[3:], vectors[3:])
-        assert opened.count() == 4
-        newer = opened.digest()
-    for known, is_known in ((digest, False), (newer, True)):
-        with closing(LanceStore(tmp_path, index_id="ab", digest=known)) as reader:
-            assert (reader._table is None) == is_known
-            assert reader.digest() == newer
-            reader.verify()

@@ -14,10 +14,8 @@ from pathlib import Path
 import pytest
 from tests.conftest import PROJECT
 
-import visavis
 from visavis import cli
 from visavis.core.child_processes import current_folder_excluded
-from visavis.data.synthetic import write_synthetic_scenes
 
 HOSTILE = """
 import os
@@ -63,16 +61,12 @@ def folder(root):
 
 
 @pytest.fixture(scope="module")
-def inputs(root, folder):
+def inputs(root, folder, few_scenes, tiny_run, tiny_index):
     """A data set, a run, an index, the ``visavis`` script, and photos in the folder of modules."""
-    scenes = write_synthetic_scenes(
-        root / "scenes", num_train=32, num_val=8, num_test=8, captions_per_image=2, size=32
-    )
-    for image in sorted((scenes / "images").iterdir())[:8]:
+    for name, shared in (("scenes", few_scenes), ("run", tiny_run), ("index", tiny_index)):
+        shutil.copytree(shared, root / name)
+    for image in sorted((few_scenes / "images").iterdir())[:8]:
         shutil.copy(image, folder)
-    overrides = {"epochs": 1, "model.embedding_dim": 8}
-    run = visavis.train("demo", data=scenes, overrides=overrides, out=root / "run").run
-    visavis.index(run, scenes / "images", out=root / "index")
     (root / "visavis_script.py").write_text(PROGRAM)
     return root
 
@@ -148,13 +142,15 @@ COMMANDS = [
     [*TRAIN, "--out", "{out}", "training.workers=2"],
     ["evaluate", "../run"],
     ["indexes", "evaluate", "../index", "../votes.jsonl"],
+    ["indexes", "export-votes", "../index", "--out", "exported.jsonl"],
     ["indexes", "list-queries", "../index"],
     ["indexes", "use-queries", "../index", "items"],
     ["indexes", "restore-queries", "../index"],
     ["indexes", "correct", "../index", "none"],
     ["indexes", "measure", "../index"],
+    ["indexes", "export", "../index", "--out", "exported.parquet"],
     ["indexes", "compress", "../index", "2KB"],
-    ["indexes", "calibrate", "../index", "captions"],
+    ["indexes", "calibrate", "../index", "off"],
     ["indexes", "move", "../index", "../scenes/images"],
     ["indexes", "prune", "../index"],
     ["indexes", "default-model", "../run"],
@@ -177,6 +173,7 @@ COMMANDS = [
     ["explain", "../run", "000001.png", "a red circle", "--out", "{out}"],
     ["data", "mine", "../run", "--out", "{out}"],
     ["papers", "anatomy", "Unified", "--out", "{out}"],
+    ["papers", "board", "../run", "--out", "{out}"],
     ["papers", "coherence", "../run", "--relevance", "SceneRelevance()", "--out", "{out}"],
     ["papers", "agreement", "../run"],
     ["papers", "relevance", "--estimator", "CBoW()"],

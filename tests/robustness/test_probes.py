@@ -8,9 +8,12 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from scipy.stats import norm
+from tests.fixtures.recipes import write_recipe
 from typer.testing import CliRunner
 
 import visavis
@@ -18,14 +21,14 @@ from visavis import cli
 from visavis.cli.console import print_result
 from visavis.core.errors import RunError
 from visavis.data.dataset import Dataset
-from visavis.data.dataset import Image as Item
+from visavis.data.image_file import Image as Item
 from visavis.data.synthetic import (
     fact_relevance,
     sample_scene,
     write_synthetic_clips,
     write_synthetic_scenes,
 )
-from visavis.data.synthetic.captions import EDIT_KINDS, make_scene_pairs
+from visavis.data.synthetic.captions import EDIT_KINDS, make_scene_pairs, write_caption
 from visavis.data.words import tokenize
 from visavis.papers.probes import (
     IMAGE_EDITS,
@@ -35,25 +38,21 @@ from visavis.papers.probes import (
     add_typo,
     make_minimal_pairs,
     results_by_kind,
+    select_pairs,
+)
+from visavis.papers.text_only import (
+    TEXT_ONLY_LIMIT,
+    NgramModel,
+    balanced,
+    learned_margins,
+    share_correct,
 )
 
-RECIPE = """
-name = "tiny"
-visual = { encoder = "scenes", granularity = "pooled" }
-text = { encoder = "vocabulary", min_count = 1 }
-model = { kind = "Heads", embedding_dim = 16, hidden_layers = 0, num_filters = 24, word_dim = 16 }
-training = { batch_size = 16, metric_batches = 1, threads = 1 }
-
-[[phases]]
-epochs = 1
-objective = "VLC(gamma=20)"
-optimizer = { lr = 0.01 }
-"""
 SWAPS = {"colors swapped", "roles swapped"}
 
 
 @pytest.fixture(scope="module")
-def scenes():
+def sampled():
     rng = np.random.default_rng(0)
     return [
         (scene, make_scene_pairs(scene, rng))
@@ -61,30 +60,32 @@ def scenes():
     ]
 
 
-def test_scene_pairs_are_true_and_false(scenes):
-    for scene, pairs in scenes:
+def test_scene_pairs_are_true_and_false(sampled):
+    for scene, pairs in sampled:
         for pair in pairs:
-            facts = (
-                [pair.true.facts]
-                if pair.kind == "negated"
-                else [pair.true.facts, pair.edited.facts]
+            # A negation has no facts of its own.
+            true, edited = (
+                fact_relevance([scene], [caption.facts])[0, 0] if caption.facts.mentions else None
+                for caption in (pair.true, pair.edited)
             )
-            true, *edited = fact_relevance([scene], facts)[0]
-            assert true == 1
-            assert all(degree < 1 for degree in edited), (pair, scene)
+            assert true == 1 or (true is None and " no " in pair.true.text)
+            assert edited is None or edited < 1, (pair, scene)
+            assert (true is None) + (edited is None) == (pair.kind == "negated")
             assert (Counter(tokenize(pair.true.text)) == Counter(tokenize(pair.edited.text))) == (
                 pair.kind in SWAPS
             )
-    assert {pair.kind for _, pairs in scenes for pair in pairs} == {*EDIT_KINDS, "negated"}
+    assert {pair.kind for _, pairs in sampled for pair in pairs} == {*EDIT_KINDS, "negated"}
 
 
-def test_probe_accuracy_of_oracle_is_100(scenes):
+def test_probe_accuracy_of_oracle_is_100(sampled):
     def score_of(scene, pair, caption):
-        return (
-            float(fact_relevance([scene], [caption.facts])[0, 0]) if caption.facts.mentions else 0.0
-        )
+        """A negation is true where the other caption of its pair is false."""
+        if caption.facts.mentions:
+            return float(fact_relevance([scene], [caption.facts])[0, 0])
+        other = pair.true if caption is pair.edited else pair.edited
+        return float(score_of(scene, pair, other) < 1)
 
-    cases = [(scene, pair) for scene, pairs in scenes for pair in pairs]
+    cases = [(scene, pair) for scene, pairs in sampled for pair in pairs]
     true, edited = (
         np.array([score_of(scene, pair, getattr(pair, which)) for scene, pair in cases])
         for which in ("true", "edited")
@@ -151,13 +152,17 @@ def captioned(*captions):
         ("relation replaced", "a bird above a tree under the clouds", None),
         ("negated", "A girl is swimming", "A girl is not swimming"),
         ("negated", "A girl swims", None),
+        ("negated", "A girl is happy", None),
+        ("thing replaced", "A man and a woman", None),
+        ("thing replaced", "The woman of the house", "The man of the house"),
+        ("relation replaced", "A star left of a ring", "A star right of a ring"),
         ("color replaced", "a black and white dog", None),
         ("number replaced", "Two of two, three of them", None),
     ],
 )
 def test_caption_edits_match_examples(kind, caption, edited):
-    found = {pair.kind: pair.edited for pair in make_minimal_pairs(captioned(caption))}
-    assert found.get(kind) == edited
+    found = [pair.edited for pair in make_minimal_pairs(captioned(caption)) if pair.kind == kind]
+    assert found[:1] == ([] if edited is None else [edited])
 
 
 def test_caption_edits_avoid_other_captions():
@@ -169,9 +174,80 @@ def test_caption_edits_avoid_other_captions():
     found = {
         pair.kind: pair
         for pair in make_minimal_pairs(captioned(*sisters, "Three or four cars, five at most"))
+        if pair.kind != "thing added"
     }
     assert found.keys() == {"number replaced"}
     assert found["number replaced"].edited == "Six red cars"
+
+
+def test_caption_edits_negate_true_and_false_texts():
+    """The word "not" is in the false text, and as often in the true one."""
+    (first, second) = [
+        pair
+        for pair in make_minimal_pairs(captioned("A dog is running."))
+        if pair.kind == "negated"
+    ]
+    assert first.edited == "A dog is not running."
+    assert first.true == "A dog is running."
+    assert second.true == second.edited.replace(" is ", " is not ")
+    assert "running" not in second.true
+
+
+def test_caption_edits_add_things_to_both_texts():
+    captions = "A man runs", "A man and his dog", "Someone in a hat"
+    (pair, *_) = [
+        one for one in make_minimal_pairs(captioned(*captions)) if one.kind == "thing added"
+    ]
+    assert pair.true in ("A man runs with a dog", "A man runs with a hat")
+    assert pair.edited.startswith("A man runs with a ")
+    assert not {"dog", "hat"} & set(pair.edited.split())
+
+
+def test_ngram_model_sums_to_one():
+    """Over all words of the captions and an unknown one, after a known and an unknown context."""
+    model = NgramModel.from_captions(["a dog runs", "a cat runs", "the dog"])
+    words = ["a", "dog", "runs", "cat", "the", ".", "unknown"]
+    for context in (("", ""), ("a", "dog"), ("never", "seen")):
+        assert sum(model._probability((*context, word)) for word in words) == pytest.approx(1)
+    assert model.log_probability("a dog runs") > model.log_probability("runs dog a")
+
+
+@given(st.lists(st.floats(-5, 5), max_size=40))
+def test_balanced_pairs_have_as_many_of_both_signs(margins):
+    margins = np.array(margins)
+    selected = margins[balanced(margins)]
+    above, below = (margins > 0).sum(), (margins < 0).sum()
+    assert (selected > 0).sum() == (selected < 0).sum() == min(above, below)
+    assert (selected == 0).sum() == (margins == 0).sum()
+
+
+def test_learned_margins_find_a_word_of_edited_texts():
+    """A word that only edited texts have is found in the other half of the images."""
+    true = [f"a {word} dog" for word in ("red", "big", "old", "wet")]
+    margins = learned_margins(true, [f"{text} not" for text in true], range(4))
+    assert share_correct(margins) == 1
+    assert share_correct(learned_margins(true, true, range(4))) == 0.5
+
+
+def test_probe_pairs_are_not_solved_without_the_image(sampled):
+    """Neither model without the image solves the selected pairs of any kind, while at least one of
+    them solves all pairs.
+    """
+    rng = np.random.default_rng(1)
+    training = [write_caption(scene, rng).text for scene, _ in sampled for _ in range(5)]
+    pairs = [
+        MinimalPair(pair.kind, image, pair.true.text, pair.edited.text)
+        for image, (_, of_scene) in enumerate(sampled)
+        for pair in of_scene
+    ]
+    selected, ngram_percent = select_pairs(pairs, training)
+    assert ngram_percent == pytest.approx(50)
+    results = results_by_kind(selected, np.zeros(len(selected)), np.zeros(len(selected)))
+    assert max(one.text_only for one in results) <= TEXT_ONLY_LIMIT
+    everything = results_by_kind(pairs, np.zeros(len(pairs)), np.zeros(len(pairs)))
+    assert max(one.text_only for one in everything) > 90
+    assert len(selected) > 0.5 * len(pairs)
+    assert select_pairs(pairs, ()) == (pairs, None)
 
 
 def test_add_typo_exchanges_two_letters():
@@ -199,8 +275,19 @@ def blind(tmp_path_factory):
     scenes = write_synthetic_scenes(
         root / "scenes", num_train=40, num_val=6, num_test=24, captions_per_image=2, size=48, seed=1
     )
-    (root / "tiny.toml").write_text(RECIPE)
-    run = visavis.train(root / "tiny.toml", data=scenes, out=root / "run").run
+    recipe = write_recipe(
+        root / "tiny.toml",
+        {"objective": "VLC(gamma=20)", "optimizer": {"lr": 0.01}},
+        model={
+            "kind": "Heads",
+            "embedding_dim": 16,
+            "hidden_layers": 0,
+            "num_filters": 24,
+            "word_dim": 16,
+        },
+        training={"batch_size": 16},
+    )
+    run = visavis.train(recipe, data=scenes, out=root / "run").run
     weights = load_file(run / "model" / "model.safetensors")
     for name, tensor in weights.items():
         if name.endswith(".weight") and "convolutions" in name:
@@ -265,6 +352,6 @@ def test_probe_rejects_captions_without_edits(blind, tmp_path):
         "filename,caption,split\na.png,something,test\nb.png,nothing,test\n"
     )
     with pytest.raises(
-        RunError, match=r"expected a caption that can be edited, got none in 2 images"
+        RunError, match=r"expected captions that can be edited .*, got none in 2 images"
     ):
         visavis.papers_probe(blind, data=tmp_path)

@@ -15,23 +15,16 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 from PIL import Image, ImageDraw, TiffImagePlugin
+from tests.fixtures.recipes import write_recipe
 from tests.processes import Command
 
 import visavis
-from visavis.data.feedback.records import open_feedback
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.retrieval.open_index import open_index
 from visavis.retrieval.server.application import create_app
 from visavis.retrieval.server.search_service import ServedIndex
+from visavis.retrieval.server.vote_store import open_votes
 
-RECIPE = """
-name = "small"
-visual = { encoder = "scenes", granularity = "pooled" }
-text = { encoder = "vocabulary", min_count = 1 }
-model = { kind = "VSE++", embedding_dim = 16, word_dim = 8 }
-training = { batch_size = 24, metric_batches = 1, threads = 1 }
-phases = [{ epochs = 4, objective = "Unified(gamma=30)", optimizer = { lr = 0.01 } }]
-"""
 LATITUDE = (48.0, 8.0, 13.0)
 MARKUP = '<img src=x onerror="document.title=`owned`">.png'
 COLORS = ("red", "green", "blue", "orange", "purple", "teal")
@@ -88,13 +81,20 @@ def collection_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two small models with little training. The second was also trained for 8 dimensions."""
     root = tmp_path_factory.mktemp("runs")
+    # The tests of pages and limits depend on which photos these models find equal.
     scenes = write_synthetic_scenes(
         root / "scenes", num_train=24, num_val=4, num_test=4, captions_per_image=3, size=32
     )
-    (root / "recipe.toml").write_text(RECIPE)
+    recipe = write_recipe(
+        root / "recipe.toml",
+        {"epochs": 4, "objective": "Unified(gamma=30)", "optimizer": {"lr": 0.01}},
+        name="small",
+        model={"embedding_dim": 16, "word_dim": 8},
+        training={"batch_size": 24},
+    )
     for name in ("one", "two"):
         visavis.train(
-            root / "recipe.toml",
+            recipe,
             data=scenes,
             out=root / name,
             overrides=[f"seed={len(name) + ord(name[0])}"]
@@ -135,13 +135,27 @@ def other_collection(indexes: list[Path]) -> ServedIndex:
     return ServedIndex(open_index(indexes[1]))
 
 
+def remove_votes(folder: Path) -> None:
+    """Remove all votes from an index that tests share."""
+    with open_votes(folder) as votes:
+        votes.connection.execute("DELETE FROM votes")
+        votes.connection.execute("DELETE FROM preferences")
+
+
 @pytest.fixture
-def client(collection: ServedIndex, tmp_path: Path) -> Iterator[TestClient]:
-    """A client of a loopback server that saves votes."""
-    with (
-        open_feedback(tmp_path / "votes.jsonl") as file,
-        TestClient(create_app([collection], file), base_url="http://localhost") as client,
-    ):
+def client(collection: ServedIndex) -> Iterator[TestClient]:
+    """A client of a loopback server that saves votes, of which there are none yet."""
+    remove_votes(collection.index.folder)
+    app = create_app([collection], saves_votes=True)
+    with TestClient(app, base_url="http://localhost") as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def shared_client(collection: ServedIndex) -> Iterator[TestClient]:
+    """A client of a loopback server, for tests that leave no votes."""
+    app = create_app([collection], saves_votes=True)
+    with TestClient(app, base_url="http://localhost") as client:
         yield client
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import itertools
 import json
@@ -18,19 +19,13 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
-from starlette.exceptions import HTTPException
 from tests.platforms import posix
 from tests.videos import write_video
 
 import visavis
 from visavis.core.errors import VisavisError
-from visavis.data.feedback.records import (
-    FeedbackFile,
-    QueryKey,
-    latest_judgments,
-    open_feedback,
-    read_feedback,
-)
+from visavis.data.feedback.records import QueryKey, latest_judgments
+from visavis.data.feedback.sources import read_feedback
 from visavis.retrieval.index_folder import write_manifest
 from visavis.retrieval.items import NO_FILTER
 from visavis.retrieval.open_index import open_index
@@ -42,10 +37,11 @@ from visavis.retrieval.search import (
 )
 from visavis.retrieval.server.application import create_app
 from visavis.retrieval.server.limits import RateLimits, ServerLimits, ServerMetrics
-from visavis.retrieval.server.search_service import SearchService, ServedIndex, VoteStore
+from visavis.retrieval.server.search_service import SearchService, ServedIndex
 from visavis.retrieval.server.security import SECURITY_HEADERS
+from visavis.retrieval.server.vote_store import VoteStore
 
-from .conftest import COLORS, MARKUP, SHAPES, photo, photo_with_exif
+from .conftest import COLORS, MARKUP, SHAPES, photo, photo_with_exif, remove_votes
 
 
 def hits(client, **params):
@@ -70,9 +66,9 @@ def png(image):
     return file.getvalue()
 
 
-def test_search_pages_equal_index_search(client, collection):
-    first = hits(client, text="a red circle", limit=20)
-    second = hits(client, text="a red circle", limit=20, offset=20)
+def test_search_pages_equal_index_search(shared_client, collection):
+    first = hits(shared_client, text="a red circle", limit=20)
+    second = hits(shared_client, text="a red circle", limit=20, offset=20)
     expected = search_collection(collection.index, SearchQuery.from_text("a red circle"), 120).hits
     assert [hit["key"] for hit in first + second] == [hit.item.key for hit in expected[:40]]
     assert [hit["score"] for hit in first] == pytest.approx([hit.score for hit in expected[:20]])
@@ -94,7 +90,7 @@ def test_waiting_searches_are_encoded_in_one_batch(index_folder, monkeypatch):
         "search",
         lambda *arguments: (searches.append(arguments[0].text), search(*arguments))[1],
     )
-    service = SearchService([index], None, ServerLimits(), ServerMetrics())
+    service = SearchService([index], ServerLimits(), ServerMetrics())
     texts = ["a red circle", "a star", "a red circle", "a blue square -star", "zzz qqq"]
 
     async def search_all():
@@ -117,22 +113,24 @@ def test_waiting_searches_are_encoded_in_one_batch(index_folder, monkeypatch):
         assert [hit.score for hit in result] == pytest.approx([hit.score for hit in expected])
 
 
-def test_search_last_page_has_no_more(client):
-    side = client.get("/api/search", params={"text": "a star", "limit": 100}).json()["sides"][0]
+def test_search_last_page_has_no_more(shared_client):
+    side = shared_client.get("/api/search", params={"text": "a star", "limit": 100}).json()[
+        "sides"
+    ][0]
     assert not side["has_more"]
     shown = {key for hit in side["hits"] for key in (hit["key"], *hit["duplicates"])}
-    assert len(shown) == client.get("/health").json()["items"]
+    assert len(shown) == shared_client.get("/health").json()["items"]
 
 
-def test_search_empty_query_returns_newest(client):
-    days = [hit["modified"] for hit in hits(client)]
+def test_search_empty_query_returns_newest(shared_client):
+    days = [hit["modified"] for hit in hits(shared_client)]
     assert days == sorted(days, reverse=True)
-    assert all(hit["score"] is None for hit in hits(client))
+    assert all(hit["score"] is None for hit in hits(shared_client))
 
 
-def test_start_page_groups_as_searches(client, collection):
-    found = hits(client, limit=100)
-    pages = hits(client, limit=20) + hits(client, limit=80, offset=20)
+def test_start_page_groups_as_searches(shared_client, collection):
+    found = hits(shared_client, limit=100)
+    pages = hits(shared_client, limit=20) + hits(shared_client, limit=80, offset=20)
     assert pages == found
     keys = [hit["key"] for hit in found]
     copies = [key for hit in found for key in hit["duplicates"]]
@@ -173,7 +171,7 @@ def test_update_is_opened_again_after_an_error(index_folder, tmp_path, monkeypat
         return open_index(*arguments, **options)
 
     monkeypatch.setattr("visavis.retrieval.server.search_service.open_index", fail_at_first)
-    service = SearchService([served], None, ServerLimits(), ServerMetrics())
+    service = SearchService([served], ServerLimits(), ServerMetrics())
 
     async def follow():
         following = asyncio.ensure_future(service.follow_updates(0.05))
@@ -228,33 +226,34 @@ def test_server_opens_each_update_and_serves_former_images(runs, tmp_path):
         assert moved["key"] == "new/red.png"
 
 
-def test_search_filters(client):
-    assert {hit["path"].split("/")[0] for hit in hits(client, text="a star", path="trips")} == {
-        "trips"
-    }
+def test_search_filters(shared_client):
+    assert {
+        hit["path"].split("/")[0] for hit in hits(shared_client, text="a star", path="trips")
+    } == {"trips"}
     assert [
-        hit["path"] for hit in hits(client, path="*/0?.png", since="2020-09-13", until="2020-09-14")
+        hit["path"]
+        for hit in hits(shared_client, path="*/0?.png", since="2020-09-13", until="2020-09-14")
     ] == [
         "trips/01.png",
         "home/kitchen/00.png",
     ]
-    assert hits(client, text="a star", kind="video") == []
+    assert hits(shared_client, text="a star", kind="video") == []
 
 
-def test_search_excluded_words_change_results(client):
+def test_search_excluded_words_change_results(shared_client):
     plain, without = (
-        [hit["key"] for hit in hits(client, text=text)]
+        [hit["key"] for hit in hits(shared_client, text=text)]
         for text in ("a red star", "a red star -circle")
     )
     assert plain != without
 
 
-def test_search_like_ranks_item_first(client):
-    assert hits(client, like="trips/01.png")[0]["key"] == "trips/01.png"
+def test_search_like_ranks_item_first(shared_client):
+    assert hits(shared_client, like="trips/01.png")[0]["key"] == "trips/01.png"
 
 
-def test_search_by_image_finds_it_on_every_page(client, collection_folder):
-    response = client.post(
+def test_search_by_image_finds_it_on_every_page(shared_client, collection_folder):
+    response = shared_client.post(
         "/api/search",
         params={"limit": 5},
         content=(collection_folder / "trips" / "01.png").read_bytes(),
@@ -262,14 +261,14 @@ def test_search_by_image_finds_it_on_every_page(client, collection_folder):
     assert response.status_code == 200
     first = response.json()
     assert first["sides"][0]["hits"][0]["score"] == pytest.approx(1, abs=1e-3)
-    again = hits(client, image=first["query"]["image"], limit=5)
+    again = hits(shared_client, image=first["query"]["image"], limit=5)
     assert again == first["sides"][0]["hits"]
 
 
-def test_search_by_image_and_text(client, collection_folder):
+def test_search_by_image_and_text(shared_client, collection_folder):
     content = (collection_folder / "trips" / "01.png").read_bytes()
     alone, both = (
-        client.post("/api/search", params=words, content=content).json()
+        shared_client.post("/api/search", params=words, content=content).json()
         for words in ({}, {"text": "blue star"})
     )
     assert [hit["key"] for hit in alone["sides"][0]["hits"]] != [
@@ -277,13 +276,15 @@ def test_search_by_image_and_text(client, collection_folder):
     ]
 
 
-def test_search_rejects_unknown_image(client):
-    assert "Send it again" in error_of(client.get("/api/search", params={"image": "0" * 64}), 404)
+def test_search_rejects_unknown_image(shared_client):
+    assert "Send it again" in error_of(
+        shared_client.get("/api/search", params={"image": "0" * 64}), 404
+    )
 
 
-def test_images_have_no_metadata(client):
+def test_images_have_no_metadata(shared_client):
     for size in ("thumbnail", "image"):
-        response = client.get(f"/api/{size}", params={"key": "place.jpg"})
+        response = shared_client.get(f"/api/{size}", params={"key": "place.jpg"})
         assert response.headers["content-type"] == "image/jpeg"
         with Image.open(io.BytesIO(response.content)) as shown:
             assert not shown.getexif()
@@ -300,24 +301,27 @@ def test_images_have_no_metadata(client):
         assert b"GPS" not in response.content
 
 
-def test_thumbnail_of_animation_is_first_frame(client):
+def test_thumbnail_of_animation_is_first_frame(shared_client):
     with Image.open(
-        io.BytesIO(client.get("/api/thumbnail", params={"key": "animated.gif"}).content)
+        io.BytesIO(shared_client.get("/api/thumbnail", params={"key": "animated.gif"}).content)
     ) as shown:
         red, green, blue = shown.convert("RGB").getpixel((24, 34))
     assert (red > 200, max(green, blue) < 100) == (True, True)
 
 
-def test_images_are_cacheable_with_content_version(client):
+def test_images_are_cacheable_with_content_version(shared_client):
     key = "trips/01.png"
     assert (
         "immutable"
-        in client.get("/api/thumbnail", params={"key": key, "content_version": "a"}).headers[
+        in shared_client.get("/api/thumbnail", params={"key": key, "content_version": "a"}).headers[
             "cache-control"
         ]
     )
-    assert "no-cache" in client.get("/api/thumbnail", params={"key": key}).headers["cache-control"]
-    assert client.get("/api/search").headers["cache-control"] == "no-store"
+    assert (
+        "no-cache"
+        in shared_client.get("/api/thumbnail", params={"key": key}).headers["cache-control"]
+    )
+    assert shared_client.get("/api/search").headers["cache-control"] == "no-store"
 
 
 @pytest.mark.parametrize(
@@ -333,16 +337,16 @@ def test_images_are_cacheable_with_content_version(client):
         "a" * 4000,
     ],
 )
-def test_images_reject_unknown_keys(client, key):
+def test_images_reject_unknown_keys(shared_client, key):
     for size in ("thumbnail", "image"):
         assert "expected the key of an item" in error_of(
-            client.get(f"/api/{size}", params={"key": key}), 404
+            shared_client.get(f"/api/{size}", params={"key": key}), 404
         )
 
 
-def test_images_reject_links_outside_source(client):
+def test_images_reject_links_outside_source(shared_client):
     assert "points outside" in error_of(
-        client.get("/api/thumbnail", params={"key": "leaves.png"}), 404
+        shared_client.get("/api/thumbnail", params={"key": "leaves.png"}), 404
     )
 
 
@@ -357,12 +361,12 @@ def test_images_reject_links_outside_source(client):
         "/app.js/",
     ],
 )
-def test_web_ui_serves_no_other_files(client, path):
-    assert client.get(path, follow_redirects=False).status_code in (404, 307)
+def test_web_ui_serves_no_other_files(shared_client, path):
+    assert shared_client.get(path, follow_redirects=False).status_code in (404, 307)
 
 
-def test_search_returns_markup_as_text(client):
-    response = client.get("/api/search", params={"path": "onerror"})
+def test_search_returns_markup_as_text(shared_client):
+    response = shared_client.get("/api/search", params={"path": "onerror"})
     assert response.headers["content-type"] == "application/json"
     assert response.json()["sides"][0]["hits"][0]["name"] == MARKUP
 
@@ -382,24 +386,26 @@ def test_search_reports_results_beyond_its_limit(collection):
             assert (side["has_more"], side["is_cut"]) == (has_more, is_cut)
 
 
-def test_search_ignores_excluded_unknown_words(client):
-    expected = [hit["key"] for hit in hits(client, text="a red star")]
+def test_search_ignores_excluded_unknown_words(shared_client):
+    expected = [hit["key"] for hit in hits(shared_client, text="a red star")]
     for excluded in ("-blorp", '-"blorp flurb"', "-blorp -flurb"):
-        assert [hit["key"] for hit in hits(client, text=f"a red star {excluded}")] == expected
-    partly = [hit["score"] for hit in hits(client, text='a red star -"blorp circle"')]
-    assert partly != [hit["score"] for hit in hits(client, text="a red star")]
+        assert [
+            hit["key"] for hit in hits(shared_client, text=f"a red star {excluded}")
+        ] == expected
+    partly = [hit["score"] for hit in hits(shared_client, text='a red star -"blorp circle"')]
+    assert partly != [hit["score"] for hit in hits(shared_client, text="a red star")]
     for text, problem in (
         ("-blorp", "only exclusions"),
         ("blorp", "unknown words only"),
         ("blorp -circle", "unknown words only"),
     ):
-        assert problem in error_of(client.get("/api/search", params={"text": text}), 400)
+        assert problem in error_of(shared_client.get("/api/search", params={"text": text}), 400)
 
 
-def test_search_names_unknown_words(client):
-    (side,) = client.get("/api/search", params={"text": "a red zzz -qwer"}).json()["sides"]
+def test_search_names_unknown_words(shared_client):
+    (side,) = shared_client.get("/api/search", params={"text": "a red zzz -qwer"}).json()["sides"]
     assert side["unknown_words"] == ["zzz", "qwer"]
-    (side,) = client.get("/api/search", params={"text": "a red star"}).json()["sides"]
+    (side,) = shared_client.get("/api/search", params={"text": "a red star"}).json()["sides"]
     assert side["unknown_words"] == []
 
 
@@ -434,8 +440,10 @@ def test_videos_of_a_loopback_server_are_sent_in_ranges(runs, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "a red star"])
-def test_search_names_known_metadata(client, text):
-    message = error_of(client.get("/api/search", params={"text": text, "tag": "hue=red"}), 400)
+def test_search_names_known_metadata(shared_client, text):
+    message = error_of(
+        shared_client.get("/api/search", params={"text": text, "tag": "hue=red"}), 400
+    )
     assert (
         message
         == "metadata: expected no filter, because the items have no metadata, got 'hue'. Remove the filter."
@@ -457,8 +465,8 @@ def test_search_names_known_metadata(client, text):
         "٣",
     ],
 )
-def test_search_accepts_unusual_text(client, text):
-    response = client.get("/api/search", params={"text": text})
+def test_search_accepts_unusual_text(shared_client, text):
+    response = shared_client.get("/api/search", params={"text": text})
     assert response.status_code == 200 or "unknown words only" in error_of(response, 400)
 
 
@@ -477,8 +485,8 @@ def test_search_accepts_unusual_text(client, text):
         ({"kind": "sound"}, 422, "kind"),
     ],
 )
-def test_search_rejects_invalid_parameters(client, params, status, text):
-    assert text in error_of(client.get("/api/search", params=params), status)
+def test_search_rejects_invalid_parameters(shared_client, params, status, text):
+    assert text in error_of(shared_client.get("/api/search", params=params), status)
 
 
 def bomb(side):
@@ -530,14 +538,14 @@ def bomb(side):
         "damaged gif",
     ],
 )
-def test_search_by_image_rejects_other_content(client, content, text):
-    assert text in error_of(client.post("/api/search", content=content), 400)
+def test_search_by_image_rejects_other_content(shared_client, content, text):
+    assert text in error_of(shared_client.post("/api/search", content=content), 400)
 
 
-def test_search_by_image_accepts_polyglot_file(client):
+def test_search_by_image_accepts_polyglot_file(shared_client):
     polyglot = png(photo()) + b"<script>alert(1)</script>PK\3\4"
     assert (
-        client.post(
+        shared_client.post(
             "/api/search", content=polyglot, headers={"content-type": "text/html"}
         ).status_code
         == 200
@@ -553,7 +561,7 @@ def test_requests_have_a_size_limit(client):
     assert "larger" in error_of(client.post("/api/votes", content=iter([large])), 413)
 
 
-def test_responses_have_security_headers(client):
+def test_responses_have_security_headers(shared_client):
     for path in (
         "/",
         "/app.js",
@@ -567,7 +575,7 @@ def test_responses_have_security_headers(client):
             SECURITY_HEADERS.items()
             <= {
                 name.title().replace("Csp", "CSP"): value
-                for name, value in client.get(path).headers.items()
+                for name, value in shared_client.get(path).headers.items()
             }.items()
         )
     policy = SECURITY_HEADERS["Content-Security-Policy"]
@@ -575,24 +583,24 @@ def test_responses_have_security_headers(client):
     assert "http" not in policy
 
 
-def test_web_ui_has_no_inline_or_external_code(client):
+def test_web_ui_has_no_inline_or_external_code(shared_client):
     import re
 
     for name in ("/", "/app.js", "/style.css"):
-        text = client.get(name).text
+        text = shared_client.get(name).text
         assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text), name
-    html = client.get("/").text
+    html = shared_client.get("/").text
     assert not re.search(r"<style|\sstyle=|\son[a-z]+=|<script(?![^>]*\ssrc=)|innerHTML", html)
     for module in ("app", "api", "results", "detail", "voting", "feedback", "query", "format"):
         assert not re.search(
             r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(",
-            client.get(f"/{module}.js").text,
+            shared_client.get(f"/{module}.js").text,
         )
 
 
-def test_web_ui_files_have_etags(client):
-    tag = client.get("/app.js").headers["etag"]
-    assert client.get("/app.js", headers={"if-none-match": tag}).status_code == 304
+def test_web_ui_files_have_etags(shared_client):
+    tag = shared_client.get("/app.js").headers["etag"]
+    assert shared_client.get("/app.js", headers={"if-none-match": tag}).status_code == 304
 
 
 @pytest.mark.parametrize(
@@ -607,15 +615,15 @@ def test_web_ui_files_have_etags(client):
         "a b",
     ],
 )
-def test_loopback_rejects_foreign_host_header(client, host):
-    assert "another host" in error_of(client.get("/api/info", headers={"host": host}), 403)
+def test_loopback_rejects_foreign_host_header(shared_client, host):
+    assert "another host" in error_of(shared_client.get("/api/info", headers={"host": host}), 403)
 
 
 @pytest.mark.parametrize(
     "host", ["localhost", "LOCALHOST:8000", "127.0.0.1:1", "[::1]:8000", "127.1.2.3"]
 )
-def test_loopback_accepts_every_loopback_name(client, host):
-    assert client.get("/api/info", headers={"host": host}).status_code == 200
+def test_loopback_accepts_every_loopback_name(shared_client, host):
+    assert shared_client.get("/api/info", headers={"host": host}).status_code == 200
 
 
 def test_votes_reject_cross_origin_requests(client):
@@ -690,7 +698,19 @@ def test_rate_limit_returns_retry_after(collection):
         assert 1 <= int(responses[-1].headers["retry-after"]) <= 16
 
 
-def test_votes_are_saved_shown_and_withdrawn(client, tmp_path):
+def test_search_returns_named_items_on_the_first_page(shared_client):
+    """Also by words that the model does not know."""
+    for text, key in (("place", "place.jpg"), ("東京", "späte Blüte 東京 🌸.png")):
+        response = shared_client.get("/api/search", params={"text": text, "limit": 3})
+        [side] = response.json()["sides"]
+        [hit] = side["named"]
+        assert (hit["key"], hit["found_by"], hit["text"], hit["score"]) == (key, "name", key, None)
+        assert side["unknown_words"]
+        later = shared_client.get("/api/search", params={"text": text, "limit": 3, "offset": 3})
+        assert later.json()["sides"][0]["named"] == []
+
+
+def test_votes_are_saved_shown_and_withdrawn(client, index_folder):
     query = {"text": "a red star"}
     first = hits(client, **query)[0]
     vote = {"query": query, "key": first["key"], "relevant": True}
@@ -700,13 +720,16 @@ def test_votes_are_saved_shown_and_withdrawn(client, tmp_path):
     assert hits(client, text="a blue star -circle")[0]["vote"] is None
     client.post("/api/votes", json=vote | {"relevant": None})
     assert hits(client, **query)[0]["vote"] is None
-    lines = [json.loads(line) for line in (tmp_path / "votes.jsonl").read_text().splitlines()]
-    assert [line["relevant"] for line in lines] == [True, None]
-    assert lines[0]["item"] == first["key"]
-    assert lines[0]["query"]["text"] == "a red star"
+    lines = read_feedback(index_folder)
+    assert [line.relevant for line in lines] == [True, None]
+    assert (lines[0].index, lines[0].item, lines[0].query) == (
+        "one",
+        first["key"],
+        QueryKey("a red star"),
+    )
 
 
-def test_undo_removes_the_named_vote_only(client, tmp_path):
+def test_undo_removes_the_named_vote_only(client, index_folder):
     """Two clients vote on one item. The second has not seen the vote of the first, and undoes its
     own.
     """
@@ -720,8 +743,7 @@ def test_undo_removes_the_named_vote_only(client, tmp_path):
     }
     assert hits(client, **query)[0]["vote"] is True
     assert [
-        judgment.relevant
-        for judgment in latest_judgments(read_feedback(tmp_path / "votes.jsonl")).values()
+        judgment.relevant for judgment in latest_judgments(read_feedback(index_folder)).values()
     ] == [True]
     for name in (second["vote"], "unknown", "\ud800"):
         response = client.post(
@@ -735,49 +757,69 @@ def test_undo_removes_the_named_vote_only(client, tmp_path):
 
 
 @pytest.mark.parametrize("values", list(itertools.product((True, False, None), repeat=3)))
-def test_undo_in_any_order_leaves_the_last_other_vote(collection, tmp_path, values):
-    """After each undo, server, feedback file and a restarted server agree with the definition: the
-    last vote that was not undone.
+def test_undo_in_any_order_leaves_the_last_other_vote(collection, values):
+    """After each undo, server and feedback agree with the definition: the last vote that was not
+    undone.
     """
     key, item = QueryKey("a star"), collection.index.items["trips/01.png"]
+    folder = collection.index.folder
+    store = VoteStore([folder], ServerMetrics())
     for order in itertools.permutations(range(len(values))):
-        path = tmp_path / f"{order}.jsonl"
-        with open_feedback(path) as file:
-            store = VoteStore(file, ServerMetrics())
-            names = [store.record_vote("one", key, item, value).vote for value in values]
-            remaining = list(range(len(values)))
-            for number in order:
-                remaining.remove(number)
-                expected = values[remaining[-1]] if remaining else None
-                assert store.undo(names[number]) is expected
-                assert store.vote(key, item.key) is expected
-                last = latest_judgments(read_feedback(path)).get((key, item.key))
-                assert (last and last.relevant) is expected
-                store = VoteStore(FeedbackFile(path, read_feedback(path)), ServerMetrics())
+        remove_votes(folder)
+        names = [store.record_vote("one", key, item, value).vote for value in values]
+        remaining = list(range(len(values)))
+        for number in order:
+            remaining.remove(number)
+            expected = values[remaining[-1]] if remaining else None
+            assert store.undo(names[number]) is expected
+            assert store.of_query(0, key).get(item.key) is expected
+            last = latest_judgments(read_feedback(folder)).get((key, item.key))
+            assert (last and last.relevant) is expected
+            assert len(read_feedback(folder)) == len(remaining)
 
 
-def test_undo_of_an_empty_name_leaves_votes_without_name(collection, tmp_path):
-    item, record = (
-        collection.index.items["trips/01.png"],
-        {"timestamp": "2026-01-01", "index": "one", "query": {"text": "a star"}},
-    )
-    path = tmp_path / "votes.jsonl"
-    path.write_text(
-        json.dumps(
-            record
-            | {"item": item.key, "content_hash": item.content, "relevant": True, "kind": "judgment"}
+def test_two_servers_show_the_votes_of_each_other(index_folder):
+    remove_votes(index_folder)
+    with contextlib.ExitStack() as stack:
+        first, second = (
+            stack.enter_context(
+                TestClient(
+                    create_app([ServedIndex(open_index(index_folder))], saves_votes=True),
+                    base_url="http://localhost",
+                )
+            )
+            for _ in range(2)
         )
-        + "\n"
-    )
-    with open_feedback(path) as file:
-        store = VoteStore(file, ServerMetrics())
-        with pytest.raises(HTTPException, match="expected the name of a vote"):
-            store.undo("")
-        assert store.vote(QueryKey("a star"), item.key) is True
-        assert store.undo(store.record_vote("one", QueryKey("a star"), item, False).vote) is True
+        query = {"text": "a red star"}
+        # Both servers have cached results of the query.
+        key = hits(first, **query)[0]["key"]
+        assert hits(second, **query)[0]["key"] == key
+        vote = {"query": query, "key": key, "relevant": False}
+        saved = first.post("/api/votes", json=vote).json()
+        assert hits(second, **query)[0]["vote"] is False
+        undone = second.post("/api/votes/undo", json={"vote": saved["vote"]}).json()
+        assert undone == {"relevant": None}
+        assert hits(first, **query)[0]["vote"] is None
+        assert read_feedback(index_folder) == []
 
 
-def test_votes_require_file_query_and_item(client, collection):
+def test_votes_of_a_comparison_are_in_both_indexes(indexes, collection, other_collection):
+    for folder in indexes:
+        remove_votes(folder)
+    app = create_app([collection, other_collection], saves_votes=True)
+    with TestClient(app, base_url="http://localhost") as client:
+        query = {"text": "a red star"}
+        vote = {"query": query, "index": 1, "key": "trips/01.png", "relevant": True}
+        saved = client.post("/api/votes", json=vote).json()
+        client.post("/api/preferences", json={"query": query, "preferred": "left"})
+        one, two = map(read_feedback, indexes)
+        assert one == two
+        assert [line.kind for line in one] == ["judgment", "preference"]
+        client.post("/api/votes/undo", json={"vote": saved["vote"]})
+        assert [len(read_feedback(folder)) for folder in indexes] == [1, 1]
+
+
+def test_votes_require_permission_query_and_item(client, collection):
     vote = {"query": {"text": "a star"}, "key": "trips/01.png", "relevant": True}
     assert "expected the key of an item" in error_of(
         client.post("/api/votes", json=vote | {"key": "none"}), 404
@@ -802,43 +844,42 @@ def test_votes_require_file_query_and_item(client, collection):
         client.post("/api/votes", content=halved, headers={"content-type": "application/json"}), 400
     )
     assert "expected 0, got 1" in error_of(client.post("/api/votes", json=vote | {"index": 1}), 404)
-    with TestClient(create_app([collection]), base_url="http://localhost") as without_file:
-        assert "--feedback" in error_of(without_file.post("/api/votes", json=vote), 409)
+    with TestClient(create_app([collection]), base_url="http://localhost") as without_votes:
+        assert "--votes" in error_of(without_votes.post("/api/votes", json=vote), 409)
 
 
-def test_comparison_is_blind_until_a_preference(collection, other_collection, tmp_path):
-    with open_feedback(tmp_path / "votes.jsonl") as file:
-        app = create_app([collection, other_collection], file)
-        with TestClient(app, base_url="http://localhost") as client:
-            order = {}
-            for number in range(24):
-                response = client.get(
-                    "/api/search", params={"text": f"star {number}", "limit": 3}
-                ).json()
-                assert [side["side"] for side in response["sides"]] == ["left", "right"]
-                assert not {"one", "two"} & set(json.dumps(response).split('"')), (
-                    "a response must not contain the names"
-                )
-                names = client.post(
-                    "/api/preferences",
-                    json={"query": {"text": f"star {number}"}, "preferred": "left"},
-                ).json()
-                order[response["sides"][0]["index"], names["left"]] = True
-                again = client.get(
-                    "/api/search", params={"text": f"star {number}", "limit": 3}
-                ).json()
-                assert [side["index"] for side in again["sides"]] == [
-                    side["index"] for side in response["sides"]
-                ]
-            assert len(order) == 2, "each index must have a fixed number and a random side"
-        lines = read_feedback(tmp_path / "votes.jsonl")
-        assert {line.preferred for line in lines} == {"one", "two"}
-        assert all(line.preferred == line.left for line in lines)
+def test_comparison_is_blind_until_a_preference(indexes, collection, other_collection):
+    remove_votes(indexes[0])
+    app = create_app([collection, other_collection], saves_votes=True)
+    with TestClient(app, base_url="http://localhost") as client:
+        order = {}
+        for number in range(24):
+            response = client.get(
+                "/api/search", params={"text": f"star {number}", "limit": 3}
+            ).json()
+            assert [side["side"] for side in response["sides"]] == ["left", "right"]
+            assert not {"one", "two"} & set(json.dumps(response).split('"')), (
+                "a response must not contain the names"
+            )
+            names = client.post(
+                "/api/preferences",
+                json={"query": {"text": f"star {number}"}, "preferred": "left"},
+            ).json()
+            order[response["sides"][0]["index"], names["left"]] = True
+            again = client.get("/api/search", params={"text": f"star {number}", "limit": 3}).json()
+            assert [side["index"] for side in again["sides"]] == [
+                side["index"] for side in response["sides"]
+            ]
+        assert len(order) == 2, "each index must have a fixed number and a random side"
+    lines = read_feedback(indexes[0])
+    assert {line.preferred for line in lines} == {"one", "two"}
+    assert all(line.preferred == line.left for line in lines)
 
 
-def test_preferences_require_two_indexes(client):
+def test_preferences_require_two_indexes(shared_client):
     assert "need two indexes" in error_of(
-        client.post("/api/preferences", json={"query": {"text": "a"}, "preferred": "left"}), 409
+        shared_client.post("/api/preferences", json={"query": {"text": "a"}, "preferred": "left"}),
+        409,
     )
 
 
@@ -883,12 +924,12 @@ def test_health_metrics_and_facets(client):
     assert facets["years"]["2020"] == 60
 
 
-def test_docs_page_is_served_offline(client):
-    page = client.get("/docs")
+def test_docs_page_is_served_offline(shared_client):
+    page = shared_client.get("/docs")
     assert page.status_code == 200
     assert "docs.js" in page.text
     assert "://" not in page.text.replace("http://www.w3.org", "")
-    assert "/docs" in error_of(client.get("/api/nothing"), 404)
+    assert "/docs" in error_of(shared_client.get("/api/nothing"), 404)
 
 
 @pytest.mark.parametrize(
@@ -933,7 +974,7 @@ def test_openapi_lists_every_route(client):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("examples", [3, pytest.param(150, marks=pytest.mark.long)])
-def test_openapi_requests_cause_no_server_error(collection, tmp_path, examples):
+def test_openapi_requests_cause_no_server_error(collection, examples):
     """Valid and invalid requests generated from the OpenAPI description, for every route."""
     schemathesis = pytest.importorskip(
         "schemathesis", reason="schemathesis is not installed: pip install 'visavis[dev]'"
@@ -947,21 +988,20 @@ def test_openapi_requests_cause_no_server_error(collection, tmp_path, examples):
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     statuses = []
-    with open_feedback(tmp_path / "votes.jsonl") as file:
-        schema = schemathesis.openapi.from_asgi(
-            "/openapi.json", create_app([collection], file), headers={"host": "localhost"}
-        )
-        for result in schema.get_all_operations():
-            operation = result.ok()
+    schema = schemathesis.openapi.from_asgi(
+        "/openapi.json", create_app([collection], saves_votes=True), headers={"host": "localhost"}
+    )
+    for result in schema.get_all_operations():
+        operation = result.ok()
 
-            @settings
-            @hypothesis.given(case=operation.as_strategy())
-            def send(case):
-                response = case.call_and_validate(
-                    headers={"host": "localhost"}, checks=(checks.not_a_server_error,)
-                )
-                statuses.append((case.operation.label, response.status_code))
+        @settings
+        @hypothesis.given(case=operation.as_strategy())
+        def send(case):
+            response = case.call_and_validate(
+                headers={"host": "localhost"}, checks=(checks.not_a_server_error,)
+            )
+            statuses.append((case.operation.label, response.status_code))
 
-            send()
+        send()
     assert len({label for label, _ in statuses}) == 17
     assert {200, 422} <= {status for _, status in statuses}

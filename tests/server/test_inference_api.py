@@ -21,9 +21,9 @@ from tests.docs import read_blocks
 from tests.processes import peak_memory
 
 import visavis
+from visavis.core.data_uris import is_data_url
 from visavis.core.errors import VisavisError
 from visavis.data.feedback.records import QueryKey
-from visavis.data.images import is_data_url
 from visavis.retrieval.items import NO_FILTER
 from visavis.retrieval.open_index import open_index
 from visavis.retrieval.search import SearchQuery, search_collection
@@ -79,7 +79,7 @@ def vectors(response):
 
 
 def assert_equal(found, expected):
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_models_are_listed_and_found(official):
@@ -707,7 +707,7 @@ def waiting_service(index_folder, monkeypatch):
         "encode_texts",
         lambda texts: (batches.append(sorted(texts)), encode(texts))[1],
     )
-    service = SearchService([index], None, ServerLimits(), ServerMetrics())
+    service = SearchService([index], ServerLimits(), ServerMetrics())
     service._model_thread.submit(started.wait, 60)
     return service, batches, started
 

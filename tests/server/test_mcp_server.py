@@ -26,7 +26,8 @@ from tests.docs import read_blocks
 import visavis
 from visavis import cli
 from visavis.core.errors import VisavisError
-from visavis.data.feedback.records import Judgment, QueryKey, open_feedback, read_feedback
+from visavis.data.feedback.records import Judgment, QueryKey
+from visavis.data.feedback.sources import read_feedback
 from visavis.retrieval.items import index_names
 from visavis.retrieval.server import mcp_server
 from visavis.retrieval.server.mcp_server import (
@@ -35,6 +36,8 @@ from visavis.retrieval.server.mcp_server import (
     list_tools,
     parse_call,
 )
+
+from .conftest import remove_votes
 
 pytest.importorskip("mcp", reason="the package mcp is not installed: pip install 'visavis[mcp]'")
 from anyio.from_thread import start_blocking_portal
@@ -115,15 +118,11 @@ def dataset_index(runs, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def votes(tmp_path_factory):
-    return tmp_path_factory.mktemp("votes") / "votes.jsonl"
-
-
-@pytest.fixture(scope="module")
-def two_indexes(index_folder, dataset_index, votes):
+def two_indexes(index_folder, dataset_index, tmp_path_factory):
     """A session over two indexes that saves votes."""
-    log = votes.with_name("log.txt")
-    with connected(log, index_folder, dataset_index, "--feedback", votes) as session:
+    remove_votes(index_folder)
+    log = tmp_path_factory.mktemp("log") / "log.txt"
+    with connected(log, index_folder, dataset_index, "--votes") as session:
         yield session
     assert "Traceback" not in log.read_text()
 
@@ -330,13 +329,14 @@ def test_vote_needs_permission(session):
 
 
 @pytest.mark.slow
-def test_vote_is_saved(two_indexes, votes):
+def test_vote_is_saved_in_the_index_of_its_item(two_indexes, index_folder, dataset_index):
     arguments = {"index": "one", "query": "a  red circle", "item": "trips/01.png"}
     saved = two_indexes.content("vote", **arguments, relevant=True)
     assert saved == {"query": "a red circle", "item": "trips/01.png", "relevant": True}
     two_indexes.content("vote", **arguments, relevant=None)
     assert "relevant" in two_indexes.error("vote", **arguments)
-    first, second = read_feedback(votes)
+    first, second = read_feedback(index_folder)
+    assert read_feedback(dataset_index) == []
     assert isinstance(first, Judgment)
     assert (first.index, first.query) == ("one", QueryKey("a red circle"))
     assert (first.item, first.relevant, second.relevant) == ("trips/01.png", True, None)
@@ -455,11 +455,10 @@ def test_missing_package_names_its_extra(tmp_path):
     assert process.stderr.rstrip().endswith("run pip install 'visavis[mcp]'.")
 
 
-def test_tools_that_write_are_listed_with_feedback_only(tmp_path):
+def test_tools_that_write_are_listed_with_votes_only(tmp_path):
     folders = {"photos": tmp_path}
     assert not any(tool.writes for tool in list_tools(OpenedIndexes(folders)).values())
-    with open_feedback(tmp_path / "votes.jsonl") as file:
-        tools = list_tools(OpenedIndexes(folders, feedback=file))
+    tools = list_tools(OpenedIndexes(folders, saves_votes=True))
     assert [name for name, tool in tools.items() if tool.writes] == ["vote"]
 
 

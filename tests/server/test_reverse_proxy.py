@@ -18,7 +18,7 @@ from visavis.core.errors import VisavisError
 from visavis.retrieval.server.application import create_app, web_ui_files
 from visavis.retrieval.server.limits import RateLimits
 
-from .conftest import served
+from .conftest import remove_votes, served
 from .reverse_proxy import PREFIX, behind_proxy
 
 TOKEN = "a-long-enough-token"
@@ -205,12 +205,13 @@ def test_server_process_behind_proxy(index_folder, keeps_prefix):
     ("options", "keeps_prefix"),
     [((), False), (("--root-path", PREFIX), False), (("--root-path", PREFIX), True)],
 )
-def test_web_ui_behind_proxy(index_folder, tmp_path, options, keeps_prefix):
+def test_web_ui_behind_proxy(index_folder, options, keeps_prefix):
     """Page, styles, images, search, votes and the address of a shared query stay below the prefix."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="playwright is not installed: pip install 'visavis[dev]'"
     )
-    options = (*options, "--host-name", "photos.localhost", "--feedback", tmp_path / "votes.jsonl")
+    options = (*options, "--host-name", "photos.localhost", "--votes")
+    remove_votes(index_folder)
     with (
         served(index_folder, *options) as (target, _),
         behind_proxy(target, keeps_prefix=keeps_prefix) as (address, outside),

@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import re
+import shutil
 import signal
 import socket
 import threading
@@ -19,13 +20,16 @@ from urllib.parse import urlsplit
 
 import pytest
 import uvicorn
+from fastapi.testclient import TestClient
 from starlette.exceptions import HTTPException
+from tests.permissions import as_ordinary_user
 from tests.platforms import posix
 
 import visavis
-from visavis.core.errors import DataError, RunError, VisavisError
+from visavis.core.errors import DataError, RunError, StorageError, VisavisError
 from visavis.data.feedback.records import QueryKey
-from visavis.retrieval.items import NO_FILTER
+from visavis.retrieval.items import DATABASE, NO_FILTER
+from visavis.retrieval.open_index import open_index
 from visavis.retrieval.search import parse_query
 from visavis.retrieval.server import image_cache
 from visavis.retrieval.server.application import create_app
@@ -41,7 +45,7 @@ from visavis.retrieval.server.limits import (
     ServerMetrics,
     request_cost,
 )
-from visavis.retrieval.server.search_service import SearchService, uncertainties
+from visavis.retrieval.server.search_service import SearchService, ServedIndex, uncertainties
 from visavis.retrieval.server.security import MIN_TOKEN_LENGTH, RateLimiter, client_name
 from visavis.retrieval.server.uvicorn_server import listening_socket, server_config
 
@@ -84,17 +88,27 @@ def test_serve_rejects_missing_index(tmp_path):
         serve([tmp_path] * 3)
 
 
-def test_serve_rejects_other_feedback_file(index_folder, tmp_path):
-    (tmp_path / "notes.txt").write_text("dear diary")
-    with pytest.raises(VisavisError, match=r"notes\.txt"):
-        serve(index_folder, feedback=tmp_path / "notes.txt")
+@posix
+@pytest.mark.parametrize("mode", [0o555, 0o755])
+def test_votes_need_an_index_that_can_be_written(index_folder, tmp_path, mode):
+    """Neither a read-only folder nor a read-only database, which SQLite reports differently."""
+    folder = tmp_path / "index"
+    shutil.copytree(index_folder, folder)
+    folder.chmod(mode)
+    (folder / DATABASE).chmod(0o444)
+    before = (folder / DATABASE).read_bytes()
+    with as_ordinary_user():
+        with pytest.raises(StorageError, match=r"keeps the votes: .* leave out --votes\.$"):
+            serve(folder, votes=True)
+        with TestClient(create_app([ServedIndex(open_index(folder))])) as client:
+            assert client.get("/api/search?text=red", headers={"host": "localhost"}).is_success
+    folder.chmod(0o755)
+    assert (folder / DATABASE).read_bytes() == before
 
 
 @pytest.fixture(scope="module")
-def process(index_folder, tmp_path_factory):
-    with served(
-        index_folder, "--feedback", tmp_path_factory.mktemp("votes") / "votes.jsonl"
-    ) as running:
+def process(index_folder):
+    with served(index_folder, "--votes") as running:
         yield running
 
 
@@ -255,7 +269,7 @@ def test_fair_turns_are_returned_after_disconnects():
 
 def test_each_client_has_its_own_limit_of_waiting_requests(collection):
     limits = ServerLimits(max_waiting=2, max_decoded_pixels=64 * 48)
-    service = SearchService([collection], None, limits, ServerMetrics())
+    service = SearchService([collection], limits, ServerMetrics())
     started = threading.Event()
     service._model_thread.submit(started.wait, 60)
 

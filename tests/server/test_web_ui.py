@@ -18,17 +18,15 @@ from tests.platforms import posix
 from tests.videos import write_video
 
 import visavis
-from visavis.data.feedback.records import (
-    Preference,
-    QueryKey,
-    latest_judgments,
-    read_feedback,
-)
+from visavis.data.feedback.records import Preference, QueryKey, latest_judgments
+from visavis.data.feedback.sources import read_feedback
+from visavis.retrieval.calibrate.calibration import Calibration
 from visavis.retrieval.index_folder import read_manifest, write_manifest
+from visavis.retrieval.items import NO_FILTER
 from visavis.retrieval.open_index import open_index
-from visavis.retrieval.search import Calibration, SearchQuery, search_collection
+from visavis.retrieval.search import SearchQuery, search_collection
 
-from .conftest import COLORS, MARKUP, SHAPES, photo, served
+from .conftest import COLORS, MARKUP, SHAPES, photo, remove_votes, served
 
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -52,13 +50,15 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def votes(tmp_path_factory):
-    return tmp_path_factory.mktemp("votes") / "votes.jsonl"
+def votes(index_folder):
+    """The index, which keeps the votes. There are none at first."""
+    remove_votes(index_folder)
+    return index_folder
 
 
 @pytest.fixture(scope="module")
-def address(index_folder, votes):
-    with served(index_folder, "--feedback", votes) as (url, _):
+def address(votes):
+    with served(votes, "--votes") as (url, _):
         yield url
 
 
@@ -361,7 +361,7 @@ def test_web_ui_saves_and_undoes_votes(open_page, address, votes):
     tile.hover()
     tile.locator(".act.irrelevant").click()
     page.wait_for_selector(".tile[data-vote=irrelevant]")
-    assert [line.relevant for line in read_feedback(votes)[before:]] == [True, None, False]
+    assert [line.relevant for line in read_feedback(votes)[before:]] == [False]
     page.reload()
     page.wait_for_selector(".tile[data-vote=irrelevant]")
 
@@ -537,11 +537,11 @@ def test_web_ui_reports_unfinished_index(open_page, shared_page, address, count,
 
 
 @pytest.fixture(scope="module")
-def pair(indexes, tmp_path_factory):
-    """Two indexes to compare: the address, the process and the feedback file."""
-    file = tmp_path_factory.mktemp("votes") / "votes.jsonl"
-    with served(*indexes, "--feedback", file) as (url, process):
-        yield url, process, file
+def pair(indexes):
+    """Two indexes to compare: the address, the process and the second index."""
+    remove_votes(indexes[1])
+    with served(*indexes, "--votes") as (url, process):
+        yield url, process, indexes[1]
 
 
 def test_web_ui_compares_two_indexes(open_page, pair):
@@ -581,15 +581,19 @@ def test_web_ui_hides_weaker_results_below_a_line(open_page, index_folder, tmp_p
     folder = tmp_path / "index"
     shutil.copytree(index_folder, folder)
     with closing(open_index(folder)) as index:
-        found = search_collection(index, SearchQuery.from_text("a red star"), 10)
-    scores = sorted({hit.score for hit in found}, reverse=True)
-    middle = (scores[2] + scores[3]) / 2
+        query = SearchQuery.from_text("a red star")
+        found = search_collection(index, query, 10)
+        encoded = index.encode_query(query)
+        scores, standardized = index.rated_scores(encoded, NO_FILTER)
+    values = np.unique(standardized)[::-1]
+    middle = (values[2] + values[3]) / 2
+    strong = scores[standardized > middle].min()
     manifest = read_manifest(folder)
     knots = {"scores": (middle - 1e-6, middle), "probabilities": (0.0, 1.0)}
     counts = {"num_candidates": manifest.digest.num_items, "num_queries": 10}
-    calibration = Calibration(**knots, **counts, min_score=-1.0, detection_rate=0.0)
+    calibration = Calibration(**knots, **counts, min_score=-9.0, detection_rate=0.0)
     write_manifest(folder, replace(manifest, calibration=calibration))
-    num_strong = sum(hit.score > middle for hit in found)
+    num_strong = sum(hit.score >= strong for hit in found)
     with served(folder) as (url, _):
         page = open_page(url)
         search(page, "a red star")

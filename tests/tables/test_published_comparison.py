@@ -13,8 +13,7 @@ import visavis
 from visavis.cli.console import print_result
 from visavis.evaluation.protocols import Protocol
 from visavis.training.recipes.data_module import DataModule
-from visavis.training.recipes.prepare_training import prepare_training
-from visavis.training.training_run import TrainingResult
+from visavis.training.training_run import TrainingResult, prepare_training
 
 from .toy import overrides, toy
 

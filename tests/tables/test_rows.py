@@ -16,7 +16,7 @@ from visavis.core.errors import VisavisError
 from visavis.evaluation.published_row import PublishedRow, find_metric
 from visavis.training.recipes.files import paper_tables, read_recipe
 from visavis.training.recipes.published_tables import published_results
-from visavis.training.training_plan import member_recipes
+from visavis.training.training_run import member_recipes
 
 from .toy import one_step, overrides, toy
 

@@ -16,9 +16,9 @@ from visavis.data.synthetic import write_synthetic_clips, write_synthetic_scenes
 from visavis.models import find_model
 from visavis.papers.relevance.supervision import GradedSupervision
 from visavis.training.recipes.files import read_recipe
-from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.recipes.recipe import Recipe
 from visavis.training.train_step import TrainStep, training_context
+from visavis.training.training_run import prepare_training
 
 REGIONS = 3
 RELEVANCE = "SceneRelevance()"

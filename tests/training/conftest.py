@@ -16,81 +16,52 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from tests.fixtures.recipes import write_recipe
 from tests.processes import Command
 
 import visavis
 from visavis import cli
 from visavis.core.progress import NoProgress, TrainingStep
-from visavis.data.synthetic import write_synthetic_scenes
 from visavis.training.stop_signals import Stopped
 
-RECIPE = """
-name = "tiny"
-seed = 9
-visual = { encoder = "scenes", granularity = "regions" }
-text = { encoder = "vocabulary", min_count = 1 }
-model = { kind = "VSE++", embedding_dim = 16, word_dim = 8, dropout = 0.2, region_pool = "mean" }
-
-[training]
-batch_size = 16
-accumulation_steps = 2
-evaluate_every = 7
-patience = 4
-checkpoint_s = 0
-metric_batches = 1
-threads = 1
-
-[[phases]]
-epochs = 1
-objective = "Triplet()"
-optimizer = { name = "AdamW", lr = 0.01, weight_decay = 1e-4 }
-schedule = { kind = "cosine", warmup = 0.1 }
-
-[[phases]]
-epochs = 2
-objective = "Unified(gamma=20)"
-trainable = ["text"]
-optimizer = { lr = 0.02, lr_multipliers = { text = 0.5 } }
-schedule = { kind = "step", milestones = [1] }
-initial_weights = "best"
-keep_optimizer = true
-"""
-
 
 @pytest.fixture(scope="session")
-def scenes(tmp_path_factory) -> Path:
-    """60 + 12 + 12 synthetic images with 3 captions each and cached features."""
-    folder = write_synthetic_scenes(
-        tmp_path_factory.mktemp("world") / "scenes",
-        num_train=60,
-        num_val=12,
-        num_test=12,
-        captions_per_image=3,
-        size=48,
-        seed=1,
-    )
-    visavis.features(folder, visual="scenes", granularity="regions")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def few_scenes(tmp_path_factory) -> Path:
-    """16 + 4 + 4 small images with 2 captions each, for encoders that read pixels."""
-    return write_synthetic_scenes(
-        tmp_path_factory.mktemp("few") / "scenes",
-        num_train=16,
-        num_val=4,
-        num_test=4,
-        captions_per_image=2,
-        size=32,
-    )
+def scenes(scenes: Path) -> Path:
+    """The shared scenes with cached features."""
+    visavis.features(scenes, visual="scenes", granularity="regions")
+    return scenes
 
 
 @pytest.fixture(scope="session")
 def recipe(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("recipe") / "tiny.toml"
-    path.write_text(RECIPE)
-    return path
+    """A recipe with everything that a checkpoint stores."""
+    return write_recipe(
+        tmp_path_factory.mktemp("recipe") / "tiny.toml",
+        {
+            "objective": "Triplet()",
+            "optimizer": {"name": "AdamW", "lr": 0.01, "weight_decay": 1e-4},
+            "schedule": {"kind": "cosine", "warmup": 0.1},
+        },
+        {
+            "epochs": 2,
+            "objective": "Unified(gamma=20)",
+            "trainable": ["text"],
+            "optimizer": {"lr": 0.02, "lr_multipliers": {"text": 0.5}},
+            "schedule": {"kind": "step", "milestones": [1]},
+            "initial_weights": "best",
+            "keep_optimizer": True,
+        },
+        seed=9,
+        visual={"granularity": "regions"},
+        model={"embedding_dim": 16, "word_dim": 8, "dropout": 0.2, "region_pool": "mean"},
+        training={
+            "batch_size": 16,
+            "accumulation_steps": 2,
+            "evaluate_every": 7,
+            "patience": 4,
+            "checkpoint_s": 0,
+        },
+    )
 
 
 class Training(Command):

@@ -30,6 +30,7 @@ RECIPES = {
     "pooled": (REGIONS, VSE, phase("Unified(gamma=20)")),
     # Batch norm makes training from pixels chaotic at a large learning rate: rounding errors of a
     # step grow.
+    "auto": (REGIONS, VSE, phase("Unified(gamma='auto')")),
     "pixels": (PIXELS, VSE, phase("VLC(gamma=20)", lr=1e-5)),
     "SCAN": (REGIONS, SCAN, phase("Unified(gamma=20)", lr=0.001)),
     "NCR": (REGIONS, VSE, phase("NCR()", "NoisySupervision()", lr=0.001)),

@@ -42,23 +42,11 @@ VARIANTS = [
 
 
 @pytest.fixture(scope="module")
-def few_scenes(tmp_path_factory):
-    return write_synthetic_scenes(
-        tmp_path_factory.mktemp("world") / "scenes",
-        num_train=20,
-        num_val=8,
-        num_test=8,
-        captions_per_image=2,
-        size=32,
-    )
-
-
-@pytest.fixture(scope="module")
 def small(dual_encoders, few_scenes):
     """Overrides for small variants: a tiny model, few images, few and large steps."""
     encoder = str(dual_encoders / "clip")
     sizes = {
-        "training.batch_size": 16,
+        "training.batch_size": 8,
         "epochs": 2,
         "training.checkpoint_s": 1e6,
         "training.threads": 1,

@@ -3,33 +3,20 @@
 import numpy as np
 import pytest
 import torch
+from tests.fixtures.recipes import write_recipe
 
 import visavis
 from visavis.core.errors import DataError, RecipeError, RunError
 from visavis.core.progress import NoProgress
-from visavis.data.synthetic import write_synthetic_scenes
 from visavis.objectives import VLC, Distillation, InfoNCE
 from visavis.training.recipes.files import read_recipe
-from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.runs.open_run import open_run, read_run_recipe
 from visavis.training.runs.teacher import open_teacher
 from visavis.training.train_step import TrainStep, training_context
-from visavis.training.training_plan import resolve
+from visavis.training.training_run import prepare_training, resolve
 
 from ..matching import mentions
 
-HEAD = """
-name = "student"
-seed = 3
-visual = { encoder = "scenes", granularity = "pooled" }
-text = { encoder = "vocabulary", min_count = 1 }
-model = { kind = "VSE++", embedding_dim = 16, word_dim = 8 }
-training = { batch_size = 30, checkpoint_s = 0, metric_batches = 1, threads = 1, clip_norm = 0 }
-[[phases]]
-epochs = 2
-objective = "VLC(gamma=10, reduction='mean')"
-optimizer = { name = "SGD", lr = 0.1 }
-"""
 DISTILLED = "phases.0.supervision"
 LONG = {"epochs": 10, "phases.0.optimizer.name": "Adam", "phases.0.optimizer.lr": 0.01}
 
@@ -39,17 +26,32 @@ def supervised(teacher, **settings):
     return {DISTILLED: f"DistillationSupervision(teacher={str(teacher)!r}{options})"}
 
 
+def write_student(path):
+    """Write the recipe of a student, with which the teacher is trained, too."""
+    return write_recipe(
+        path,
+        {
+            "epochs": 2,
+            "objective": "VLC(gamma=10, reduction='mean')",
+            "optimizer": {"name": "SGD", "lr": 0.1},
+        },
+        name="student",
+        seed=3,
+        model={"embedding_dim": 16, "word_dim": 8},
+        training={"batch_size": 30, "checkpoint_s": 0, "clip_norm": 0},
+    )
+
+
 @pytest.fixture
 def recipe(tmp_path):
-    (tmp_path / "student.toml").write_text(HEAD)
-    return tmp_path / "student.toml"
+    return write_student(tmp_path / "student.toml")
 
 
 @pytest.fixture(scope="module")
 def teacher(scenes, tmp_path_factory):
     """A run, and its embeddings and scores as arrays for the whole data set."""
     folder = tmp_path_factory.mktemp("teacher")
-    (folder / "recipe.toml").write_text(HEAD)
+    write_student(folder / "recipe.toml")
     run = visavis.train(
         folder / "recipe.toml",
         data=scenes,
@@ -194,24 +196,15 @@ def test_distilled_run_resumes_exactly(teacher, recipe, scenes, outcome, in_piec
     assert outcome(tmp_path / "pieces") == outcome(tmp_path / "whole")
 
 
-def test_teacher_of_other_data_is_rejected(teacher, recipe, scenes, tmp_path):
-    others = write_synthetic_scenes(
-        tmp_path / "others",
-        num_train=24,
-        num_val=6,
-        num_test=6,
-        captions_per_image=2,
-        size=32,
-        seed=4,
-    )
+def test_teacher_of_other_data_is_rejected(teacher, recipe, few_scenes, tmp_path):
     for form, error, words in (
-        ("arrays", DataError, ("images.npy", "36", "84")),
-        ("scores.npy", DataError, ("scores.npy", "[36, 72]", "[84, 252]")),
+        ("arrays", DataError, ("images.npy", "24", "84")),
+        ("scores.npy", DataError, ("scores.npy", "[24, 48]", "[84, 252]")),
         ("missing", RunError, ("teacher", "missing", "run")),
     ):
         with pytest.raises(error, match=mentions(*words)):
             visavis.train(
-                recipe, data=others, out=tmp_path / "out", overrides=supervised(teacher / form)
+                recipe, data=few_scenes, out=tmp_path / "out", overrides=supervised(teacher / form)
             )
 
 

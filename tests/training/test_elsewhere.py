@@ -18,7 +18,7 @@ def run_pytest():
 
 
 @pytest.mark.parametrize(
-    ("which", "passed"), [("not long", 27), pytest.param("long", 2, marks=pytest.mark.long)]
+    ("which", "passed"), [("not long", 30), pytest.param("long", 2, marks=pytest.mark.long)]
 )
 def test_training_on_simulated_device(which, passed, tmp_path, monkeypatch):
     monkeypatch.chdir(TESTS.parents[2])

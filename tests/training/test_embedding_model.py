@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 import visavis
 from visavis.core.errors import DataError, RecipeError, VisavisError
 from visavis.data.dataset_reader import open_dataset
-from visavis.data.synthetic import write_synthetic_scenes
 from visavis.models.embedding_model import EmbeddingModel
 from visavis.models.encoders.preprocessing import blank_image
 from visavis.models.encoders.sentence_encoders import load_sentence_transformers_model
@@ -25,18 +24,6 @@ pytest.importorskip("sentence_transformers")
 HAS_PEFT = importlib.util.find_spec("peft") is not None
 adapters = pytest.mark.skipif(not HAS_PEFT, reason="needs peft")
 TEXTS = ["a red circle", "a large blue square and a small green star"]
-
-
-@pytest.fixture(scope="module")
-def few_scenes(tmp_path_factory):
-    return write_synthetic_scenes(
-        tmp_path_factory.mktemp("world") / "scenes",
-        num_train=12,
-        num_val=6,
-        num_test=6,
-        captions_per_image=1,
-        size=32,
-    )
 
 
 @pytest.fixture(scope="module")

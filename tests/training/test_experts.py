@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.fixtures.recipes import write_recipe
 
 import visavis
 from visavis.core.encoded import Encoded
@@ -23,7 +24,7 @@ from visavis.models import CATALOG
 from visavis.models.base import GlobalMatcher, MatcherConfig, encode_unit_rows
 from visavis.models.word_encoders import GRUWordEncoder, pool_words
 from visavis.training.recipes.files import read_recipe
-from visavis.training.recipes.prepare_training import prepare_training
+from visavis.training.training_run import prepare_training
 
 WORDS = ["dog", "cat", "boat", "tree", "kite", "car"]
 
@@ -91,22 +92,14 @@ def store(tmp_path, monkeypatch):
 
 @pytest.fixture
 def recipe(store):
-    path = store / "tiny.toml"
-    path.write_text(
-        f"""
-        name = "tiny"
-        data = {{ path = "{store / "dataset.json"}" }}
-        visual = {{ granularity = "experts", features = "{store / "experts"}" }}
-        text = {{ encoder = "vocabulary", min_count = 1 }}
-        model = {{ kind = "MeanOfExperts" }}
-        training = {{ batch_size = 12 }}
-        [[phases]]
-        epochs = 2
-        objective = "Unified(gamma=20)"
-        optimizer = {{ lr = 0.02 }}
-        """
+    return write_recipe(
+        store / "tiny.toml",
+        {"epochs": 2, "objective": "Unified(gamma=20)", "optimizer": {"lr": 0.02}},
+        data={"path": str(store / "dataset.json")},
+        visual={"encoder": None, "granularity": "experts", "features": str(store / "experts")},
+        model={"kind": "MeanOfExperts", "embedding_dim": None, "word_dim": None},
+        training={"batch_size": 12, "metric_batches": None, "threads": None},
     )
-    return path
 
 
 def test_model_receives_expert_names_and_dims(recipe):

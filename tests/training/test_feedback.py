@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 import visavis
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, RecipeError, RunError
-from visavis.data.dataset import Dataset, Image
+from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import open_dataset
-from visavis.data.feedback.records import Judgment, Preference, QueryKey, open_feedback
+from visavis.data.feedback.records import Judgment, Preference, QueryKey
+from visavis.data.feedback.sources import write_feedback
 from visavis.data.feedback.training_pairs import (
     MAX_ADDED_NEGATIVES,
     FeedbackPairs,
     FeedbackSplit,
 )
+from visavis.data.image_file import Image
 from visavis.data.item_sources import ConcatSource
 from visavis.data.loader import BatchSchedule, Loader
 from visavis.data.synthetic import write_synthetic_scenes
@@ -26,10 +28,10 @@ from visavis.losses.targets import Targets
 from visavis.models.encoders import feature_extraction as caching
 from visavis.objectives import CATALOG
 from visavis.training.recipes.files import read_recipe
-from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.recipes.recipe import with_feedback
 from visavis.training.supervision import FeedbackSupervision, PairSupervision
 from visavis.training.supervision.human_feedback import possible_positives
+from visavis.training.training_run import prepare_training
 
 AT = "2026-05-01T09:30:00.000+00:00"
 
@@ -39,9 +41,7 @@ def judgment(text, item, fits, *, content="", at=AT, similar_to=""):
 
 
 def write(path, lines):
-    with open_feedback(path) as file:
-        for line in lines:
-            file.append(line)
+    write_feedback(path, lines)
     return path
 
 
@@ -287,7 +287,7 @@ def test_feedback_without_judgments_is_rejected(records, recipe, scenes, tmp_pat
     file = write(tmp_path / "votes.jsonl", records)
     with pytest.raises(
         DataError,
-        match=r"votes\.jsonl: expected relevance judgments, got none in force\. Collect .*, or remove the file\.$",
+        match=r"votes\.jsonl: expected relevance judgments, got none in force\. Collect .*, or train without --feedback\.$",
     ):
         train(recipe, scenes, tmp_path / "run", feedback=file)
     assert not (tmp_path / "run").exists()
@@ -360,7 +360,8 @@ def test_resume_rejects_changed_feedback(stop_at, recipe, scenes, votes, tmp_pat
     file = write(tmp_path / "votes.jsonl", votes)
     with pytest.raises(visavis.training.stop_signals.Stopped):
         visavis.train(recipe, data=scenes, out=tmp_path / "run", feedback=file, progress=stop_at(3))
-    write(file, [judgment("one more", votes[0].item, True)])
+    more = [*votes, judgment("one more", votes[0].item, True)]
+    write(file, more)
     with pytest.raises(
         RunError,
         match=r"run: feedback changed since the run began .*\. Restore it, or start a new run\.$",
@@ -369,6 +370,7 @@ def test_resume_rejects_changed_feedback(stop_at, recipe, scenes, votes, tmp_pat
     write(
         file,
         [
+            *more,
             judgment("one more", votes[0].item, None),
             Preference(AT, QueryKey("a"), "one", "two", None),
         ],
@@ -530,9 +532,7 @@ def test_training_rejects_feedback_without_pairs(recipe, scenes, tmp_path):
         train(recipe, scenes, tmp_path / "run", feedback=tmp_path / "votes.jsonl")
     with pytest.raises(RecipeError, match=r"^data\.feedback is set twice"):
         train(recipe, scenes, tmp_path / "run", feedback="a", overrides={"data.feedback": "b"})
-    with pytest.raises(
-        RecipeError, match=r"FeedbackSupervision: expected a feedback file, got none"
-    ):
+    with pytest.raises(RecipeError, match=r"FeedbackSupervision: expected feedback, got none"):
         train(
             recipe,
             scenes,

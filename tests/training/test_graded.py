@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.fixtures.recipes import write_recipe
 
 import visavis
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.loader import BatchSchedule, Loader
 from visavis.data.synthetic import SceneGraphs
-from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
+from visavis.data.tokenized_captions import TokenizedCaptions
+from visavis.data.vocabulary import Vocabulary
 from visavis.models import all_models
 from visavis.papers.relevance import CBoW
 from visavis.papers.relevance.supervision import (
@@ -22,23 +24,6 @@ from visavis.papers.relevance.supervision import (
 )
 from visavis.training.supervision import TrainingContext
 
-RECIPE = """
-name = "tiny"
-seed = 3
-visual = {{ encoder = "scenes", granularity = "regions" }}
-text = {{ encoder = "vocabulary", min_count = 1 }}
-model = {{ kind = "VSE++", embedding_dim = 16, word_dim = 8, dropout = 0.2 }}
-training = {{ batch_size = 16, checkpoint_s = 0, metric_batches = 1, threads = 1 }}
-[[phases]]
-epochs = 1
-objective = "Unified(gamma=20)"
-optimizer = {{ lr = 0.01 }}
-[[phases]]
-epochs = 2
-objective = "{objective}"
-supervision = "{supervision}"
-optimizer = {{ lr = 0.005 }}
-"""
 LADDER = "Ladder(margins=(0.2,0.05,0.05), thresholds=(0.9,0.7), betas=(1.0,0.25,0.125))"
 SHARE = "GradedSupervision(relevance='SceneRelevance()', scale='quantile')"
 
@@ -46,9 +31,20 @@ SHARE = "GradedSupervision(relevance='SceneRelevance()', scale='quantile')"
 @pytest.fixture
 def recipe(tmp_path):
     def write(objective=LADDER, supervision=SHARE):
-        path = tmp_path / "tiny.toml"
-        path.write_text(RECIPE.format(objective=objective, supervision=supervision))
-        return path
+        return write_recipe(
+            tmp_path / "tiny.toml",
+            {"objective": "Unified(gamma=20)", "optimizer": {"lr": 0.01}},
+            {
+                "epochs": 2,
+                "objective": objective,
+                "supervision": supervision,
+                "optimizer": {"lr": 0.005},
+            },
+            seed=3,
+            visual={"granularity": "regions"},
+            model={"embedding_dim": 16, "word_dim": 8, "dropout": 0.2},
+            training={"batch_size": 16, "checkpoint_s": 0},
+        )
 
     return write
 

@@ -17,10 +17,10 @@ from visavis.core.process_group import ONE_PROCESS
 from visavis.models.base import observe_embeddings
 from visavis.training.monitoring.gradient_norms import GradientNorms, is_recorded, mean_norms
 from visavis.training.recipes.files import read_recipe
-from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.stop_signals import Stopped
 from visavis.training.trainer import Trainer
+from visavis.training.training_run import prepare_training
 
 EMBEDDINGS = [
     f"{encoder}_{place}"
@@ -69,8 +69,16 @@ def record_batch(trainer: Trainer) -> tuple[dict[str, float], dict[str, torch.Te
 def test_recording_does_not_change_weights(recipes, recipe, scenes, tmp_path, outcome, name):
     """The recipe "pooled" is replaced by one with dropout, accumulation and two phases."""
     file = recipe if name == "pooled" else recipes[name]
+    epochs = {} if name == "pooled" else {"epochs": 1}
     with_records, without = (
-        outcome(train(file, scenes, tmp_path / str(every), gradients_every=every))
+        outcome(
+            visavis.train(
+                file,
+                data=scenes,
+                out=tmp_path / str(every),
+                overrides={"training.gradients_every": every, **epochs},
+            ).run
+        )
         for every in (1, 0)
     )
     for part in ("model", "peer", "weights", "optimizer", "supervision", "ranks"):
@@ -251,7 +259,12 @@ def test_diagnose_compares_the_gradients_of_runs(recipes, scenes, tmp_path, comm
             recipes["position"],
             data=scenes,
             out=tmp_path / f"{objective.partition('(')[0]}-{seed}",
-            overrides={"seed": seed, "epochs": 1, "phases.0.objective": objective},
+            overrides={
+                "seed": seed,
+                "epochs": 1,
+                "training.batches_per_epoch": 2,
+                "phases.0.objective": objective,
+            },
         ).run
         for objective in ("TripletHN()", "Triplet(margin=0.1)")
         for seed in (1, 2)

@@ -15,7 +15,8 @@ import visavis
 from visavis import Targets
 from visavis.core.encoded import Encoded
 from visavis.core.progress import NoProgress
-from visavis.data.dataset import Dataset, Image
+from visavis.data.dataset import Dataset
+from visavis.data.image_file import Image
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.data.workers import BatchReader
 from visavis.evaluation import rank_scores
@@ -235,7 +236,7 @@ def mistrained(tmp_path_factory):
     moved = {
         "epochs": 8,
         "phases.0.optimizer.lr": 0.002,
-        "data.noise_ratio": 1.0,
+        "data.noise": "ShuffledCaptions(share=1.0)",
         "start_from": str(root / "siblings"),
     }
     for name, own in (("siblings", siblings), ("moved", moved)):

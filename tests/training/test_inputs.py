@@ -20,7 +20,7 @@ from visavis.core import storage
 from visavis.core.errors import RunError, VisavisError
 from visavis.data.features.store import FeatureStore
 from visavis.training.recipes.files import read_recipe
-from visavis.training.recipes.prepare_training import open_data_module
+from visavis.training.recipes.open_data import open_data_module
 from visavis.training.runs.record import CHANGEABLE_KEYS
 from visavis.training.stop_signals import Stopped
 

@@ -10,42 +10,41 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from tests.dual_encoder_kinds import ENCODER, bert_tokenizer
+from tests.fixtures.recipes import write_recipe
 
 import visavis
 from visavis.core.errors import DataError, RecipeError, RunError, VisavisError
 from visavis.core.process_group import ONE_PROCESS
 from visavis.core.progress import NoProgress
-from visavis.data.dataset import Image
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.features.item_vectors import ItemVectors
-from visavis.data.feedback.records import Judgment, QueryKey, open_feedback
+from visavis.data.feedback.records import Judgment, QueryKey
+from visavis.data.feedback.sources import write_feedback
+from visavis.data.image_file import Image
 from visavis.retrieval.index_vectors import read_index_vectors
 from visavis.training.recipes.files import read_recipe
 from visavis.training.runs.open_run import open_run, read_run_recipe
 from visavis.training.runs.teacher import open_teacher
 from visavis.training.stop_signals import Stopped
-from visavis.training.training_plan import resolve
+from visavis.training.training_run import resolve
 
 AT = "2026-05-01T09:30:00.000+00:00"
 
-RECIPE = """
-name = "words"
-visual = { encoder = "scenes", granularity = "pooled" }
-text = { encoder = "vocabulary", min_count = 1 }
-model = { kind = "VSE++", embedding_dim = 24, word_dim = 12 }
-training = { batch_size = 30, metric_batches = 1, threads = 1 }
-[[phases]]
-epochs = 2
-objective = "VLC()"
-optimizer = { lr = 0.01 }
-"""
+
+def write_words_recipe(path, **visual):
+    return write_recipe(
+        path,
+        {"epochs": 2, "optimizer": {"lr": 0.01}},
+        name="words",
+        visual=visual,
+        model={"embedding_dim": 24, "word_dim": 12},
+        training={"batch_size": 30},
+    )
 
 
 @pytest.fixture(scope="session")
 def words_recipe(tmp_path_factory):
-    file = tmp_path_factory.mktemp("recipe") / "words.toml"
-    file.write_text(RECIPE)
-    return file
+    return write_words_recipe(tmp_path_factory.mktemp("recipe") / "words.toml")
 
 
 @pytest.fixture(scope="session")
@@ -201,15 +200,11 @@ def test_array_without_ids_is_in_order_of_data(scenes, words_recipe, index, text
 
 
 def test_vectors_with_ids_set_item_vectors(scenes, index, tmp_path, words_recipe):
-    text = RECIPE.replace('encoder = "scenes"', f'features = "{index}"')
-    (tmp_path / "index.toml").write_text(text)
+    vectors = {"encoder": None, "features": str(index)}
+    write_words_recipe(tmp_path / "index.toml", **vectors)
     plan = visavis.train(tmp_path / "index.toml", data=scenes, dry_run=True)
     assert plan.recipe.visual.item_vectors
-    (tmp_path / "changed.toml").write_text(
-        text.replace(
-            'granularity = "pooled" }', 'granularity = "pooled", standardize = "zscore" }', 1
-        )
-    )
+    write_words_recipe(tmp_path / "changed.toml", **vectors, standardize="zscore")
     with pytest.raises(RecipeError, match="item vectors are not changed"):
         visavis.train(tmp_path / "changed.toml", data=scenes, dry_run=True)
     with pytest.raises(RecipeError, match=r"visual\.crops: expected no key of visual"):
@@ -307,10 +302,13 @@ def test_teacher_scores_are_cosines_with_items(scenes, two_sides, index, words_r
 def test_text_side_trains_on_feedback(captions_only, words_recipe, index, tmp_path):
     lines = (captions_only / "captions.jsonl").read_text().splitlines()
     names = [row["filename"] for row in map(json.loads, lines) if row["split"] == "train"]
-    with open_feedback(tmp_path / "votes.jsonl") as file:
-        for number, name in enumerate(names[:6]):
-            query = QueryKey("a wobbly gizmo")
-            file.append(Judgment(AT, "photos", query, name, "", number < 3))
+    write_feedback(
+        tmp_path / "votes.jsonl",
+        (
+            Judgment(AT, "photos", QueryKey("a wobbly gizmo"), name, "", number < 3)
+            for number, name in enumerate(names[:6])
+        ),
+    )
     result = visavis.train(
         words_recipe,
         data=captions_only,

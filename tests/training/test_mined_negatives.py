@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.fixtures.recipes import write_recipe
 from torch.nn.functional import pad
 
 import visavis
@@ -18,7 +19,8 @@ from visavis.core import storage
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, RecipeError, RefusedOverwrite, RunError, StorageError
 from visavis.core.progress import NoProgress
-from visavis.data.dataset import Dataset, Image
+from visavis.data.dataset import Dataset
+from visavis.data.image_file import Image
 from visavis.data.loader import BatchSchedule, Loader
 from visavis.models.batch_encoding import evaluation_mode
 from visavis.training.runs.open_run import open_run, read_run_recipe
@@ -124,12 +126,14 @@ def test_mining_prints_numbers_and_examples(run, command_line, tmp_path):
 
 @pytest.mark.slow
 def test_preselection_of_all_candidates_is_exact(scenes, tmp_path):
-    values = tmp_path / "scan.toml"
-    values.write_text(
-        'name = "scan"\nvisual = { encoder = "scenes", granularity = "regions" }\ntext = { encoder = "vocabulary", min_count = 1 }\n'
-        'model = { kind = "SCAN", embedding_dim = 16, word_dim = 8 }\nphases = [{ epochs = 1, objective = "Triplet()" }]\n'
+    recipe = write_recipe(
+        tmp_path / "scan.toml",
+        {"objective": "Triplet()"},
+        visual={"granularity": "regions"},
+        model={"kind": "SCAN", "embedding_dim": 16, "word_dim": 8},
+        training={"batch_size": None},
     )
-    run = visavis.train(values, data=scenes, out=tmp_path / "run").run
+    run = visavis.train(recipe, data=scenes, out=tmp_path / "run").run
     split = train_split(run)[0]
     files = {
         n: visavis.data_mine(

@@ -283,7 +283,7 @@ def test_number_of_seeds_workers_and_threads_is_limited():
     with pytest.raises(
         VisavisError, match=r"seeds: expected an integer from 1 to 1,000, got 1000000000"
     ):
-        plan_comparison(read_recipe("demo"), ((), (), ()), 10**9, successive_halving=False)
+        plan_comparison(read_recipe("demo"), ((), (), ()), 10**9)
     with pytest.raises(
         VisavisError, match=r"workers: expected an integer from 1 to 1,000, got 2147483647"
     ):

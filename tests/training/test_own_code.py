@@ -13,13 +13,12 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tests.recipes import TINY_RECIPE
+from tests.fixtures.recipes import recipe_text, write_recipe
 
 import visavis
 from visavis import cli
 from visavis.core import own_code
 from visavis.core.errors import RunError, SpecError
-from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation import rank_scores
 from visavis.losses.objective import Objective, Reduction
 from visavis.losses.pair_summaries import find_positive_pairs, log1p_exp
@@ -113,20 +112,12 @@ def no_code(monkeypatch):
         cached.cache_clear()
 
 
-@pytest.fixture(scope="module")
-def scenes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("own") / "scenes"
-    return write_synthetic_scenes(
-        folder, num_train=16, num_val=6, num_test=6, captions_per_image=2, size=48, seed=1
-    )
-
-
 @pytest.fixture
 def lab(tmp_path, monkeypatch):
     """A researcher's folder with an objective, a metric and a recipe."""
     (tmp_path / "soft_hn.py").write_text(SOFT_HN)
     (tmp_path / "mrr.py").write_text(MRR)
-    (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
+    write_recipe(tmp_path / "tiny.toml")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -138,9 +129,9 @@ def forget():
         cached.cache_clear()
 
 
-def train(scenes, **changes):
+def train(few_scenes, **changes):
     overrides = {"objective": "soft_hn.py:SoftHN(margin=0.1)", **changes}
-    return visavis.train("tiny.toml", overrides=overrides, data=scenes, out="run")
+    return visavis.train("tiny.toml", overrides=overrides, data=few_scenes, out="run")
 
 
 def test_own_objective_is_parsed_and_equals_a_shipped_form(lab):
@@ -218,8 +209,8 @@ def test_own_metric_does_not_replace_one_of_visavis(lab):
         rank_scores(torch.eye(2), range(2), range(2))
 
 
-def test_run_with_own_code_is_used_without_running_it(lab, scenes):
-    trained = train(scenes, **{"evaluation.extra_metrics": ["mrr.py:MRR"]})
+def test_run_with_own_code_is_used_without_running_it(lab, few_scenes):
+    trained = train(few_scenes, **{"evaluation.extra_metrics": ["mrr.py:MRR"]})
     assert trained.objective == "soft_hn.py:SoftHN(margin=0.1, reduction='sum')"
     keys = trained.test.extra_metrics
     assert keys == ("i2t_mrr_fraction", "t2i_mrr_fraction")
@@ -244,8 +235,8 @@ def test_run_with_own_code_is_used_without_running_it(lab, scenes):
     assert not (lab / "ran").exists()
 
 
-def test_run_with_own_code_resumes_with_unchanged_code_only(lab, scenes):
-    first = train(scenes)
+def test_run_with_own_code_resumes_with_unchanged_code_only(lab, few_scenes):
+    first = train(few_scenes)
     forget()
     moved = lab / "elsewhere" / "soft_hn.py"
     moved.parent.mkdir()
@@ -343,14 +334,14 @@ def test_files_of_own_code_need_different_names(lab):
         visavis.parse("b/soft_hn.py:SoftHN()")
 
 
-def test_object_of_an_imported_class_trains(lab, scenes):
-    trained = train(scenes, objective=Softer(margin=0.1))
+def test_object_of_an_imported_class_trains(lab, few_scenes):
+    trained = train(few_scenes, objective=Softer(margin=0.1))
     assert trained.objective == "tests.training.test_own_code:Softer(margin=0.1, reduction='sum')"
 
 
 @pytest.mark.slow
-def test_own_objective_is_compared_and_trains_on_two_processes(lab, scenes):
-    settings = ["--data", str(scenes), "--seeds", "2", "--no-tune", "--workers", "2", "--quiet"]
+def test_own_objective_is_compared_and_trains_on_two_processes(lab, few_scenes):
+    settings = ["--data", str(few_scenes), "--seeds", "2", "--no-tune", "--workers", "2", "--quiet"]
     objectives = ["--objective", "soft_hn.py:SoftHN()", "--objective", "TripletHN()"]
     settings.append('evaluation.extra_metrics=["mrr.py:MRR"]')
     command = [sys.executable, "-m", "visavis", "compare", "tiny.toml", *objectives, *settings]
@@ -367,13 +358,13 @@ def test_own_objective_is_compared_and_trains_on_two_processes(lab, scenes):
         "soft_hn.py:SoftHN()", "compared"
     )
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    training = ["train", "tiny.toml", "objective=soft_hn.py:SoftHN()", "--data", str(scenes)]
+    training = ["train", "tiny.toml", "objective=soft_hn.py:SoftHN()", "--data", str(few_scenes)]
     subprocess.run([*torchrun, "-m", "visavis", *training, "--out", "two"], check=True, cwd=lab)
     assert (lab / "two" / "result.json").exists()
 
 
-def test_option_code_names_own_code(lab, scenes, monkeypatch, capsys):
-    train(scenes)
+def test_option_code_names_own_code(lab, few_scenes, monkeypatch, capsys):
+    train(few_scenes)
     forget()
     monkeypatch.setattr(
         sys, "argv", ["visavis", "--code", "soft_hn.py", "train", "--resume", "run"]
@@ -388,12 +379,17 @@ EVIL = SOFT_HN.replace("SoftHN", "Evil").replace('"ran"', '"evil"')
 
 
 @pytest.mark.slow
-def test_stored_texts_never_run_code(lab, scenes):
+def test_stored_texts_never_run_code(lab, few_scenes):
     """Code in the current folder that the files of a run and of a comparison name."""
     (lab / "evil.py").write_text(EVIL)
-    visavis.train("tiny.toml", data=scenes, out="run")
+    visavis.train("tiny.toml", data=few_scenes, out="run")
     compared = visavis.compare(
-        "tiny.toml", objective=["VLC()", "TripletHN()"], data=scenes, seeds=2, out="cmp", tune=False
+        "tiny.toml",
+        objective=["VLC()", "TripletHN()"],
+        data=few_scenes,
+        seeds=2,
+        out="cmp",
+        tune=False,
     )
     assert len(compared.settings) == 2
     for file in [*lab.rglob("run.toml"), *lab.rglob("result.json"), *lab.rglob("plan.json")]:
@@ -426,8 +422,8 @@ def test_code_that_cannot_be_imported_is_one_error(lab, code):
 
 
 @pytest.mark.slow
-def test_edited_code_is_not_mixed_with_runs_of_the_old_one(lab, scenes):
-    settings = {"data": scenes, "out": "cmp", "tune": False}
+def test_edited_code_is_not_mixed_with_runs_of_the_old_one(lab, few_scenes):
+    settings = {"data": few_scenes, "out": "cmp", "tune": False}
     visavis.compare("tiny.toml", objective=["soft_hn.py:SoftHN()", "VLC()"], seeds=2, **settings)
     forget()
     (lab / "soft_hn.py").write_text(SOFT_HN.replace("log1p_exp(", "2 * log1p_exp("))
@@ -439,9 +435,11 @@ def test_edited_code_is_not_mixed_with_runs_of_the_old_one(lab, scenes):
         visavis.evaluate(run)
 
 
-def test_relevance_estimator_and_supervision_come_from_a_file(lab, scenes):
+def test_relevance_estimator_and_supervision_come_from_a_file(lab, few_scenes):
     (lab / "estim.py").write_text(ESTIMATOR)
-    trained = train(scenes, **{"evaluation.sections": ["Coherence(relevance='estim.py:Length()')"]})
+    trained = train(
+        few_scenes, **{"evaluation.sections": ["Coherence(relevance='estim.py:Length()')"]}
+    )
     assert trained.test.sections[0].relevance == "estim.py:Length(scale=1.0)"
     forget()
     again = visavis.evaluate("run", section="Coherence(relevance='estim.py:Length()')")
@@ -449,23 +447,27 @@ def test_relevance_estimator_and_supervision_come_from_a_file(lab, scenes):
 
 
 @pytest.mark.slow
-def test_compare_takes_objects(lab, scenes):
+def test_compare_takes_objects(lab, few_scenes):
     result = visavis.compare(
-        "tiny.toml", objective=[Softer(), TripletHN()], data=scenes, seeds=1, out="c", tune=False
+        "tiny.toml",
+        objective=[Softer(), TripletHN()],
+        data=few_scenes,
+        seeds=1,
+        out="c",
+        tune=False,
     )
     assert result.settings[0].choice.startswith("tests.training.test_own_code:Softer(")
 
 
 RECIPES_WITH_CODE = {
-    "objective": '[[phases]]\nepochs = 1\nobjective = "evil.py:Evil()"',
-    "supervision": '[[phases]]\nepochs = 1\nobjective = "VLC()"\nsupervision = "evil.py:Evil()"',
-    "nested": (
-        '[[phases]]\nepochs = 1\nobjective = "Ladder()"\n'
-        "supervision = \"GradedSupervision(relevance='evil.py:Evil()')\""
+    "objective": recipe_text({"objective": "evil.py:Evil()"}),
+    "supervision": recipe_text({"supervision": "evil.py:Evil()"}),
+    "nested": recipe_text(
+        {"objective": "Ladder()", "supervision": "GradedSupervision(relevance='evil.py:Evil()')"}
     ),
-    "estimator": "evaluation = { sections = \"Coherence(relevance='evil.py:Evil()')\" }",
-    "metric": 'evaluation = { extra_metrics = ["evil.py:Evil"] }',
-    "model": 'model = { kind = "evil.py:Evil", embedding_dim = 8 }',
+    "estimator": recipe_text(evaluation={"sections": "Coherence(relevance='evil.py:Evil()')"}),
+    "metric": recipe_text(evaluation={"extra_metrics": ["evil.py:Evil"]}),
+    "model": recipe_text(model={"kind": "evil.py:Evil", "word_dim": None}),
 }
 
 
@@ -476,9 +478,7 @@ def test_recipe_does_not_run_the_code_that_it_names(lab, monkeypatch, capsys, pa
     folder = lab / "from somebody"
     folder.mkdir()
     (folder / "evil.py").write_text(EVIL)
-    base = TINY_RECIPE.partition("model =" if part == "model" else "phases =")[0]
-    phases = "" if "[[phases]]" in RECIPES_WITH_CODE[part] else "\n" + TINY_RECIPE.splitlines()[-1]
-    (folder / "theirs.toml").write_text(base + RECIPES_WITH_CODE[part] + phases)
+    (folder / "theirs.toml").write_text(RECIPES_WITH_CODE[part])
     words = [command, "from somebody/theirs.toml", "--data", "nowhere"]
     monkeypatch.setattr(sys, "argv", ["visavis", *words])
     with pytest.raises(SystemExit):
@@ -497,7 +497,7 @@ def test_recipe_does_not_run_the_code_that_it_names(lab, monkeypatch, capsys, pa
 def test_override_names_its_code_but_not_that_of_the_recipe(lab):
     """The rest of the recipe stays unnamed, also if an override replaces the part."""
     (lab / "evil.py").write_text(EVIL)
-    (lab / "theirs.toml").write_text(TINY_RECIPE.replace("VLC()", "evil.py:Evil()"))
+    (lab / "theirs.toml").write_text(recipe_text({"objective": "evil.py:Evil()"}))
     recipe = read_recipe("theirs.toml", {"objective": "soft_hn.py:SoftHN()"})
     assert repr(recipe.phases[0].objective).startswith("soft_hn.py:SoftHN(")
     assert not (lab / "evil").exists()

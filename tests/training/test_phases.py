@@ -29,13 +29,13 @@ from visavis.training.optimizer import (
     set_lr,
 )
 from visavis.training.recipes.files import read_recipe
-from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.recipes.settings import Phase, ScheduleSettings
 from visavis.training.runs.open_run import open_run, read_run_recipe
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.stop_signals import Stopped
 from visavis.training.train_step import check_phase
 from visavis.training.trainer import Trainer
+from visavis.training.training_run import prepare_training
 
 
 def phase(**given):

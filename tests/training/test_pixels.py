@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.fixtures.recipes import recipe_text
 
 import visavis
 from visavis.core.encoded import Encoded
@@ -185,35 +186,39 @@ def test_model_keeps_full_decoding(few_scenes, tmp_path):
             )
 
 
-HEADS = """
-name = "heads"
-visual = { encoder = "small-cnn", granularity = "pixels", image_size = 32 }
-text = { encoder = "minilm", granularity = "pooled" }
-model = { kind = "Heads", embedding_dim = 8, hidden_dim = 8 }
-training = { batch_size = 12, metric_batches = 1, threads = 1 }
-phases = [{ epochs = 1, objective = "Triplet()", trainable = ["visual", "text"] }, { epochs = 1, objective = "TripletHN()", initial_weights = "best" }]
-"""
-
-RECIPE = """
-name = "regions"
-visual = { encoder = "small-cnn", granularity = "pixels", image_size = 48, augment = true, augment_crop = "random_sides" }
-text = { min_count = 1 }
-model = { kind = "VSEInfinity", embedding_dim = 16, word_dim = 8 }
-training = { batch_size = 8, checkpoint_s = 0, metric_batches = 1, threads = 1 }
-
-[[phases]]
-epochs = 1
-objective = "Triplet()"
-trainable = ["visual", "text"]
-optimizer = { name = "AdamW", lr = 1e-3, lr_multipliers = { backbone = 0.01 } }
-
-[[phases]]
-epochs = 2
-objective = "TripletHN()"
-loss_warmup_epochs = 1.0
-keep_optimizer = true
-optimizer = { name = "SGD", lr = 1e-2, lr_multipliers = { backbone = 0.01 } }
-"""
+HEADS = recipe_text(
+    {"objective": "Triplet()", "trainable": ["visual", "text"]},
+    {"objective": "TripletHN()", "initial_weights": "best"},
+    name="heads",
+    visual={"encoder": "small-cnn", "granularity": "pixels", "image_size": 32},
+    text={"encoder": "minilm", "granularity": "pooled", "min_count": None},
+    model={"kind": "Heads", "hidden_dim": 8, "word_dim": None},
+    training={"batch_size": 12},
+)
+RECIPE = recipe_text(
+    {
+        "objective": "Triplet()",
+        "trainable": ["visual", "text"],
+        "optimizer": {"name": "AdamW", "lr": 1e-3, "lr_multipliers": {"backbone": 0.01}},
+    },
+    {
+        "epochs": 2,
+        "objective": "TripletHN()",
+        "loss_warmup_epochs": 1.0,
+        "keep_optimizer": True,
+        "optimizer": {"name": "SGD", "lr": 1e-2, "lr_multipliers": {"backbone": 0.01}},
+    },
+    name="regions",
+    visual={
+        "encoder": "small-cnn",
+        "granularity": "pixels",
+        "image_size": 48,
+        "augment": True,
+        "augment_crop": "random_sides",
+    },
+    model={"kind": "VSEInfinity", "embedding_dim": 16, "word_dim": 8},
+    training={"batch_size": 6, "checkpoint_s": 0},  # four steps per epoch of few_scenes
+)
 
 
 @pytest.mark.slow

@@ -7,11 +7,11 @@ from visavis.core.encoded import Encoded
 from visavis.core.errors import SpecError, VisavisError
 from visavis.models.batch_encoding import evaluation_mode
 from visavis.training.optimizer import make_optimizer
-from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.recipes.recipe import build_recipe
 from visavis.training.supervision import OfflineNegativeSupervision
 from visavis.training.supervision.candidate_scores import mean_pooled
 from visavis.training.train_step import training_context
+from visavis.training.training_run import prepare_training
 
 RECIPE = {
     "name": "tiny",

@@ -90,7 +90,7 @@ def train_on(world_size: int, jobs: dict, folder: Path) -> Path:
 def test_two_processes_train_the_same_model_as_one(recipes, scenes, tmp_path):
     jobs = {
         name: (str(recipes[name]), {"data.path": str(scenes)})
-        for name in ("pixels", "NCR", "offline")
+        for name in ("pixels", "NCR", "offline", "auto")
     }
     jobs["pixels"][1]["epochs"] = 1
     teacher = visavis.train(recipes["position"], data=scenes, out=tmp_path / "teacher").run

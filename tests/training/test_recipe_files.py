@@ -63,7 +63,7 @@ SHIPPED = {
     "aoq-heads-flickr8k": "43ce7685",
     "ladder-heads-flickr8k": "454bf15d",
     "learned-weights-heads-flickr8k": "d7a63658",
-    "ncr-heads-flickr8k": "150a834d",
+    "ncr-heads-flickr8k": "201c611e",
     "maxsim-minilm-flickr8k": "3fcb451a",
     "maxsim-words-flickr8k": "bbba9735",
     "maxsim-pair-flickr8k": "1deafbcc",

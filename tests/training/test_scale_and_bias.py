@@ -22,10 +22,10 @@ from visavis.models.clip.model import open_dual_encoder
 from visavis.objectives import Sigmoid
 from visavis.training.recipes.files import read_recipe
 from visavis.training.recipes.learned_scale import describe_scale_and_bias
-from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.recipes.recipe import build_recipe
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.trainer import Trainer
+from visavis.training.training_run import prepare_training
 
 pytestmark = pytest.mark.slow
 

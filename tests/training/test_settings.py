@@ -14,11 +14,11 @@ from visavis.core.errors import RecipeError
 from visavis.models.batch_encoding import device_of
 from visavis.training.optimizer import WeightAverage, has_weight_decay, train_mode
 from visavis.training.recipes.files import read_recipe
-from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.recipes.settings import OptimizerSettings
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.train_step import check_phase
 from visavis.training.trainer import Trainer
+from visavis.training.training_run import prepare_training
 
 transformers = pytest.importorskip("transformers")
 

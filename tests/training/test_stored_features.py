@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.docs import read_blocks
+from tests.fixtures.recipes import write_recipe
 
 import visavis
 from visavis.core import storage
@@ -43,22 +44,14 @@ def precomp(tmp_path):
 
 @pytest.fixture
 def recipe(precomp):
-    path = precomp / "tiny.toml"
-    path.write_text(
-        f"""
-        name = "tiny"
-        data = {{ path = "{precomp}" }}
-        visual = {{ features = "precomp" }}
-        text = {{ encoder = "vocabulary", min_count = 1 }}
-        model = {{ kind = "VSE++", embedding_dim = 16, word_dim = 8 }}
-        training = {{ batch_size = 16 }}
-        [[phases]]
-        epochs = 4
-        objective = "Unified(gamma=20)"
-        optimizer = {{ lr = 0.02 }}
-        """
+    return write_recipe(
+        precomp / "tiny.toml",
+        {"epochs": 4, "objective": "Unified(gamma=20)", "optimizer": {"lr": 0.02}},
+        data={"path": str(precomp)},
+        visual={"encoder": None, "granularity": None, "features": "precomp"},
+        model={"embedding_dim": 16, "word_dim": 8},
+        training={"batch_size": 16, "metric_batches": None, "threads": None},
     )
-    return path
 
 
 def test_nonfinite_features_stop_training_before_start(precomp, recipe, tmp_path):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.fixtures.recipes import write_recipe
 
 import visavis
 from visavis import PairLoss, parse
@@ -15,11 +16,11 @@ from visavis.core.errors import MissingSupervision, RecipeError, RunError
 from visavis.core.own_code import loaded_classes
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.loader import derive_seed
+from visavis.data.noise import ShuffledCaptions, add_noise
 from visavis.losses.targets import Targets
 from visavis.objectives import NCR
 from visavis.training.checkpoint import Checkpoint
 from visavis.training.recipes.files import read_recipe
-from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.runs.open_run import read_run_recipe
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.supervision import CATALOG, PairSupervision, Supervision
@@ -31,56 +32,32 @@ from visavis.training.supervision.noisy_correspondence import (
     soft_margin,
 )
 from visavis.training.trainer import Trainer
-from visavis.training.training_plan import resolve
-from visavis.training.training_run import start_training
+from visavis.training.training_run import prepare_training, resolve, start_training
 
-HEAD = """
-name = "tiny"
-seed = 3
-visual = { encoder = "scenes", granularity = "regions" }
-text = { encoder = "vocabulary", min_count = 1 }
-model = { kind = "VSE++", embedding_dim = 16, word_dim = 8, dropout = 0.2 }
-training = { batch_size = 30, checkpoint_s = 0, metric_batches = 1, threads = 1 }
-"""
+GRADED = "GradedSupervision(relevance='SceneRelevance()')"
+FAST, SLOW = {"optimizer": {"lr": 0.01}}, {"optimizer": {"lr": 0.005}}
 PHASES = {
-    "AOQ": """
-[[phases]]
-epochs = 1
-objective = "TripletHN()"
-optimizer = { lr = 0.01 }
-[[phases]]
-epochs = 1
-objective = "AOQ()"
-supervision = "OfflineNegativeSupervision(size=20)"
-optimizer = { lr = 0.005 }
-initial_weights = "best"
-""",
-    "NCR": """
-[[phases]]
-epochs = 1
-objective = "NCR(warmup=True)"
-supervision = "NoisySupervision()"
-optimizer = { lr = 0.01 }
-[[phases]]
-epochs = 2
-objective = "NCR()"
-supervision = "NoisySupervision()"
-optimizer = { lr = 0.005 }
-""",
-    "graded": """
-[[phases]]
-epochs = 1
-objective = "Ladder()"
-supervision = "GradedSupervision(relevance='SceneRelevance()')"
-optimizer = { lr = 0.01 }
-""",
-    "weights": """
-[[phases]]
-epochs = 1
-objective = "Unified(gamma=20)"
-supervision = "LearnedWeights(every=2, lr=0.1)"
-optimizer = { lr = 0.01 }
-""",
+    "AOQ": [
+        {"objective": "TripletHN()", **FAST},
+        {
+            "objective": "AOQ()",
+            "supervision": "OfflineNegativeSupervision(size=20)",
+            "initial_weights": "best",
+            **SLOW,
+        },
+    ],
+    "NCR": [
+        {"objective": "NCR(warmup=True)", "supervision": "NoisySupervision()", **FAST},
+        {"epochs": 2, "objective": "NCR()", "supervision": "NoisySupervision()", **SLOW},
+    ],
+    "graded": [{"objective": "Ladder()", "supervision": GRADED, **FAST}],
+    "weights": [
+        {
+            "objective": "Unified(gamma=20)",
+            "supervision": "LearnedWeights(every=2, lr=0.1)",
+            **FAST,
+        }
+    ],
 }
 
 
@@ -116,7 +93,14 @@ def mismatched(data):
 @pytest.fixture
 def recipes(tmp_path):
     for name, phases in PHASES.items():
-        (tmp_path / f"{name}.toml").write_text(HEAD + phases)
+        write_recipe(
+            tmp_path / f"{name}.toml",
+            *phases,
+            seed=3,
+            visual={"granularity": "regions"},
+            model={"embedding_dim": 16, "word_dim": 8, "dropout": 0.2},
+            training={"batch_size": 30, "checkpoint_s": 0},
+        )
     return tmp_path
 
 
@@ -240,6 +224,7 @@ REPORTED = {
         "ids",
         "(file='n.safetensors', per_query=3)",
     ),
+    "EditedCaptionSupervision": ("(per_caption=2)", "ids", "(per_caption=2)"),
     "NoisySupervision": (
         "(threshold=0.6)",
         "ids",
@@ -386,7 +371,7 @@ def test_offline_negatives_reject_one_image(recipes, tmp_path):
 def test_noisy_supervision_detects_mismatched_captions(recipes, tmp_path):
     write_codes(tmp_path, train=240, val=24)
     overrides = {
-        "data.noise_ratio": 0.4,
+        "data.noise": "ShuffledCaptions(share=0.4)",
         "visual": {"features": "precomp"},
         "phases.0.epochs": 6,
         "phases.0.optimizer.lr": 0.02,
@@ -394,7 +379,8 @@ def test_noisy_supervision_detects_mismatched_captions(recipes, tmp_path):
     }
     visavis.train(recipes / "NCR.toml", data=tmp_path, out=tmp_path / "run", overrides=overrides)
     seed = read_run_recipe(tmp_path / "run").seed
-    wrong = mismatched(open_dataset(tmp_path).with_noisy_correspondence(0.4, seed).split("train"))
+    noisy = add_noise(open_dataset(tmp_path), ShuffledCaptions(share=0.4), seed)
+    wrong = mismatched(noisy.split("train"))
     clean = supervision_of(tmp_path / "run")["clean"].mean(0)
     assert 0.3 < wrong.float().mean() < 0.4
     assert clean[~wrong].mean() > 0.7
@@ -506,19 +492,6 @@ def test_noisy_supervision_supplies_image_margins(recipes, scenes, tmp_path):
     (_, before, paper), (_, same, reference) = weights
     assert before == pytest.approx(same, rel=1e-5)
     assert paper != pytest.approx(reference, rel=1e-5)
-
-
-def test_noise_ratio_changes_only_training_split(scenes):
-    data = open_dataset(scenes)
-    noisy = data.with_noisy_correspondence(0.5, seed=1)
-    moved = noisy.image_of != data.image_of
-    assert moved.sum() > 0.4 * len(data.split("train").captions)
-    assert {data.images[i].split for i in data.image_of[moved]} == {"train"}
-    assert sorted(noisy.image_of) == sorted(data.image_of)
-    assert (data.with_noisy_correspondence(0.5, seed=1).image_of == noisy.image_of).all()
-    assert (data.with_noisy_correspondence(0.0, seed=1).image_of == data.image_of).all()
-    test = data.split("test")  # No training captions.
-    assert (test.with_noisy_correspondence(0.5, seed=1).image_of == test.image_of).all()
 
 
 def test_training_subsets_are_nested_and_only_for_training(scenes):
@@ -635,15 +608,16 @@ def test_learned_weights_start_at_one_and_move_by_lr(recipes, scenes, tmp_path):
 
 def test_learned_weights_train_attention_models(towers, scenes, tmp_path):
     """The look-ahead step needs second derivatives, which the fastest attention does not support."""
-    (tmp_path / "bert.toml").write_text(f"""
-name = "bert"
-visual = {{ encoder = "scenes", granularity = "regions" }}
-text = {{ encoder = "{towers}/bert", granularity = "tokens" }}
-model = {{ kind = "VSEInfinity", embedding_dim = 8, hidden_dim = 0 }}
-training = {{ batch_size = 20, batches_per_epoch = 2, threads = 1 }}
-phases = [{{ epochs = 1, objective = "Unified()", supervision = "LearnedWeights(every=1)" }}]
-""")
-    visavis.train(tmp_path / "bert.toml", data=scenes, out=tmp_path / "run")
+    recipe = write_recipe(
+        tmp_path / "bert.toml",
+        {"objective": "Unified()", "supervision": "LearnedWeights(every=1)"},
+        name="bert",
+        visual={"granularity": "regions"},
+        text={"encoder": f"{towers}/bert", "granularity": "tokens", "min_count": None},
+        model={"kind": "VSEInfinity", "hidden_dim": 0, "word_dim": None},
+        training={"batch_size": 20, "batches_per_epoch": 2, "metric_batches": None},
+    )
+    visavis.train(recipe, data=scenes, out=tmp_path / "run")
     assert any(
         part.abs().sum() > 0
         for name, part in supervision_of(tmp_path / "run").items()
@@ -664,7 +638,7 @@ def test_pair_targets_are_on_device_of_batch(monkeypatch):
 def test_learned_weights_detect_mismatched_captions(recipes, tmp_path):
     write_codes(tmp_path, train=240, val=12)
     overrides = {
-        "data.noise_ratio": 0.4,
+        "data.noise": "ShuffledCaptions(share=0.4)",
         "visual": {"features": "precomp"},
         "epochs": 14,
         "training.batch_size": 24,

@@ -30,9 +30,9 @@ from visavis.training.monitoring.tracking import (
     retrieved_images,
 )
 from visavis.training.recipes.files import read_recipe
-from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.stop_signals import Stopped
+from visavis.training.training_run import prepare_training
 
 
 def examples(step):

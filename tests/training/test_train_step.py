@@ -20,10 +20,10 @@ from visavis.core.progress import NoProgress
 from visavis.models.batch_encoding import device_of
 from visavis.training.encoder_blocks import encoder_blocks
 from visavis.training.recipes.files import read_recipe
-from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.stop_signals import Stopped
 from visavis.training.trainer import Trainer
+from visavis.training.training_run import prepare_training
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import visavis
 from visavis.core.errors import DataError, RecipeError
 from visavis.training.recipes.files import read_recipe
 from visavis.training.runs.run_folder import RunFolder
-from visavis.training.training_plan import resolve
+from visavis.training.training_run import resolve
 
 
 def test_dry_run_counts_steps_and_writes_nothing(few_scenes, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.fixtures.recipes import write_recipe
 from typer.testing import CliRunner
 
 import visavis
@@ -26,18 +27,6 @@ from ..videos import damaged, random_clip, write_sound, write_video
 pytest.importorskip("av")
 
 COLORS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "white": (255, 255, 255)}
-RECIPE = """
-name = "videos"
-visual = { encoder = "scenes", granularity = "frames", frames_per_second = 2.0, standardize = "zscore" }
-text = { encoder = "vocabulary", min_count = 1 }
-model = { kind = "VSEInfinity", embedding_dim = 16, word_dim = 8 }
-training = { batch_size = 8, threads = 1 }
-
-[[phases]]
-epochs = 3
-objective = "Unified(gamma=20)"
-optimizer = { lr = 0.01 }
-"""
 
 
 def colored(name):
@@ -64,9 +53,18 @@ def folder(tmp_path):
 
 @pytest.fixture
 def recipe(tmp_path):
-    path = tmp_path / "videos.toml"
-    path.write_text(RECIPE)
-    return path
+    return write_recipe(
+        tmp_path / "videos.toml",
+        {"epochs": 3, "objective": "Unified(gamma=20)", "optimizer": {"lr": 0.01}},
+        name="videos",
+        visual={
+            "granularity": "frames",
+            "frames_per_second": 2.0,
+            "standardize": "zscore",
+        },
+        model={"kind": "VSEInfinity", "embedding_dim": 16, "word_dim": 8},
+        training={"metric_batches": None},
+    )
 
 
 def test_frames_of_clips_are_cached(folder):

@@ -27,13 +27,15 @@ if TYPE_CHECKING:
         papers_list,
     )
     from visavis.api.diagnosing import explain, papers_anatomy, papers_diagnose, papers_probe
-    from visavis.api.evaluating import evaluate, papers_evaluate
+    from visavis.api.evaluating import evaluate, papers_board, papers_evaluate
     from visavis.api.existing_indexes import (
         indexes_calibrate,
         indexes_compress,
         indexes_correct,
         indexes_default_model,
         indexes_evaluate,
+        indexes_export,
+        indexes_export_votes,
         indexes_list_queries,
         indexes_measure,
         indexes_move,
@@ -76,6 +78,7 @@ __all__ = [
     "compare",
     "papers_list",
     "papers_evaluate",
+    "papers_board",
     "papers_reproduce",
     "papers_diagnose",
     "papers_probe",
@@ -90,6 +93,8 @@ __all__ = [
     "index",
     "search",
     "indexes_evaluate",
+    "indexes_export",
+    "indexes_export_votes",
     "indexes_list_queries",
     "indexes_use_queries",
     "indexes_restore_queries",
@@ -123,6 +128,7 @@ _MODULES = {
     "compare": "visavis.api.training_runs",
     "papers_list": "visavis.api.datasets",
     "papers_evaluate": "visavis.api.evaluating",
+    "papers_board": "visavis.api.evaluating",
     "papers_reproduce": "visavis.api.training_runs",
     "papers_diagnose": "visavis.api.diagnosing",
     "papers_probe": "visavis.api.diagnosing",
@@ -137,6 +143,8 @@ _MODULES = {
     "index": "visavis.api.indexing",
     "search": "visavis.api.indexing",
     "indexes_evaluate": "visavis.api.existing_indexes",
+    "indexes_export": "visavis.api.existing_indexes",
+    "indexes_export_votes": "visavis.api.existing_indexes",
     "indexes_list_queries": "visavis.api.existing_indexes",
     "indexes_use_queries": "visavis.api.existing_indexes",
     "indexes_restore_queries": "visavis.api.existing_indexes",

@@ -31,22 +31,14 @@ T = TypeVar("T", str, float)
 
 
 def to_list(values: T | Sequence[T]) -> list[T]:
-    """Return the values as a list, also a single one.
-
-    Args:
-        values: One text or number, or several. An object of a catalog counts as its text.
-    """
+    """Return the values as a list, also a single one."""
     # A number of numpy is not an int.
     several = isinstance(values, Iterable) and not isinstance(values, str)
     return [as_text(value) for value in (values if several else [values])]  # type: ignore[union-attr]
 
 
 def as_text(value: Any) -> Any:
-    """Return the text of an objective, estimator or another part. Other values stay.
-
-    Args:
-        value: A part, a text, a number, or None.
-    """
+    """Return the text of an objective, estimator or another part. Other values stay."""
     if not is_dataclass(value):
         return value
     require_dataclass(name_part(type(value)))
@@ -54,16 +46,7 @@ def as_text(value: Any) -> Any:
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Check an argument of which other values would give a result, but not the requested one.
-
-    Args:
-        name: Name of the argument.
-        value: The argument.
-        choices: Valid values.
-
-    Raises:
-        SpecError: If the value is not valid.
-    """
+    """Check an argument of which other values would give a result, but not the requested one."""
     if value not in choices:
         raise SpecError(
             f"{name}: expected {' or '.join(map(repr, choices))}, got {format_value(value)}."
@@ -71,14 +54,7 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 
 
 def to_paths(paths: str | Path | Sequence[str | Path]) -> list[Path]:
-    """Return the paths as a list, also a single one.
-
-    Args:
-        paths: One path of a run or an index, or several.
-
-    Raises:
-        RunError: If there is none.
-    """
+    """Return the paths as a list, also a single one."""
     paths = [paths] if isinstance(paths, str | Path) else paths
     if not paths:
         raise RunError(
@@ -89,14 +65,7 @@ def to_paths(paths: str | Path | Sequence[str | Path]) -> list[Path]:
 
 
 def optional_text(value: str | Path | None) -> str | None:
-    """Return a path or name as text, or None.
-
-    Args:
-        value: A path or name, or None.
-
-    Raises:
-        RunError: If it is not UTF-8.
-    """
+    """Return a path or name as text, or None. A run stores it, as UTF-8."""
     if value is not None and re.search("[\ud800-\udfff]", str(value)):
         raise RunError(
             f"path: expected a name in UTF-8, as the files of a run require, got {str(value)!a}. "
@@ -106,43 +75,19 @@ def optional_text(value: str | Path | None) -> str | None:
 
 
 def optional_path(value: str | Path | None) -> Path | None:
-    """Return a path, or None.
-
-    Args:
-        value: A path, or None.
-    """
+    """Return a path, or None."""
     return None if value is None else Path(value)
 
 
 def read_lines(file: str | Path) -> list[str]:
-    """Read the lines of a text file, without empty ones and surrounding spaces.
-
-    Args:
-        file: The file.
-
-    Returns:
-        The lines.
-
-    Raises:
-        DataError: If the file cannot be read.
-    """
+    """Read the lines of a text file, without empty ones and surrounding spaces."""
     from visavis.core import storage
 
     return [text for line in storage.read_text(file).splitlines() if (text := line.strip())]
 
 
 def read_bank(bank: str | Path) -> str | list[str]:
-    """Read the queries that a correction of scores learns from.
-
-    Args:
-        bank: Name of a split, or .txt file with one text per line.
-
-    Returns:
-        The name, or the texts.
-
-    Raises:
-        DataError: If the file cannot be read, or is empty.
-    """
+    """Read the queries that a correction of scores learns from: the name of a split, or texts."""
     if Path(bank).suffix != ".txt":
         return str(bank)
     if not (texts := read_lines(bank)):
@@ -151,18 +96,7 @@ def read_bank(bank: str | Path) -> str | list[str]:
 
 
 def parse_workers(workers: int | str | None) -> tuple[Engine, int | None]:
-    """Parse how many processes share the work, and where they run.
-
-    Args:
-        workers: A number of processes, also as text, ``"ray"`` for a Ray cluster, or ``"ray:8"``
-            for 8 processes on it. None: the default.
-
-    Returns:
-        The engine, and the number of processes, or None for its default.
-
-    Raises:
-        VisavisError: If the text has another form.
-    """
+    """Parse where processes share the work, and how many. None: the default of the engine."""
     if not isinstance(workers, str):
         return "local", workers
     if workers == "ray":
@@ -178,21 +112,10 @@ def parse_workers(workers: int | str | None) -> tuple[Engine, int | None]:
 
 
 def parse_item_filter(conditions: Mapping[str, str]) -> tuple[ItemFilter, bool]:
-    """Parse the conditions of a search.
-
-    Args:
-        conditions: Values by name: ``path``, ``kind``, ``after``, ``before`` and ``duplicates``.
-            Another name is a name of metadata, and so is the rest of ``metadata.NAME``.
-
-    Returns:
-        The conditions on items, and whether near-duplicates are one result.
-
-    Raises:
-        DataError: If a time cannot be parsed.
-        SpecError: If the kind is unknown, or duplicates are neither grouped nor shown.
-    """
+    """Parse the conditions of a search. Returns also whether near-duplicates are one result."""
     from visavis.retrieval.items import ItemFilter, ItemKind, parse_filter_time
 
+    # Any other name is a name of metadata, also as `metadata.NAME`.
     metadata = dict(conditions)
     path = metadata.pop("path", "")
     kind: Any = metadata.pop("kind", None)
@@ -207,17 +130,7 @@ def parse_item_filter(conditions: Mapping[str, str]) -> tuple[ItemFilter, bool]:
 
 
 def parse_overrides(overrides: dict[str, Any] | Sequence[str]) -> dict[str, Any]:
-    """Parse recipe overrides.
-
-    Args:
-        overrides: ``{"training.batch_size": 64}`` or ``["training.batch_size=64"]``.
-
-    Returns:
-        A new dict from dotted keys to values.
-
-    Raises:
-        RecipeError: If a text is not of the form key=value, or a key occurs twice.
-    """
+    """Parse recipe overrides to values by dotted key."""
     from visavis.training.recipes.recipe import parse_override
 
     if isinstance(overrides, dict):
@@ -235,24 +148,14 @@ def parse_overrides(overrides: dict[str, Any] | Sequence[str]) -> dict[str, Any]
 
 
 def index_model(path: Path) -> str | None:
-    """Return the model that made the item vectors of a path.
-
-    Args:
-        path: Index or file.
-
-    Returns:
-        Run folder, or folder or name of a pretrained model. None for vectors that are not in an
-        index of a model.
-
-    Raises:
-        RunError: If the path is a folder without a valid index.
-    """
+    """Return the model that made the item vectors of a path. None: it is unknown."""
     from visavis.data.features.item_vectors import holds_item_vectors
     from visavis.retrieval.index_folder import VECTOR_SUFFIXES, is_index, read_manifest
 
     if not os.path.isdir(path) or (holds_item_vectors(path) and not is_index(path)):
         return None
 
+    # An index of given vectors names their file instead of a model.
     model = read_manifest(path).model
     return None if model.endswith(VECTOR_SUFFIXES) else model
 
@@ -268,28 +171,34 @@ def resolve_recipe(
     skip_bad: bool = False,
     can_download: bool = False,
 ) -> tuple[str | Path, dict[str, Any]]:
-    """Combine a recipe with overrides and the options that set recipe keys.
-
-    Args:
-        recipe: TOML file or name of a shipped recipe. Default: chosen for the data, and reported to
-            ``progress``.
-        overrides: Recipe overrides.
-        progress: Receives the reason for a default recipe.
-        data: Value of ``data.path``.
-        index: Item vectors. Replaces the section ``visual``.
-        feedback: Value of ``data.feedback``.
-        skip_bad: Sets ``data.skip_bad``.
-        can_download: Whether the default recipe may fine-tune a pretrained CLIP, which is
-            downloaded if necessary.
-
-    Returns:
-        The recipe and all overrides.
-
-    Raises:
-        RecipeError: If a key is set twice, an option is empty, or no recipe suits the data.
+    """Combine a recipe with overrides and the options that set recipe keys. Without a recipe, the
+    default one is chosen for the data, and its reason reported.
     """
     from visavis.training.recipes.default_recipe import choose_recipe, choose_text_recipe
 
+    settings = recipe_keys(overrides, data=data, index=index, feedback=feedback, skip_bad=skip_bad)
+    if recipe is not None:
+        return recipe, settings
+    if index is not None:
+        default = choose_text_recipe(settings, index_model(Path(index)))
+    else:
+        default = choose_recipe(settings, downloads=progress if can_download else None)
+    # First, because computing features may take minutes.
+    if default.warning:
+        progress.message(default.warning)
+    progress.message(default.reason)
+    return default.name, default.overrides | settings
+
+
+def recipe_keys(
+    overrides: dict[str, Any] | Sequence[str],
+    *,
+    data: str | Path | None = None,
+    index: str | Path | None = None,
+    feedback: str | Path | None = None,
+    skip_bad: bool = False,
+) -> dict[str, Any]:
+    """Combine overrides with the options that set recipe keys."""
     settings = parse_overrides(overrides)
     for option, key, value in (
         ("data", "data.path", data),
@@ -318,14 +227,4 @@ def resolve_recipe(
                     "by item vectors. Remove it."
                 )
         settings["visual"] = {"features": str(index), "item_vectors": True}
-    if recipe is not None:
-        return recipe, settings
-    if index is not None:
-        default = choose_text_recipe(settings, index_model(Path(index)))
-    else:
-        default = choose_recipe(settings, downloads=progress if can_download else None)
-    # First, because computing features may take minutes.
-    if default.warning:
-        progress.message(default.warning)
-    progress.message(default.reason)
-    return default.name, default.overrides | settings
+    return settings

@@ -94,6 +94,15 @@ def supervisions() -> list[CatalogEntry]:
     return [_class_entry(kind, "Source:") | {"defaults": repr(kind())} for kind in kinds]
 
 
+def noises() -> list[CatalogEntry]:
+    """Return every kind of noise in the training captions with its source and defaults."""
+    from visavis.core.own_code import loaded_classes
+    from visavis.data.noise import CATALOG, Noise
+
+    kinds = [*CATALOG, *loaded_classes(Noise, "noises")]
+    return [_class_entry(kind, "Source:") | {"defaults": repr(kind())} for kind in kinds]
+
+
 def sections() -> list[CatalogEntry]:
     """Return every further part of an evaluation result with its defaults."""
     from visavis.core.own_code import loaded_classes
@@ -139,13 +148,16 @@ def _section_keys(section: Any, prefix: str) -> list[CatalogEntry]:
         if hasattr(inner, "model_fields"):
             entries += _section_keys(inner, f"{prefix}{name}.{'0.' * (name == 'phases')}")
             continue
+        # The default as a recipe has it.
         default = field.get_default(call_default_factory=True)
+        is_plain = isinstance(default, bool | int | float | str | list | tuple | dict)
+        text = "none" if default is None else json.dumps(default if is_plain else repr(default))
         entries.append(
             {
                 "name": f"{prefix}{name}",
                 "summary": texts[name],
                 "type": _type_text(field.annotation, field.metadata),
-                "default": "required" if field.is_required() else _toml_text(default),
+                "default": "required" if field.is_required() else text,
             }
         )
     return entries
@@ -179,15 +191,6 @@ def _type_text(kind: Any, metadata: Sequence[Any] = ()) -> str:
         names = {bool: "true or false", int: "integer", float: "number", str: "text", Any: "any"}
         text = names.get(kind) or f"text of an {kind.__name__}"
     return " ".join([text, " and ".join(bounds)]).strip()
-
-
-def _toml_text(value: Any) -> str:
-    """A default as a recipe has it."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool | int | float | str | list | tuple | dict):
-        return json.dumps(value)
-    return json.dumps(repr(value))
 
 
 def stores() -> list[CatalogEntry]:
@@ -228,15 +231,6 @@ def recipes() -> list[CatalogEntry]:
 def table_rows(paper: str | None = None) -> list[CatalogEntry]:
     """Return the rows of the papers' tables with published results, requirements and recipes, and
     the curves of their figures.
-
-    Args:
-        paper: Paper whose rows are returned. Default: all papers.
-
-    Returns:
-        One entry per row. ``recipe`` is None for rows that cannot be trained.
-
-    Raises:
-        VisavisError: If the paper has no tables.
     """
     from visavis.training.recipes.files import paper_figures, paper_tables, read_recipe_file
     from visavis.training.recipes.published_tables import figure_curves, published_results
@@ -279,6 +273,7 @@ CATALOGS: dict[str, Callable[[], list[CatalogEntry]]] = {
     "metrics": metrics,
     "formats": data_formats,
     "supervisions": supervisions,
+    "noises": noises,
     "sections": sections,
     "relevance": relevance_estimators,
     "recipes": recipes,
@@ -291,14 +286,8 @@ CATALOGS: dict[str, Callable[[], list[CatalogEntry]]] = {
 
 
 def catalog_entries(kind: str) -> list[CatalogEntry]:
-    """Return the entries of a catalog, from the cache if no source file has changed: torch, which the
-    catalogs import, takes several times as long as reading them.
-
-    Args:
-        kind: Kind of the catalog.
-
-    Returns:
-        The entries.
+    """Return the entries of a catalog, from the cache if no source file has changed: torch, which
+    the catalogs import, takes several times as long as reading them.
     """
     from visavis.core import storage
     from visavis.core.own_code import installed_modules
@@ -350,40 +339,17 @@ INLINE_SECTIONS = (
 
 
 def docstring_summary(documented: Any) -> str:
-    """Return the first paragraph of a docstring on one line.
-
-    Args:
-        documented: Function or class.
-
-    Returns:
-        The summary, empty without a docstring.
-    """
+    """Return the first paragraph of a docstring on one line."""
     return " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())
 
 
 def docstring_section(documented: Any, label: str) -> str:
-    """Return one section of a docstring on one line.
-
-    Args:
-        documented: Function or class.
-        label: First words of the section, such as ``"Source:"``.
-
-    Returns:
-        Text of the section without the label, empty without such a section.
-    """
+    """Return one section of a docstring on one line."""
     return " ".join(" ".join(_section_lines(documented, label)).split())
 
 
 def docstring_arguments(documented: Any, label: str = "Args:") -> dict[str, str]:
-    """Return the entries of the ``Args`` section, or of another one.
-
-    Args:
-        documented: Function or class with a Google-style docstring.
-        label: First line of the section.
-
-    Returns:
-        Description of each parameter on one line, without literal backticks.
-    """
+    """Return the entries of the ``Args`` section, or of another one."""
     entries: dict[str, str] = {}
     name = ""
     for line in _section_lines(documented, label):
@@ -396,11 +362,7 @@ def docstring_arguments(documented: Any, label: str = "Args:") -> dict[str, str]
 
 
 def docstring_commands(function: Any) -> list[str]:
-    """Return the commands of the ``Command line:`` section.
-
-    Args:
-        function: A function of the API.
-    """
+    """Return the commands of the ``Command line:`` section."""
     return [
         line.strip()
         for line in _section_lines(function, "Command line:")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from visavis.api.arguments import (
     as_text,
@@ -22,8 +22,9 @@ from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
-    from visavis.data import Dataset
+    from visavis.data.dataset import Dataset
     from visavis.evaluation import Evaluation
+    from visavis.papers.board.board import Board
     from visavis.training.evaluation.result_sections import ResultSection
 
 
@@ -86,39 +87,38 @@ def evaluate(
         ```
     """
     from visavis.losses.corrections import parse_correction
-    from visavis.training.runs.evaluate_runs import evaluate_runs, with_base_model
+    from visavis.training.runs.evaluate_runs import (
+        EvaluationOptions,
+        evaluate_runs,
+        with_base_model,
+    )
     from visavis.training.runs.open_run import read_run_recipe
 
     runs = _to_runs(run)
     correction = as_text(correction)
     if bank is not None and correction is None:
         raise RunError("--bank: expected it with --correction, got no --correction. Pass both.")
-    corrected: dict[str, Any] = {}
-    if correction is not None:
-        corrected = {"correction": parse_correction(correction), "bank": read_bank(bank or "train")}
+    parsed = None if correction is None else parse_correction(correction)
+    queries = "train" if parsed is None else read_bank(bank or "train")
     data = optional_text(data)
     progress = progress or NoProgress()
     added: list[Dataset] = []
     if distractors:
         frame_rate = max(read_run_recipe(each, data).visual.frames_per_second for each in runs)
         added = [_read_distractors(path, frame_rate, progress) for path in to_paths(distractors)]
-    result = evaluate_runs(
-        runs,
-        protocol,
-        split,
-        data,
-        progress,
-        _to_sections(section),
-        memory,
+    options = EvaluationOptions(
+        protocol=protocol,
+        split=split,
+        data=data,
+        sections=_to_sections(section),
+        memory=memory,
         trec=optional_path(trec),
         distractors=added,
-        **corrected,
+        correction=parsed,
+        bank=queries,
     )
-    if not pretrained:
-        return result
-    return with_base_model(
-        result, runs, split, data, progress, memory, distractors=added, **corrected
-    )
+    result = evaluate_runs(runs, options, progress)
+    return with_base_model(result, runs, options, progress) if pretrained else result
 
 
 def papers_evaluate(
@@ -166,20 +166,19 @@ def papers_evaluate(
         ```
     """
     from visavis.training.recipes.published_tables import measured_result
-    from visavis.training.runs.evaluate_runs import evaluate_runs
+    from visavis.training.runs.evaluate_runs import EvaluationOptions, evaluate_runs
 
     runs = _to_runs(run)
     row = None if published is None else measured_result(published)
-    result = evaluate_runs(
-        runs,
-        protocol,
-        split,
-        optional_text(data),
-        progress or NoProgress(),
-        _to_sections(section),
-        memory,
+    options = EvaluationOptions(
+        protocol=protocol,
+        split=split,
+        data=optional_text(data),
+        sections=_to_sections(section),
+        memory=memory,
         average_networks=average,
     )
+    result = evaluate_runs(runs, options, progress or NoProgress())
     return result if row is None else replace(result, published=row)
 
 
@@ -205,8 +204,9 @@ def _to_sections(section: str | Sequence[str] | None) -> list[ResultSection] | N
 
 def _read_distractors(path: Path, frames_per_second: float, progress: Progress) -> Dataset:
     """The images of a folder or data set, or the texts of a file."""
-    from visavis.data.dataset import Image, without_captions
+    from visavis.data.dataset import without_captions
     from visavis.data.dataset_reader import list_dataset
+    from visavis.data.image_file import Image
     from visavis.retrieval.run_images import open_image_collection
     from visavis.training.evaluation.ranked_split import without_images
 
@@ -228,3 +228,53 @@ def _read_distractors(path: Path, frames_per_second: float, progress: Progress) 
     for skipped in data.skipped:
         progress.message(f"Skipped: {skipped}")
     return replace(data, name=str(path))
+
+
+def papers_board(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Board:
+    """Put the results of finished runs on one page and in a CSV file.
+
+    The runs may come from other machines. Only runs with the same data, protocol, candidates, ties
+    and noise are in one table, and ensembles are apart from single models. The page states how the
+    tables differ, and names each folder that was left out with the reason.
+
+    No model is opened, and no code that a run names is executed.
+
+    Args:
+        runs: Run folders, folders of comparisons, or folders that contain such folders.
+        out: New folder. Default: ``runs/board-<n>``.
+        progress: Receives the progress.
+
+    Returns:
+        Tables of runs that can be compared, with means, their spread over seeds, corrected tests and
+        cost. The folder has ``report.html`` and ``board.csv``.
+
+    Raises:
+        RefusedOverwrite: If the output folder is not empty.
+        RunError: If a path is not a folder, or if no run is finished.
+
+    Command line:
+        ```sh
+        visavis papers board runs
+        visavis papers board runs/compare-1 downloads/runs --out board
+        ```
+    """
+    from visavis.core import storage
+    from visavis.papers.board.board import make_board
+    from visavis.papers.board.board_report import write_board
+    from visavis.papers.board.recorded_runs import read_runs
+
+    folders = to_paths(runs)
+    with storage.create_output_folder(out, "runs/board", will_be_replaced=True) as folder:
+        measured, left_out = read_runs(folders, progress or NoProgress())
+        if not measured:
+            reasons = "; ".join(f"{each.folder}: {each.reason}" for each in left_out[:3])
+            raise RunError(f"board: expected a finished run with test results, got none. {reasons}")
+        board = make_board(folder, measured, left_out)
+        with storage.atomic_folder(folder) as part:
+            write_board(board, part)
+    return board

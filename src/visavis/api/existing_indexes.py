@@ -7,34 +7,39 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from visavis.api.arguments import as_text, check_choice, optional_text, read_bank
 from visavis.core.errors import VisavisError
 from visavis.core.memory_budget import MemoryLimit, parse_memory
 from visavis.core.progress import NoProgress, Progress
+from visavis.retrieval.items import Basis
 
 if TYPE_CHECKING:
     from visavis.evaluation.feedback_metrics import FeedbackEvaluation
-    from visavis.retrieval.index_builder import IndexReport
-    from visavis.retrieval.index_queries import QueryModels
-
-Basis = Literal["captions", "collection"]
-"""Source of match probabilities."""
+    from visavis.retrieval.build.index_builder import IndexReport
+    from visavis.retrieval.build.index_export import ExportedIndex, ExportedVotes
+    from visavis.retrieval.build.index_queries import QueryModels
+_BASES = {
+    "captions": "from captions, where they hold",
+    "collection": "from the collection, where it has some",
+    "off": "off",
+}
 
 
 def indexes_evaluate(
     index: str | Path,
-    feedback: str | Path,
+    feedback: str | Path | None = None,
     *,
     store: str | Path | None = None,
     memory: MemoryLimit = None,
 ) -> FeedbackEvaluation:
-    """Evaluate an index with the feedback of users.
+    """Evaluate an index with the votes of users.
 
     Args:
         index: Folder of an index.
-        feedback: Feedback file of visavis serve.
+        feedback: Index whose votes are used, or file of ``visavis indexes export-votes``. Default: the
+            votes in the index itself.
         store: Confirms the store of an index outside its folder. Default: only a store inside.
         memory: Maximum memory of score blocks, such as 2GiB. Default: a share of the free memory.
 
@@ -47,18 +52,18 @@ def indexes_evaluate(
 
     Command line:
         ```sh
-        visavis indexes evaluate indexes/photos votes.jsonl
+        visavis indexes evaluate indexes/photos
+        visavis indexes evaluate indexes/photos indexes/other
         ```
     """
-    from visavis.retrieval.feedback_evaluation import evaluate_feedback
+    from visavis.retrieval.build.feedback_evaluation import evaluate_feedback
     from visavis.retrieval.open_index import open_index
     from visavis.retrieval.search import SearchQuery
 
     opened = open_index(Path(index), store=store, memory=memory)
-    table = opened.store.table()
-    contents = dict(zip(table["key"].to_pylist(), table["content"].to_pylist(), strict=True))
+    contents = opened.store.table().contents()
     result = evaluate_feedback(
-        Path(feedback),
+        Path(index if feedback is None else feedback),
         contents,
         lambda text: opened.neighbors(
             opened.encode_query(SearchQuery.from_text(text)), len(contents)
@@ -67,6 +72,65 @@ def indexes_evaluate(
     )
     correction = opened.correction
     return replace(result, correction=str(correction.settings)) if correction else result
+
+
+def indexes_export_votes(index: str | Path, *, out: str | Path) -> ExportedVotes:
+    """Write the votes on an index to a file of JSON lines. Training, comparisons and evaluations
+    read the file, or the index itself.
+
+    Args:
+        index: Folder of an index.
+        out: New file.
+
+    Returns:
+        The file, and the numbers of votes and preferences.
+
+    Raises:
+        DataError: If the folder is not an index.
+        RefusedOverwrite: If the file exists.
+
+    Command line:
+        ```sh
+        visavis indexes export-votes indexes/photos --out votes.jsonl
+        ```
+    """
+    from visavis.retrieval.build.index_export import export_votes
+
+    return export_votes(Path(index), Path(out))
+
+
+def indexes_export(
+    index: str | Path,
+    *,
+    out: str | Path,
+    store: str | Path | None = None,
+    progress: Progress | None = None,
+) -> ExportedIndex:
+    """Write items and vectors of an index to a Parquet file.
+
+    Args:
+        index: Folder of an index with one vector per item.
+        out: New Parquet file with one row per item. ``visavis index FILE SOURCE`` makes an
+            index of it, without a model, and other programs can read it.
+        store: Confirms the store of an index outside its folder. Default: only a store inside.
+        progress: Receives the progress.
+
+    Returns:
+        The file and its number of items.
+
+    Raises:
+        RunError: If the folder is not an index, or its items have several vectors.
+        RefusedOverwrite: If the file exists.
+        MissingExtra: If pyarrow is not installed.
+
+    Command line:
+        ```sh
+        visavis indexes export indexes/photos --out photos.parquet
+        ```
+    """
+    from visavis.retrieval.build.index_export import export_index
+
+    return export_index(Path(index), Path(out), optional_text(store), progress or NoProgress())
 
 
 def indexes_list_queries(index: str | Path) -> QueryModels:
@@ -86,13 +150,13 @@ def indexes_list_queries(index: str | Path) -> QueryModels:
         visavis indexes list-queries indexes/photos
         ```
     """
-    from visavis.retrieval.index_queries import list_queries
+    from visavis.retrieval.build.index_queries import list_queries
 
     return list_queries(Path(index))
 
 
 def indexes_use_queries(
-    index: str | Path, run: str | Path, *, progress: Progress | None = None
+    index: str | Path, run: str | Path, *, int8: bool = False, progress: Progress | None = None
 ) -> QueryModels:
     """Let another model encode the text queries of an index. No item is encoded.
 
@@ -100,6 +164,8 @@ def indexes_use_queries(
         index: Folder of an index.
         run: Run of visavis train --index, 'items' for the model that encoded the items, or a
             fingerprint of visavis indexes list-queries.
+        int8: Write a text tower with weights of 8 bits, if its vectors have cosines of at
+            least 0.999 with the vectors of the model.
         progress: Receives the progress.
 
     Returns:
@@ -115,9 +181,11 @@ def indexes_use_queries(
         ```
     """
     from visavis.api.run_collections import open_run_data
-    from visavis.retrieval.index_queries import use_queries
+    from visavis.retrieval.build.index_queries import use_queries
 
-    return use_queries(Path(index), run, progress or NoProgress(), open_data=open_run_data)
+    return use_queries(
+        Path(index), run, progress or NoProgress(), int8=int8, open_data=open_run_data
+    )
 
 
 def indexes_restore_queries(index: str | Path) -> QueryModels:
@@ -137,9 +205,9 @@ def indexes_restore_queries(index: str | Path) -> QueryModels:
         visavis indexes restore-queries indexes/photos
         ```
     """
-    from visavis.retrieval.index_queries import restore_queries
+    from visavis.retrieval.build.index_queries import restore_queries
 
-    return restore_queries(Path(index))
+    return restore_queries(Path(index), NoProgress())
 
 
 def indexes_correct(
@@ -181,7 +249,7 @@ def indexes_correct(
     """
     from visavis.api.run_collections import open_run_data
     from visavis.losses.corrections import parse_correction
-    from visavis.retrieval.make_correction import correct_index
+    from visavis.retrieval.build.make_correction import correct_index
 
     text = as_text(correction)
     is_removed = text == "none"
@@ -273,15 +341,16 @@ def indexes_calibrate(
     store: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Basis:
-    """Choose what calibrates match probabilities. Validation captions, or the collection
-    itself.
+    """Choose the origin of match probabilities. They come from validation captions or the
+    collection itself, or are off. Scores are calibrated again.
 
-    The collection suits texts that are shorter than the captions. Captions are the default, if the
-    model is a run with validation data.
+    The collection is the default. Captions hold for texts that are as long as the captions, in a
+    collection of similar size, if the model is a run with validation data. Where the chosen one has
+    no probabilities, the other one gives them.
 
     Args:
         index: Folder of an index.
-        basis: captions or collection.
+        basis: captions, collection or off.
         store: Confirms the store of an index outside its folder. Default: only a store inside.
         progress: Receives the progress.
 
@@ -291,7 +360,8 @@ def indexes_calibrate(
     Raises:
         RunError: If the folder is not an index.
         SpecError: If the basis is unknown.
-        VisavisError: If the collection gives no probabilities, such as for late interaction.
+        VisavisError: If none has probabilities, such as with a model that cannot distinguish
+            similar images.
 
     Command line:
         ```sh
@@ -299,22 +369,29 @@ def indexes_calibrate(
         ```
     """
     from visavis.core import storage
+    from visavis.retrieval.build.no_match import write_scale
+    from visavis.retrieval.calibrate.calibration import NoProbabilitiesError
     from visavis.retrieval.index_folder import read_manifest, write_manifest
     from visavis.retrieval.open_index import open_index
 
     check_choice("basis", basis, get_args(Basis))
     folder = Path(index)
     progress = progress or NoProgress()
-    if basis == "collection":
-        with (
-            closing(open_index(folder, store=store)) as opened,
-            progress.activity("calibrating match probabilities"),
-        ):
-            _ = opened.null_scores  # may raise an error
     with storage.folder_lock(folder / "index", wait=False, subject=folder):
-        manifest = read_manifest(folder)
-        write_manifest(folder, replace(manifest, ignore_captions=basis == "collection"))
-    progress.message(f"{folder}: match probabilities come from the {basis}.")
+        manifest = replace(read_manifest(folder), probabilities=basis)
+        if basis != "off":
+            with closing(open_index(folder, store=store)) as opened:
+                opened.manifest = manifest
+                write_scale(opened, progress)
+                try:
+                    opened.match_scale(None)
+                except NoProbabilitiesError as error:
+                    raise VisavisError(
+                        f"{folder}: no match probabilities, because {error.reason}"
+                    ) from None
+            manifest = replace(manifest, num_changed=0)
+        write_manifest(folder, manifest)
+    progress.message(f"{folder}: match probabilities are {_BASES[basis]}.")
     return basis
 
 
@@ -352,7 +429,7 @@ def indexes_move(
         visavis indexes move indexes/photos --model moved/runs/mine
         ```
     """
-    from visavis.retrieval.index_builder import move_model
+    from visavis.retrieval.build.index_builder import move_model
 
     if source is None and model is None:
         raise VisavisError(
@@ -437,6 +514,6 @@ def indexes_default_model(model: str | Path, *, progress: Progress | None = None
 def _update(index: str | Path, progress: Progress | None, **options: Any) -> IndexReport:
     """Update an index with its model, its source unless it was moved, and its settings."""
     from visavis.api.run_collections import open_run_data
-    from visavis.retrieval.index_builder import update_index
+    from visavis.retrieval.build.default_index import update_index
 
     return update_index(Path(index), progress or NoProgress(), open_data=open_run_data, **options)

@@ -24,7 +24,7 @@ from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
     from visavis.evaluation.classification import ZeroShotResult
-    from visavis.retrieval.index_builder import IndexReport
+    from visavis.retrieval.build.index_builder import IndexReport
     from visavis.retrieval.search import SearchQuery, SearchResults
 
 
@@ -48,9 +48,9 @@ def index(
 
     A file is unchanged if its size, modification time and metadata are the same. A file whose
     content is in the index keeps its vectors. Items are removed if their file is gone, and kept
-    with a warning if its folder cannot be read or is empty, or more than half are missing. If the
-    validation data of the run are available, the match probability is calibrated. Without a run, a
-    pretrained CLIP or SigLIP model is used: ``index("photos/")``.
+    with a warning if its folder cannot be read or is empty, or more than half are missing. Match
+    probabilities are calibrated by the items, and by the validation data of the run. Without a run,
+    a pretrained CLIP or SigLIP model is used: ``index("photos/")``.
 
     ``visavis indexes`` changes an existing index: its query models, compression and correction.
 
@@ -63,8 +63,8 @@ def index(
             folder, NAME being the folder's name.
         model: Folder or hub name of a pretrained model, without a run. Default: the model of
             the index, else the user's default model.
-        store: LanceDB folder or s3:// URI, or Milvus *.db file or http:// URL. Required again for
-            an update. Default: LanceDB inside --out.
+        store: Milvus *.db file or http:// URL, or another folder. Required again for an update.
+            Default: inside --out.
         moment_seconds: Length of a video moment in seconds. Default: 4, or the value of the index.
         embedding_dim: Number of leading dimensions to store, for a model trained with
             matryoshka_dims. Default: all, or the value of the index.
@@ -92,7 +92,8 @@ def index(
         ```
     """
     from visavis.api.run_collections import open_run_data
-    from visavis.retrieval.index_builder import build_index, default_index_folder, index_source
+    from visavis.retrieval.build.default_index import default_index_folder, index_source
+    from visavis.retrieval.build.index_builder import build_index
 
     progress = progress or NoProgress()
     engine, num_workers = parse_workers(workers)
@@ -157,8 +158,7 @@ def search(
         store: Confirms the store of an index outside its folder. Default: only a store inside.
         top: Number of results.
         max_irrelevant: Expected share of irrelevant results at which the list ends, such as 0.3.
-            --all prints the weaker results, too. Without validation captions, the first search takes
-            longer. Default: the list does not end.
+            --all prints the weaker results, too. Default: the list does not end.
         progress: Receives the progress.
 
     Returns:
@@ -178,8 +178,6 @@ def search(
         visavis search openai/clip-vit-base-patch32 "a red car" --collection photos/
         ```
     """
-    from visavis.core.fields import validate_int
-    from visavis.models.retriever import Retriever
     from visavis.retrieval.index_folder import is_index
     from visavis.retrieval.open_index import open_index
     from visavis.retrieval.search import (
@@ -197,7 +195,7 @@ def search(
     if len(runs) == 1 and not query and not _is_model_or_index(text):
         if collection is not None:
             from visavis.api.run_collections import open_run_data
-            from visavis.retrieval.index_builder import update_default_index
+            from visavis.retrieval.build.default_index import update_default_index
 
             index_folder = update_default_index(collection, None, progress, open_data=open_run_data)
             runs = [index_folder]
@@ -213,6 +211,7 @@ def search(
             f"{text}: expected an index, run or model, got a folder without an index. Search it "
             f"with visavis search {shlex.quote(query or 'QUERY')} --collection {shlex.quote(text)}."
         )
+    # The query, and the index or the images of runs in which it is searched.
     item_filter, group_duplicates = parse_item_filter(filter or {})
     parts = build_query(query, image, like, without)
     searched: Collection
@@ -222,12 +221,7 @@ def search(
                 "search: expected one index without --collection, as an index has its own images. "
                 "Pass one index only."
             )
-        opened = open_index(runs[0], store=store)
-        searched = opened
-        has_probabilities = parts.is_single_text and rerank is None and opened.correction is None
-        if opened.manifest.ignore_captions and has_probabilities and max_irrelevant is None:
-            # Probabilities from the collection are shown on request only.
-            max_irrelevant = 1.0
+        searched = open_index(runs[0], store=store)
     elif image or like or without or item_filter or rerank or store:
         raise VisavisError(
             f"{runs[0]}: expected an index for image queries, filters, --rerank and --store, got a "
@@ -236,6 +230,7 @@ def search(
         )
     else:
         from visavis.api.run_collections import open_run_images
+        from visavis.core.fields import validate_int
 
         # A wrong query is reported before features are computed.
         validate_text_query(query)
@@ -244,7 +239,11 @@ def search(
     with closing(searched):
         for encoder in searched.models:
             warn_unknown_words(encoder, parts, progress)
-        reranker = None if rerank is None else Retriever.load(rerank)
+        reranker = None
+        if rerank is not None:
+            from visavis.models.retriever import Retriever
+
+            reranker = Retriever.load(rerank)
         results = search_collection(
             searched,
             parts,
@@ -308,7 +307,7 @@ def classify(
     from visavis.core.fields import validate_int
     from visavis.models.retriever import Retriever
     from visavis.retrieval.index_folder import is_index, read_manifest
-    from visavis.retrieval.open_index import open_index_model
+    from visavis.retrieval.open_index import open_query_encoder
     from visavis.retrieval.zero_shot import (
         DEFAULT_TEMPLATE,
         evaluate_zero_shot,
@@ -324,20 +323,29 @@ def classify(
             f"labels: expected a file with a folder and the name of its class per line for the "
             f"folder {images}, got {len(labels)} labels. Pass one file."
         )
+    # A file has one label per line, or for a folder, a subfolder and the name of its class.
     names: Any = labels
     if isinstance(labels, str | Path):
         names = read_class_names(labels) if is_folder else read_lines(labels)
     prompts = None if templates is None else read_templates(templates)
+    image_model = None
     if is_index(run):
-        retriever = open_index_model(Path(run), read_manifest(Path(run)), memory=memory)
+        queries = open_query_encoder(Path(run), read_manifest(Path(run)), memory=memory)
+        model = queries.whole
+        image_model = queries.image_model
     else:
-        retriever = Retriever.load(run, memory=memory)
+        model = Retriever.load(run, memory=memory)
     if is_folder:
         prompts = prompts or [DEFAULT_TEMPLATE]
         return evaluate_zero_shot(
-            retriever, Path(images), prompts, progress or NoProgress(), names or None
+            model,
+            Path(images),
+            prompts,
+            progress or NoProgress(),
+            names or None,
+            image_model=image_model,
         )
-    return rank_texts(retriever, images, names, prompts)[:top]
+    return rank_texts(model, images, names, prompts, image_model=image_model)[:top]
 
 
 def build_query(
@@ -346,21 +354,12 @@ def build_query(
     like: str | Sequence[str] = (),
     without: str | Sequence[str] = (),
 ) -> SearchQuery:
-    """Combine the parts of a query, each with weight 1, and excluded texts with weight -0.5.
-
-    Args:
-        text: Text query, or empty with an image or item.
-        image: Query images.
-        like: Keys of items.
-        without: Excluded texts.
-
-    Returns:
-        The query. Without any part, it has one empty text, which a search refuses.
-    """
+    """Combine the parts of a query, each with weight 1, and excluded texts with weight -0.5."""
     from visavis.retrieval.search import EXCLUDED_WEIGHT, SearchQuery
 
     images = [(1.0, file) for file in ([image] if isinstance(image, str | Path) else image)]
     keys = [(1.0, key) for key in to_list(like)]
+    # Without any part, there is one empty text, which a search refuses.
     texts = [(1.0, text)] if text.strip() or not (images or keys) else []
     texts += [(EXCLUDED_WEIGHT, excluded) for excluded in to_list(without)]
     return SearchQuery(tuple(texts), tuple(images), tuple(keys))
@@ -405,7 +404,7 @@ def serve(
     token: str | None = None,
     root_path: str = "",
     host_name: str | Sequence[str] = (),
-    feedback: str | Path | None = None,
+    votes: bool = False,
     store: str | Path | Sequence[str | Path] = (),
     max_irrelevant: float | None = None,
     open_browser: bool = False,
@@ -428,10 +427,10 @@ def serve(
             none.
         host_name: Name by which a reverse proxy requests the server, such as photos.example.
             Default: names of this machine.
-        feedback: File for relevance judgments, new or to be continued. Default: no feedback.
+        votes: Let people vote on results. The votes are saved in the index, or in both indexes.
         store: Confirms the store of an index outside its folder. Default: only stores inside.
-        max_irrelevant: Expected share of irrelevant results at which the web UI draws a line, also
-            without captions. Default: 0.5, only with captions.
+        max_irrelevant: Expected share of irrelevant results at which the web UI draws a line. Results
+            must have match probabilities. Default: 0.5, for results with match probabilities.
         open_browser: Open the web UI in a browser.
         progress: Receives the address.
 
@@ -444,7 +443,7 @@ def serve(
         ```sh
         visavis serve photos/
         visavis serve index --open-browser
-        visavis serve index --feedback votes.jsonl --port 8080
+        visavis serve index --votes --port 8080
         ```
     """
     from visavis.api.run_collections import open_run_data
@@ -457,7 +456,7 @@ def serve(
         token=token,
         root_path=root_path,
         host_names=to_list(host_name),
-        feedback=feedback,
+        votes=votes,
         store=store,
         max_irrelevant=max_irrelevant,
         open_browser=open_browser,
@@ -470,7 +469,7 @@ def serve(
 def mcp(
     index: str | Path | Sequence[str | Path],
     *,
-    feedback: str | Path | None = None,
+    votes: bool = False,
     store: str | Path | Sequence[str | Path] = (),
     progress: Progress | None = None,
 ) -> None:
@@ -478,11 +477,11 @@ def mcp(
     assistant starts the command.
 
     The tools search by text, find similar items, and return the details and the thumbnail of an
-    item. They read the index and its files only, unless ``feedback`` allows votes.
+    item. They read the index and its files only, unless ``votes`` allows votes.
 
     Args:
         index: Folder of an index.
-        feedback: File for relevance judgments of the assistant, new or to be continued. Default: no
+        votes: Let the assistant vote on results. A vote is saved in the index of its item. Default: no
             tool that writes.
         store: Confirms the store of an index outside its folder. Default: only stores inside.
         progress: Receives messages, which must not go to stdout.
@@ -495,10 +494,10 @@ def mcp(
     Command line:
         ```sh
         visavis mcp indexes/photos
-        visavis mcp indexes/photos indexes/videos --feedback votes.jsonl
+        visavis mcp indexes/photos indexes/videos --votes
         ```
     """
     from visavis.retrieval.server.mcp_server import run_server
 
     stores = [store] if isinstance(store, str | Path) else list(store)
-    run_server(to_paths(index), feedback, stores, progress or NoProgress())
+    run_server(to_paths(index), stores, progress or NoProgress(), votes=votes)

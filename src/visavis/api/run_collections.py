@@ -18,14 +18,7 @@ if TYPE_CHECKING:
 
 
 def open_run_data(model: Path) -> RunData | None:
-    """Open the data of a run for an index.
-
-    Args:
-        model: Run folder, or folder or hub name of a pretrained model.
-
-    Returns:
-        The data, which are read when they are used. None for a pretrained model.
-    """
+    """Open the data of a run for an index, which reads them when it needs them. None: no run."""
     if not os.path.isfile(model / "run.toml"):
         return None
     # An update without changes needs no training code.
@@ -39,20 +32,7 @@ def open_run_images(
     collection: Path | None,
     progress: Progress,
 ) -> RunImages:
-    """Open the images of runs as a collection.
-
-    Args:
-        runs: Run folders or pretrained models.
-        collection: A data set or a folder of images. None: the data of the runs.
-        progress: Receives progress and warnings.
-
-    Returns:
-        The images.
-
-    Raises:
-        DataError: If there are no images.
-        RunError: If the runs have different data, or none.
-    """
+    """Open a collection for runs. None: the images of their own data."""
     from visavis.core.run_context import RunContext
     from visavis.data.dataset import Dataset
     from visavis.data.item_sources import FeatureReader

@@ -13,6 +13,7 @@ from visavis.api.arguments import (
     optional_text,
     parse_overrides,
     parse_workers,
+    recipe_keys,
     resolve_recipe,
     to_list,
 )
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
     from visavis.papers.reproduction.reproduced_figure import ReproducedFigure
     from visavis.papers.reproduction.reproduction import Reproduction
     from visavis.research.experiments.comparison_result import Comparison
+    from visavis.research.experiments.model_costs import CostLimits
     from visavis.training.runs.mine_negatives import MiningReport
-    from visavis.training.training_plan import TrainingPlan
-    from visavis.training.training_run import TrainingResult
+    from visavis.training.training_run import TrainingPlan, TrainingResult
 
 DEFAULT_SEEDS = 5
 """Seeds per setting of a comparison."""
+MAX_MINUTES = 100_000
+"""Maximum time of a comparison, about ten weeks."""
 
 
 @overload
@@ -90,7 +93,8 @@ def train(
         data: Data set. Default: the recipe's.
         index: Index, Parquet file or .npy array with item vectors. Only the text side is trained,
             for these vectors, and no image is read. Default: train both sides.
-        feedback: Feedback file of visavis serve to train on. Default: none.
+        feedback: Index whose votes are trained on, or file of ``visavis indexes export-votes``. Default:
+            none.
         out: New run folder. Default: ``runs/<recipe>-<n>``.
         overrides: Recipe overrides, such as objective='VLC()' training.batch_size=64.
         resume: Folder of a stopped run to continue. Takes no other option. Default: a new run.
@@ -125,8 +129,7 @@ def train(
     from visavis.training.processes import can_restart, join_processes, restarted
     from visavis.training.recipes.files import read_recipe
     from visavis.training.runs.run_folder import RunFolder
-    from visavis.training.training_plan import resolve
-    from visavis.training.training_run import resume_training, start_training
+    from visavis.training.training_run import resolve, resume_training, start_training
 
     with join_processes() as group:
         progress = progress if progress is not None and group.is_first else NoProgress()
@@ -278,7 +281,10 @@ def compare(
     *,
     objective: str | Sequence[str] = (),
     grid: str | Sequence[str] = (),
-    seeds: int | str | None = None,
+    seeds: int | None = None,
+    minutes: float | None = None,
+    max_query_ms: float | None = None,
+    max_item_bytes: float | None = None,
     tune: bool = True,
     data: str | Path | None = None,
     feedback: str | Path | None = None,
@@ -294,23 +300,32 @@ def compare(
     All settings have the same seeds, batches and number of tried learning rates, which validation
     selects. A run computes with one thread unless ``training.threads`` is set.
 
+    With ``minutes``, no list is needed: all objectives that need only captions, with the default
+    recipes of the encoders on this machine, are trained briefly, the better ones longer, and the best few are
+    compared with fresh seeds. The result names the expected regret of the choice.
+
     Args:
         recipe: TOML file or name of a shipped recipe. Default: chosen from the encoders available.
-        objective: Objective, such as "Unified()". "Goal.all()" is fifteen.
+        objective: Objective, such as "Unified()". "Goal.all()" is fifteen. Default: the recipe's, or
+            with ``minutes`` and without ``grid`` all that need only captions.
         grid: Values of a recipe key, such as "phases.0.optimizer.lr=[3e-4, 1e-3]", of which the best
             on validation is reported. Models such as "model=['VSE++()', 'VSEInfinity()']" are
             compared as objectives are.
-        seeds: Number of seeds per setting, such as 5, or with a time limit, such as 5:30m. With a
-            limit, the better half continues after 1, 2, 4, ... seeds while time remains. Default: 5.
+        seeds: Number of seeds per setting. Default: 5, or with ``minutes`` as many as fit.
+        minutes: Time for everything. Default: as long as the seeds take.
+        max_query_ms: With ``minutes``, leave out models that need more milliseconds for a query.
+            Default: any.
+        max_item_bytes: With ``minutes``, leave out models whose images take more bytes. Default: any.
         tune: Select the learning rate of each setting first. Takes less time than the runs. A grid
             of learning rates replaces it.
         data: Data set. Default: the recipe's.
-        feedback: Feedback file of visavis serve as a second test. It is not used for any choice.
+        feedback: Index whose votes are a second test, or file of ``visavis indexes export-votes``. They are
+            not used for any choice.
             Default: none.
         out: New folder. Default: ``runs/compare-<n>``.
         overrides: Recipe overrides for all runs, such as epochs=4.
-        resume: Folder of a comparison to continue, also with more --seeds or new --feedback.
-            Default: a new one.
+        resume: Folder of a comparison to continue, also with more --seeds, more --minutes or new
+            --feedback. Default: a new one.
         workers: Number of runs at once, or ray:NUMBER on a Ray cluster whose machines share the
             folder. Default: one per core.
         progress: Receives the progress.
@@ -327,65 +342,95 @@ def compare(
 
     Command line:
         ```sh
+        visavis compare --data photos/ --minutes 30
         visavis compare --data photos/ --objective "Unified()" --objective "VLC()" --seeds 3 --out comparison
-        visavis compare --data photos/ --grid "model=['VSE++()', 'VSEInfinity()']" --seeds 5:30m
         visavis compare --resume comparison --seeds 5
         ```
     """
+    from visavis.research.experiments.candidates import candidate_objectives
     from visavis.research.experiments.comparison_report import write_comparison_report
     from visavis.research.experiments.jobs import Workers
+    from visavis.research.experiments.model_costs import CostLimits
     from visavis.research.experiments.run_comparison import (
         finished_runs_kept,
+        join_plans,
         plan_comparison,
         resume_comparison,
         start_comparison,
     )
+    from visavis.training.recipes.default_recipe import installed_recipes
     from visavis.training.recipes.files import read_recipe
 
     progress = progress or NoProgress()
     pool = Workers(*parse_workers(workers))
-    num_seeds, budget_s = _parse_seeds(seeds)
+    limits = CostLimits(max_query_ms, max_item_bytes)
+    minutes = _check_minutes(minutes, seeds, limits)
     feedback = optional_path(feedback)
     if resume is not None:
-        if any((recipe, objective, grid, data, out, overrides)):
+        if any((recipe, objective, grid, data, out, overrides)) or limits != CostLimits():
             raise RunError(
-                "--resume: expected only --seeds, --feedback and --workers, as a comparison keeps its settings. "
-                "Remove the other options."
+                "--resume: expected only --seeds, --minutes, --feedback and --workers, as a comparison "
+                "keeps its settings. Remove the other options."
             )
         comparison = resume_comparison(
-            Path(resume), num_seeds, pool, progress, feedback=feedback, budget_s=budget_s
+            Path(resume), seeds, pool, progress, feedback=feedback, minutes=minutes
         )
     else:
-        name, settings = resolve_recipe(recipe, overrides, progress, data=data)
-        _require_no_seed([*settings, *(text.partition("=")[0].strip() for text in to_list(grid))])
-        plan = plan_comparison(
-            read_recipe(name, settings),
-            (to_list(objective), *_split_models(to_list(grid))),
-            DEFAULT_SEEDS if num_seeds is None else num_seeds,
-            successive_halving=budget_s is not None,
-            tune=tune,
-        )
+        models, others = _split_models(to_list(grid))
+        objectives = to_list(objective)
+        if minutes and not (objectives or models or others):
+            objectives = list(candidate_objectives())
+        if minutes and recipe is None and not models:
+            keys = recipe_keys(overrides, data=data)
+            recipes: list[tuple[str | Path, dict[str, Any]]] = [
+                (one.name, one.overrides | keys) for one in installed_recipes(keys, progress)
+            ]
+        else:
+            recipes = [resolve_recipe(recipe, overrides, progress, data=data)]
+        _require_no_seed([*recipes[0][1], *(text.partition("=")[0].strip() for text in others)])
+        plans = [
+            plan_comparison(
+                read_recipe(name, settings),
+                (objectives, models, others),
+                DEFAULT_SEEDS if seeds is None else seeds,
+                minutes=minutes,
+                limits=limits,
+                tune=tune,
+            )
+            for name, settings in recipes
+        ]
         comparison = start_comparison(
-            plan, optional_path(out), pool, progress, feedback=feedback, budget_s=budget_s
+            join_plans(plans),
+            optional_path(out),
+            pool,
+            progress,
+            feedback=feedback,
         )
     with finished_runs_kept(comparison.folder):
         write_comparison_report(comparison, progress)
     return comparison
 
 
-def _parse_seeds(seeds: int | str | None) -> tuple[int | None, float | None]:
-    """The number of seeds and the time limit in seconds, of ``"5:30m"``. None: not set."""
-    from visavis.research.experiments.run_comparison import parse_budget
-
-    if not isinstance(seeds, str):
-        return seeds, None
-    number, colon, time = seeds.partition(":")
-    if not number.strip().isdecimal():
+def _check_minutes(minutes: float | None, seeds: int | None, limits: CostLimits) -> float:
+    """The time of a comparison, 0 without one. Its options exclude or need each other."""
+    if minutes is None:
+        if limits.max_query_ms or limits.max_item_bytes:
+            raise RunError(
+                "--max-query-ms, --max-item-bytes: expected --minutes with them, got none. A given "
+                "list is compared as it is. Add --minutes, or remove them."
+            )
+        return 0.0
+    if not 0 < minutes < MAX_MINUTES:
         raise RunError(
-            f"seeds: expected a number such as 5, or a number and a time such as 5:30m, got "
-            f"{format_value(seeds)}."
+            f"minutes: expected a number above 0 and below {MAX_MINUTES:,}, got "
+            f"{format_value(minutes)}. Pass a time in minutes."
         )
-    return int(number), parse_budget(time) if colon else None
+    if seeds is not None:
+        raise RunError(
+            "--seeds, --minutes: expected one of them, got both. The time decides the seeds. Remove "
+            "one of them."
+        )
+    return float(minutes)
 
 
 def _split_models(grid: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from visavis.cli.terminal import (
     SignalReceived,
     escape_unencodable_output,
-    interrupts_are_ignored,
     print_error,
     signals_raised,
 )
@@ -52,12 +51,6 @@ def __getattr__(name: str) -> Any:
 def build_app(first_word: str = "") -> typer.Typer:
     """Import and build the commands. The import is not at the top, because Ctrl-C may come while
     the commands are imported.
-
-    Args:
-        first_word: First word of the command line, which selects the commands.
-
-    Returns:
-        The application.
     """
     with requires_extra("train", "the command line"):
         import typer  # noqa: F401 - the modules of the commands import it
@@ -68,11 +61,7 @@ def build_app(first_word: str = "") -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line.
-
-    A user's error is printed as one line on stderr, with exit code 1. A signal exits with the
-    shell's code.
-    """
+    """Run the command line."""
     exclude_current_folder()
     os.environ.setdefault(HUGE_PAGES_VARIABLE, "1")
     # Before torch loads OpenMP.
@@ -89,10 +78,14 @@ def main() -> None:
             try:
                 build_app("".join(sys.argv[1:2]))()
             except SystemExit as end:
-                # Typer ends without a line if Ctrl-C comes while it reads the arguments.
-                if end.code == 128 + signal.SIGINT and not interrupts_are_ignored():
+                # Typer ends without a line if Ctrl-C comes while it reads the arguments. A command
+                # ignores further interrupts, and then prints its line.
+                is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+                if end.code == 128 + signal.SIGINT and not is_ignored:
                     raise KeyboardInterrupt from None
                 raise
+    # An error of the user is one line on stderr, with exit code 1. A signal exits with the shell's
+    # code.
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         print_error("Stopped before the command started.")
@@ -100,7 +93,14 @@ def main() -> None:
     except ReportedByOtherProcess as error:
         sys.exit(error.exit_code)
     except VisavisError as error:
-        _exit(f"{error}{_named_code_hint(error)}", 1, lines=getattr(error, "__notes__", ()))
+        from visavis.core.environment import shell_command
+        from visavis.core.own_code import CodeNotNamed
+
+        message = str(error)
+        if isinstance(error, CodeNotNamed):
+            words = shlex.join(["--code", error.source, *sys.argv[1:]])
+            message += f" Repeat it with: {shell_command()} {words}"
+        _exit(message, 1, lines=getattr(error, "__notes__", ()))
     except MemoryError as error:
         _exit(
             f"out of memory{f': {error}' if str(error) else ''}. Process less at once, or close "
@@ -114,17 +114,6 @@ def main() -> None:
         if error.filename is None and error.errno is None:
             raise
         _exit(f"{error.filename or 'a file'}: cannot be read or written: {error.strerror}.", 1)
-
-
-def _named_code_hint(error: VisavisError) -> str:
-    """The command that allows the own code of an error."""
-    from visavis.core.environment import shell_command
-    from visavis.core.own_code import CodeNotNamed
-
-    if not isinstance(error, CodeNotNamed):
-        return ""
-    words = shlex.join(["--code", error.source, *sys.argv[1:]])
-    return f" Repeat it with: {shell_command()} {words}"
 
 
 def _exit(message: str, code: int, *, lines: Iterable[str] = ()) -> NoReturn:

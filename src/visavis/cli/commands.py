@@ -49,7 +49,7 @@ from visavis.cli.terminal import (
 from visavis.core.command import Command
 from visavis.core.errors import ReportedByOtherProcess, SpecError, VisavisError, format_value
 from visavis.core.own_code import allow_code, find_part, installed_names, named_parts
-from visavis.core.progress import NoProgress, Progress
+from visavis.core.progress import NoProgress
 
 if TYPE_CHECKING:
     from visavis.data.features.store import FeatureStore
@@ -75,11 +75,6 @@ def _stores_to_json(stores: list[FeatureStore], _: Values) -> Values:
         }
 
     return {"stores": [properties(store) for store in stores]}
-
-
-def _query(values: Values) -> str:
-    """The text query. Without a run, it is the only argument."""
-    return values.get("query", str(values["run"]) if "collection" in values else "")
 
 
 def _classification_to_json(result: Any, values: Values) -> Values:
@@ -122,15 +117,21 @@ COMMANDS = {
     "export": Command(),
     "index": Command(),
     "search": Command(
-        printer="printers:print_results",
+        printer="search_printer:print_results",
         has_all=True,
-        to_json=lambda results, values: {"query": _query(values), **results.to_json()},
+        # Without a run, the text query is the only argument.
+        to_json=lambda results, values: {
+            "query": values.get("query", str(values["run"]) if "collection" in values else ""),
+            **results.to_json(),
+        },
     ),
     "indexes_evaluate": Command(),
     "indexes_list_queries": Command(),
     "indexes_use_queries": Command(),
     "indexes_restore_queries": Command(),
     "indexes_correct": Command(),
+    "indexes_export": Command(),
+    "indexes_export_votes": Command(),
     "indexes_measure": Command(),
     "indexes_compress": Command(),
     "indexes_calibrate": Command(
@@ -165,6 +166,7 @@ ENVIRONMENT_VARIABLES = {"token": "VISAVIS_TOKEN"}
 """Environment variables that set an option."""
 
 METAVARS = {
+    "basis": "BASIS",
     "overrides": "KEY=VALUE",
     "memory": "SIZE",
     "item_bytes": "SIZE",
@@ -195,14 +197,8 @@ class ParameterType:
 
 
 def build_app(first_word: str = "") -> typer.Typer:
-    """Build the command line from the functions in ``visavis.api``.
-
-    Args:
-        first_word: First word of the command line. If it is a command or a group, only this is
-            built, so that the modules of other commands are not imported.
-
-    Returns:
-        The application, with all commands for any other word.
+    """Build the command line from the functions in ``visavis.api``. If the first word is a command or
+    a group, only this is built, so that the modules of other commands are not imported.
     """
     if first_word.partition("=")[0] == "--code":
         _allow_leading_code(sys.argv[1:])
@@ -210,7 +206,9 @@ def build_app(first_word: str = "") -> typer.Typer:
     commands = {n: each for n, each in COMMANDS.items() if command_words(n)[0] == first_word}
     if is_group:
         commands |= registered_commands(first_word)
-    commands = commands or COMMANDS | registered_commands()
+    # The main help lists groups of commands, not the commands in them.
+    is_main_help = first_word == "--help"
+    commands = commands or COMMANDS | registered_commands(first_word if is_main_help else "")
     # Typer adds the Python type of an argument to its name, such as list[str].
     setattr(TyperArgument, "display_type_rich", lambda self, ctx: None)  # noqa: B010, ARG005
     app = typer.Typer(
@@ -245,7 +243,8 @@ def build_app(first_word: str = "") -> typer.Typer:
             epilog=examples_of(function),
             rich_help_panel=panel_of(name),
         )(_callback(name, command))
-    first_words = {command_words(name)[0] for name in commands}
+    shown = [*commands, *(installed_names("commands") if is_main_help else ())]
+    first_words = {command_words(name)[0] for name in shown}
     for name in GROUPS:
         *outer, word = words = command_words(name)
         if words[0] in first_words:
@@ -254,22 +253,14 @@ def build_app(first_word: str = "") -> typer.Typer:
 
 
 def registered_commands(first_word: str = "") -> dict[str, Command]:
-    """Return the commands of named sources and of installed packages by name.
-
-    Args:
-        first_word: First word of the commands. Empty: all.
-
-    Returns:
-        The commands, installed ones in the order of their names.
-
-    Raises:
-        SpecError: If a command has the name of a command of visavis, or cannot be loaded.
+    """Return the commands of named sources and of installed packages by name. A package is loaded
+    only for its own commands, and for the main help if it adds one outside of a group.
     """
-    installed = [
-        find_part(name, {}, Command, "commands")
-        for name in installed_names("commands")
-        if first_word in ("", command_words(name)[0])
-    ]
+    installed = list[Command | None]()
+    for name in installed_names("commands"):
+        words = command_words(name)
+        if first_word in ("", words[0]) or (first_word == "--help" and len(words) == 1):
+            installed.append(find_part(name, {}, Command, "commands"))
     commands = dict[str, Command]()
     for command in [*named_parts(Command), *installed]:
         name = getattr(command.function, "__name__", "") if command is not None else ""
@@ -283,12 +274,7 @@ def registered_commands(first_word: str = "") -> dict[str, Command]:
 
 
 def function_of(name: str, command: Command) -> Callable[..., Any]:
-    """Return the function of a command.
-
-    Args:
-        name: Name of the command.
-        command: The command.
-    """
+    """Return the function of a command."""
     function: Callable[..., Any] = command.function or getattr(api, name)
     return function
 
@@ -304,11 +290,7 @@ def _allow_leading_code(arguments: Sequence[str]) -> None:
 
 
 def command_words(name: str) -> tuple[str, ...]:
-    """Return the words of a command or group: ``data_check`` is the command ``data check``.
-
-    Args:
-        name: Name of an API function or group.
-    """
+    """Return the words of a command or group: ``data_check`` is the command ``data check``."""
     outer = [group for group in GROUPS if name.startswith(f"{group}_")]
     group = max(outer, key=len, default="")
     word = name.removeprefix(f"{group}_").replace("_", "-")
@@ -379,16 +361,28 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
             stack.enter_context(_stops_in_one_line(name))
             if command.resumable:
                 stack.enter_context(_resume_hint(name))
-            if "progress" in parameters:
-                values["progress"] = NoProgress() if quiet else _progress_bars(name, command, stack)
+            if "progress" in parameters and quiet:
+                values["progress"] = NoProgress()
+            elif "progress" in parameters:
+                from visavis.cli.console import ProgressBars
+
+                # A server that has started shows no progress.
+                title = " ".join(command_words(name)) if command.has_result else ""
+                values["progress"] = stack.enter_context(ProgressBars(title))
             result = function(**values)
         # Of the processes of torchrun, the first one prints the result.
         if command.shares_work and not _is_first_process():
             return
+        results = result if isinstance(result, list | tuple) else [result]
         if json:
             print_json(command.to_json(result, values))
-        elif result is not None and (command.printer or _has_tables(result)):
-            _printer(command)(result, **({"print_all": print_all} if command.has_all else {}))
+        elif result is not None and (
+            command.printer or all(hasattr(each, "tables") for each in results)
+        ):
+            printer = command.printer or "console:print_result"
+            if isinstance(printer, str):
+                printer = resolve_name(f"visavis.cli.{printer}")
+            printer(result, **({"print_all": print_all} if command.has_all else {}))
         if command.has_failed(result):
             raise typer.Exit(1)
 
@@ -396,22 +390,6 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
     run.__signature__ = _signature(name, command, types, arguments, split_last)  # type: ignore[attr-defined]
     run.__annotations__ = {}
     return run
-
-
-def _has_tables(result: Any) -> bool:
-    """Whether a result, or each of several, has tables."""
-    results = result if isinstance(result, list | tuple) else [result]
-    return all(hasattr(each, "tables") for each in results)
-
-
-def _printer(command: Command) -> Callable[..., None]:
-    """The function that prints a result."""
-    if callable(command.printer):
-        return command.printer
-    printer: Callable[..., None] = resolve_name(
-        f"visavis.cli.{command.printer or 'console:print_result'}"
-    )
-    return printer
 
 
 def _is_first_process() -> bool:
@@ -439,14 +417,6 @@ def _check_processes(name: str, command: Command) -> None:
         f"{' '.join(command_words(name))}: expected one process, got {processes}. Start it without "
         f"torchrun, which {sharing} support."
     )
-
-
-def _progress_bars(name: str, command: Command, stack: ExitStack) -> Progress:
-    """Progress on stderr. A server that has started has none."""
-    from visavis.cli.console import ProgressBars
-
-    title = " ".join(command_words(name)) if command.has_result else ""
-    return stack.enter_context(ProgressBars(title))
 
 
 def _signature(
@@ -508,25 +478,34 @@ def _flag(name: str, text: str, *option_names: str) -> inspect.Parameter:
 
 
 def parameter_types(function: Callable[..., Any]) -> dict[str, ParameterType]:
-    """Read the types of the parameters of an API function.
-
-    Args:
-        function: The function.
-
-    Returns:
-        Types by the name of the parameter.
-    """
-    return {
-        name: _parameter_type(
-            name,
-            _evaluate(annotation, function.__module__)
-            if isinstance(annotation, str)
-            else annotation,
+    """Read the types of the parameters of an API function."""
+    types = dict[str, ParameterType]()
+    for name, annotation in function.__annotations__.items():
+        if name == "return":  # imported for type checking only: its module imports torch
+            continue
+        is_text = isinstance(annotation, str)
+        hint = _evaluate(annotation, function.__module__) if is_text else annotation
+        members = _members(hint)
+        containers = [each for each in members if get_origin(each) in (Sequence, Mapping, dict)]
+        singles = [each for each in members if each not in containers]
+        kinds = [*singles, *(kind for each in containers for kind in _members(get_args(each)[0]))]
+        container = get_origin(containers[-1]) if containers else None
+        is_choice = kinds[0] is bool or get_origin(kinds[0]) is Literal
+        metavar = "NAME=VALUE" if container is Mapping else None
+        if not is_choice and metavar is None:
+            metavar = METAVARS.get(name) or next(
+                (shown for kind, shown in METAVARS_BY_TYPE.items() if kind in kinds), None
+            )
+        is_number = kinds[0] in (int, float) and str not in kinds
+        types[name] = ParameterType(
+            # A number or a text is read as a text, which the function converts.
+            kind=kinds[0] if is_choice or is_number else str,
+            metavar=metavar,
+            container=container,
+            is_single=bool(singles),
+            is_path=Path in kinds,
         )
-        for name, annotation in function.__annotations__.items()
-        # The type of the result is imported for type checking only: its module imports torch.
-        if name != "return"
-    }
+    return types
 
 
 # Modules repeat their annotations. Without the cache, a start takes 3 ms more.
@@ -535,27 +514,6 @@ def _evaluate(annotation: str, module: str) -> Any:
     """The type behind the text of an annotation, with the names of a module."""
     stub = SimpleNamespace(__annotations__={"parameter": annotation})
     return get_type_hints(stub, vars(sys.modules[module]))["parameter"]
-
-
-def _parameter_type(name: str, hint: Any) -> ParameterType:
-    containers = [each for each in _members(hint) if get_origin(each) in (Sequence, Mapping, dict)]
-    singles = [each for each in _members(hint) if each not in containers]
-    kinds = [*singles, *(kind for each in containers for kind in _members(get_args(each)[0]))]
-    container = get_origin(containers[-1]) if containers else None
-    is_choice = kinds[0] is bool or get_origin(kinds[0]) is Literal
-    metavar = "NAME=VALUE" if container is Mapping else None
-    if not is_choice and metavar is None:
-        metavar = METAVARS.get(name) or next(
-            (shown for kind, shown in METAVARS_BY_TYPE.items() if kind in kinds), None
-        )
-    return ParameterType(
-        # A number or a text is read as a text, which the function converts.
-        kind=kinds[0] if is_choice or (kinds[0] in (int, float) and str not in kinds) else str,
-        metavar=metavar,
-        container=container,
-        is_single=bool(singles),
-        is_path=Path in kinds,
-    )
 
 
 def _members(hint: Any) -> list[Any]:
@@ -689,8 +647,8 @@ def _split_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def _stops_in_one_line(name: str) -> Iterator[None]:
-    """After Ctrl-C, print one line about what is kept and how to continue, and exit with the shell's
-    code.
+    """After Ctrl-C, print one line about what is kept and how to continue, and exit with the
+    shell's code.
     """
     try:
         yield

@@ -1,4 +1,7 @@
-"""Tables and lines with colors on stdout, and progress bars on stderr."""
+"""Tables and lines with colors on stdout, and progress bars on stderr.
+
+rich is imported when it prints, because most commands end before and print plain lines.
+"""
 
 from __future__ import annotations
 
@@ -6,62 +9,41 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from threading import RLock, Timer
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Self
 
-from rich import console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.text import Text
-
-from visavis.cli.terminal import escape_control_characters, exit_quietly, print_line
+from visavis.cli.terminal import escape_control_characters, print_line
 from visavis.core.progress import TrainingStep
 from visavis.core.result import Result
 from visavis.core.table import Table
-from visavis.core.table_formats import text_lines
 
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
-class SafeConsole(console.Console):
-    """Console that escapes control characters and exits quietly when its reader has left."""
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        """Render markup after escaping control characters.
-
-        Args:
-            text: Text with markup of rich.
-            options: Further options of rich.
-
-        Returns:
-            The rendered text.
-        """
-        return super().render_str(escape_control_characters(text), **options)
-
-    def on_broken_pipe(self) -> NoReturn:
-        """Exit without a message."""
-        exit_quietly()
+    from visavis.cli.safe_console import SafeConsole
 
 
 def standard_output() -> SafeConsole:
     """Return a console for stdout as it is now."""
+    from visavis.cli.safe_console import SafeConsole
+
     return SafeConsole(file=sys.stdout, highlight=False)
 
 
 def print_markup(text: str) -> None:
-    """Print a line on stdout. Terminals wrap it.
-
-    Args:
-        text: Text with markup of rich.
-    """
+    """Print a line on stdout. Terminals wrap it."""
     standard_output().print(text, soft_wrap=True)
 
 
 def print_tables(tables: Sequence[Table]) -> None:
     """Print tables with their titles and notes on stdout, separated by empty lines. A note of
     several tables is printed below the last one.
-
-    Args:
-        tables: Tables.
     """
+    from rich.markup import escape
+
+    from visavis.core.table_formats import text_lines
+
     for number, table in enumerate(tables):
         if number:
             print_line("")
@@ -79,11 +61,7 @@ def print_tables(tables: Sequence[Table]) -> None:
 
 
 def print_result(result: Result | Iterable[Result]) -> None:
-    """Print the tables of a result, or of several results, on stdout.
-
-    Args:
-        result: Result, or results.
-    """
+    """Print the tables of a result, or of several results, on stdout."""
     results = [result] if isinstance(result, Result) else result
     print_tables([table for each in results for table in each.tables()])
 
@@ -111,30 +89,45 @@ class ProgressBars:
     """
 
     def __init__(self, title: str = "") -> None:
-        self.console = SafeConsole(stderr=True, highlight=False)
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-        )
-        self.progress = Progress(
-            *columns, console=self.console, transient=True, disable=not self.console.is_terminal
-        )
+        self.draws_bars = sys.stderr.isatty()
         self.tasks: dict[str, TaskID] = {}
         self.first_done: dict[str, tuple[float, int]] = {}
         # The innermost activity is the last one.
         self.activities = [title] if title else []
-        self.activity_task = self.progress.add_task("", total=None, note="", visible=False)
         self.created = self.last_line_time = time.monotonic()
         self.lock = RLock()
         self.closed = False
         self.timer = Timer(SHOWN_AFTER_S, self._refresh)
         self.timer.daemon = True
 
+    @cached_property
+    def console(self) -> SafeConsole:
+        """Console of messages on stderr."""
+        from visavis.cli.safe_console import SafeConsole
+
+        return SafeConsole(stderr=True, highlight=False)
+
+    @cached_property
+    def progress(self) -> Progress:
+        """The bars."""
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+        )
+        return Progress(*columns, console=self.console, transient=True)
+
+    @cached_property
+    def activity_task(self) -> TaskID:
+        """The bar of activities of unknown length."""
+        return self.progress.add_task("", total=None, note="", visible=False)
+
     def __enter__(self) -> Self:
         # Before version 15, rich prints an empty line even if it shows no bars.
-        if not self.progress.disable:
+        if self.draws_bars:
             self.timer.start()
         return self
 
@@ -146,12 +139,14 @@ class ProgressBars:
 
     def _refresh(self) -> None:
         """Draw the bars, or the innermost activity, if the first second is over."""
-        if self.progress.disable or time.monotonic() - self.created < SHOWN_AFTER_S:
+        if not self.draws_bars or time.monotonic() - self.created < SHOWN_AFTER_S:
             return
         with self.lock, suppress(OSError):
             has_bars = any(self.progress.tasks[task].visible for task in self.tasks.values())
             shows_activity = bool(self.activities) and not has_bars
-            shown = self.progress.tasks[self.activity_task]
+            # The first access adds the bar, so it comes before the list is copied.
+            activity_task = self.activity_task
+            shown = self.progress.tasks[activity_task]
             if shows_activity and not (shown.visible and shown.description == self.activities[-1]):
                 # Its time starts again.
                 self.progress.reset(self.activity_task, description=self.activities[-1])
@@ -163,29 +158,20 @@ class ProgressBars:
                 self.progress.stop()
 
     def message(self, text: str) -> None:
-        """Print a message.
+        """Print a message."""
+        from rich.markup import escape
 
-        Args:
-            text: Plain text.
-        """
         with suppress(OSError):
             self.console.print(escape(text), soft_wrap=True)
 
     def update(self, task: str, done: int, total: int, items_per_second: float) -> None:
-        """Show the progress of a task, with the time that is left.
-
-        Args:
-            task: Name of the task.
-            done: Items that are done.
-            total: All items.
-            items_per_second: Speed, 0 if unknown.
-        """
+        """Show the progress of a task, with the time that is left."""
         now = time.monotonic()
         first_time, first_done = self.first_done.setdefault(task, (now, done))
         speed = items_per_second or (done - first_done) / max(now - first_time, 1e-9)
         note = f"{done:,}/{total:,}"
-        if items_per_second >= 1:
-            note += f"  {items_per_second:,.0f}/s"
+        if items_per_second:
+            note += f"  {items_per_second:,.{int(items_per_second < 10)}f}/s"
         if speed and now - first_time >= SHOWN_AFTER_S:
             note += f"  {_format_duration((total - done) / speed)} left"
         if done >= total:
@@ -195,14 +181,7 @@ class ProgressBars:
 
     @contextmanager
     def activity(self, task: str) -> Iterator[None]:
-        """Show that a task of unknown length is in progress.
-
-        Args:
-            task: Name of the task.
-
-        Yields:
-            Nothing.
-        """
+        """Show that a task of unknown length is in progress."""
         self.activities.append(escape_control_characters(task))
         self._refresh()
         try:
@@ -212,11 +191,7 @@ class ProgressBars:
             self._refresh()
 
     def training_step(self, step: TrainingStep) -> None:
-        """Show the progress of a training.
-
-        Args:
-            step: Position, loss and speed.
-        """
+        """Show the progress of a training."""
         phase = f"phase {step.phase + 1}/{step.phases} " if step.phases > 1 else ""
         rsum = "" if step.rsum is None else f"  RSUM {step.rsum:.1f}"
         waiting = (
@@ -235,24 +210,26 @@ class ProgressBars:
         )
 
     def _show(self, key: str, title: str, done: int, total: int, note: str) -> None:
-        title = escape_control_characters(title)
-        if self.progress.disable:
-            if (now := time.monotonic()) - self.last_line_time >= LINE_INTERVAL_S:
-                self.last_line_time = now
-                self.message(f"{title}: {note}")
-            return
-        if key not in self.tasks:
-            self.tasks[key] = self.progress.add_task(title, total=total, note=note)
-        visible = done < total or key == "training"
-        self.progress.update(
-            self.tasks[key],
-            description=title,
-            completed=done,
-            total=total,
-            note=note,
-            visible=visible,
-        )
-        self._refresh()
+        # Threads share the bars, which are made at the first access.
+        with self.lock:
+            title = escape_control_characters(title)
+            if not self.draws_bars:
+                if (now := time.monotonic()) - self.last_line_time >= LINE_INTERVAL_S:
+                    self.last_line_time = now
+                    self.message(f"{title}: {note}")
+                return
+            if key not in self.tasks:
+                self.tasks[key] = self.progress.add_task(title, total=total, note=note)
+            visible = done < total or key == "training"
+            self.progress.update(
+                self.tasks[key],
+                description=title,
+                completed=done,
+                total=total,
+                note=note,
+                visible=visible,
+            )
+            self._refresh()
 
 
 def _format_duration(seconds: float) -> str:

@@ -43,6 +43,8 @@ MOVED = {
     "search --ignore-captions": "indexes calibrate",
     "serve --ignore-captions": "indexes calibrate",
     "evaluate --feedback": "indexes evaluate",
+    "serve --feedback": "serve --votes",
+    "mcp --feedback": "mcp --votes",
     "evaluate --classes": "classify",
     "evaluate --templates": "classify",
     "evaluate --class-names": "classify",
@@ -58,7 +60,7 @@ MOVED = {
     "search --no-group-duplicates": "search --filter duplicates=show",
     "compare --trec": "evaluate --trec",
     "compare --model": "compare --grid",
-    "compare --budget": "compare --seeds",
+    "compare --budget": "compare --minutes",
     "index --engine": "index --workers ray",
     "compare --engine": "compare --workers ray",
     "features --engine": "features --workers ray",
@@ -79,20 +81,13 @@ class MovedName(VisavisError):
 
 
 def panel_of(name: str) -> str | None:
-    """Return the panel of a command or group, or None within a group.
-
-    Args:
-        name: Name of an API function or group.
-    """
+    """Return the panel of a command or group, or None within a group."""
     return next((panel for panel, names in PANELS.items() if name in names), None)
 
 
 def examples_of(function: Callable[..., Any]) -> str:
     """Return the end of the help of a command: the section ``Command line:`` of its function, one
     command per line.
-
-    Args:
-        function: Function of the command.
     """
     commands = docstring_commands(function)
     if not commands:
@@ -105,18 +100,7 @@ class CommandWithMovedOptions(TyperCommand):
     """Command whose errors name the new words of moved options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments.
-
-        Args:
-            ctx: Context of Typer.
-            args: The arguments.
-
-        Returns:
-            The remaining arguments.
-
-        Raises:
-            MovedName: If an option has another name now.
-        """
+        """Parse the arguments."""
         words = ctx.command_path.split()[1:]
         for argument in args:
             if (name := " ".join([*words, argument.partition("=")[0]])) in MOVED:
@@ -130,30 +114,14 @@ class CommandGroup(TyperGroup):
     """
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command.
-
-        Args:
-            ctx: Context of Typer.
-            cmd_name: Name of the command.
-
-        Returns:
-            The command. None if there is none.
-
-        Raises:
-            MovedName: If the command has another name now.
-        """
+        """Return a command."""
         command = super().get_command(ctx, cmd_name)
         if command is None and cmd_name in MOVED:
             raise MovedName(cmd_name)
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands of each panel.
-
-        Args:
-            ctx: Context of Typer.
-            formatter: Receives the text.
-        """
+        """Write the commands of each panel."""
         # In the order of PANELS, whatever the order of the commands.
         panels: dict[str, list[tuple[str, str]]] = {panel: [] for panel in PANELS}
         width = formatter.width - max(map(len, self.commands)) - 6

@@ -20,11 +20,7 @@ class StderrHandler(logging.Handler):
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a record.
-
-        Args:
-            record: The record.
-        """
+        """Print a record."""
         source = f"{record.name}: " if record.levelno < logging.INFO else ""
         prefix = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: {source}"
         print_error(f"{prefix}{record.getMessage()}")
@@ -32,15 +28,7 @@ class StderrHandler(logging.Handler):
 
 @contextmanager
 def log_to_stderr(*, verbose: bool = False, quiet: bool = False) -> Iterator[None]:
-    """Print the log of visavis, and Python warnings, on stderr within this block.
-
-    Args:
-        verbose: Print debug messages, too.
-        quiet: Print warnings and errors only.
-
-    Yields:
-        Nothing.
-    """
+    """Print the log of visavis, and Python warnings, on stderr within this block."""
     handler = StderrHandler()
     level = LOGGER.level
     show = warnings.showwarning

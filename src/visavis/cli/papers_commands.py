@@ -21,6 +21,7 @@ REPRODUCE = Command(api.papers_reproduce, resumable=True)
 DIAGNOSE = Command(api.papers_diagnose)
 PROBE = Command(api.papers_probe)
 ANATOMY = Command(api.papers_anatomy)
+BOARD = Command(api.papers_board)
 COHERENCE = Command(api.papers_coherence)
 AGREEMENT = Command(api.papers_agreement, to_json=_entries_to_json("agreement"))
 RELEVANCE = Command(

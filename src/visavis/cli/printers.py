@@ -1,4 +1,4 @@
-"""Output of results that are not tables: findings, files, the catalog, search results."""
+"""Output of results that are not tables: findings, files, the catalog."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tomli_w
 from rich.markup import escape
 
-from visavis.cli.console import print_markup, print_result, print_tables, standard_output
+from visavis.cli.console import print_markup, print_result, print_tables
 from visavis.cli.terminal import print_line
 from visavis.core.encoded import DIRECTIONS
 from visavis.core.environment import EnvironmentCheck, package_versions
@@ -24,20 +23,16 @@ if TYPE_CHECKING:
     from visavis.papers.convert_features import ConversionReport
     from visavis.papers.relevance.estimator_quality import EstimatorQuality
     from visavis.research.audit.run_audit import Audit
-    from visavis.retrieval.search import SearchResult, SearchResults
 
 
+SHOWN_PACKAGES = ("visavis", "python", "torch")
+"""Packages whose versions ``visavis doctor`` prints in short."""
 FINDINGS_PER_KIND = 5
 """Number of findings of one kind that are printed. ``--all`` and ``--json`` show the rest."""
 
 
 def print_check(report: CheckReport, *, print_all: bool = False) -> None:
-    """Print the findings of a check by kind, and the counts of each split.
-
-    Args:
-        report: Result of the check.
-        print_all: Print every finding instead of the first of each kind.
-    """
+    """Print the findings of a check by kind, and the counts of each split."""
     by_kind: dict[str, list[str]] = {}
     for finding in sorted(report.findings, key=lambda finding: not finding.loses_data):
         by_kind.setdefault(("" if finding.loses_data else "note: ") + finding.kind, []).append(
@@ -68,12 +63,7 @@ def print_check(report: CheckReport, *, print_all: bool = False) -> None:
 
 
 def print_audit(audit: Audit, *, print_all: bool = False) -> None:
-    """Print the issues of an audit with counts, examples and fixes.
-
-    Args:
-        audit: Result of the audit.
-        print_all: Print every example instead of the first of each issue.
-    """
+    """Print the issues of an audit with counts, examples and fixes."""
     for issue in audit.issues:
         mark = "[red]![/red] " if issue.serious else ""
         print_markup(
@@ -100,11 +90,7 @@ def _print_examples(examples: Sequence[str], *, print_all: bool) -> None:
 
 
 def print_converted(converted: ConversionReport) -> None:
-    """Print the experts, caption features and split files that were written.
-
-    Args:
-        converted: Result of the conversion.
-    """
+    """Print the experts, caption features and split files that were written."""
     print_line(
         f"{converted.folder}: {converted.num_videos:,} videos, {converted.num_captions:,} captions"
     )
@@ -118,20 +104,12 @@ def print_converted(converted: ConversionReport) -> None:
 
 
 def print_scenes(folder: Path) -> None:
-    """Print the folder of synthetic scenes.
-
-    Args:
-        folder: The new data set.
-    """
+    """Print the folder of synthetic scenes."""
     print_line(f"Data set: {folder}")
 
 
 def print_feature_stores(stores: Iterable[FeatureStore]) -> None:
-    """Print one line per feature store.
-
-    Args:
-        stores: Stores of images or captions.
-    """
+    """Print one line per feature store."""
     for store in stores:
         print_line(
             f"{store.folder}: {len(store):,} rows, {store.description.granularity} features, "
@@ -140,23 +118,41 @@ def print_feature_stores(stores: Iterable[FeatureStore]) -> None:
 
 
 def print_converted_model(converted: CheckpointConversion) -> None:
-    """Print the recipe keys that start training from a converted checkpoint.
-
-    Args:
-        converted: Result of the conversion.
-    """
+    """Print the recipe keys that start training from a converted checkpoint."""
     print_line(f"{converted.folder}: to train from it, add to a recipe")
+    import tomli_w
+
     print_line(tomli_w.dumps(converted.to_recipe_sections()))
 
 
 def print_environment(checks: Iterable[EnvironmentCheck], *, print_all: bool) -> None:
-    """Print one line per check of the installation, with packages and extras in short.
-
-    Args:
-        checks: Results of ``visavis doctor``.
-        print_all: Print each package and extra on a line of its own.
-    """
-    shown = [*checks] if print_all else _shorten_checks([*checks])
+    """Print one line per check of the installation, with packages and extras in short."""
+    shown = [*checks]
+    if not print_all:
+        # The versions, installed and missing extras as one check each, then checks that depend on
+        # the machine.
+        values = {check.name: check.value for check in shown}
+        extras = [check for check in shown if check.name.startswith("extra ")]
+        # Extras of developers add nothing for a user.
+        names = {
+            check.name.removeprefix("extra "): not check.fix
+            for check in extras
+            if check.name not in ("extra dev", "extra docs")
+        }
+        packages = ", ".join(f"{name} {values[name].split(' ')[0]}" for name in SHOWN_PACKAGES)
+        installed = ", ".join(name for name, is_installed in names.items() if is_installed)
+        missing = ", ".join(name for name, is_installed in names.items() if not is_installed)
+        left_out = {*package_versions(), "git", "torchvision", *(check.name for check in extras)}
+        shown = [
+            EnvironmentCheck("versions", packages),
+            EnvironmentCheck("extras", installed or "none"),
+            *(
+                [EnvironmentCheck("missing", missing, fix="pip install 'visavis[NAME]'")]
+                if missing
+                else []
+            ),
+            *(check for check in shown if not check.ok or check.name not in left_out),
+        ]
     width = max(len(check.name) for check in shown)
     for check in shown:
         mark = "[green]ok[/green]" if check.ok else "[red]! [/red]"
@@ -166,40 +162,8 @@ def print_environment(checks: Iterable[EnvironmentCheck], *, print_all: bool) ->
         print_line("All packages and extras: visavis doctor --all")
 
 
-_SHOWN_PACKAGES = ("visavis", "python", "torch")
-
-
-def _shorten_checks(checks: Sequence[EnvironmentCheck]) -> list[EnvironmentCheck]:
-    """The versions, installed and missing extras as one check each, then what depends on the
-    machine.
-    """
-    values = {check.name: check.value for check in checks}
-    extras = [check for check in checks if check.name.startswith("extra ")]
-    # Extras of developers add nothing for a user.
-    names = {
-        check.name.removeprefix("extra "): not check.fix
-        for check in extras
-        if check.name not in ("extra dev", "extra docs")
-    }
-    packages = ", ".join(f"{name} {values[name].split(' ')[0]}" for name in _SHOWN_PACKAGES)
-    installed = ", ".join(name for name, is_installed in names.items() if is_installed)
-    missing = ", ".join(name for name, is_installed in names.items() if not is_installed)
-    short = [
-        EnvironmentCheck("versions", packages),
-        EnvironmentCheck("extras", installed or "none"),
-    ]
-    if missing:
-        short.append(EnvironmentCheck("missing", missing, fix="pip install 'visavis[NAME]'"))
-    left_out = {*package_versions(), "git", "torchvision", *(check.name for check in extras)}
-    return short + [check for check in checks if not check.ok or check.name not in left_out]
-
-
 def print_catalog(entries: dict[str, list[dict[str, Any]]]) -> None:
-    """Print the entries of the catalogs by kind.
-
-    Args:
-        entries: Entries by kind.
-    """
+    """Print the entries of the catalogs by kind."""
     for kind, rows in entries.items():
         print_markup(f"[bold]{kind}[/bold]")
         if kind == "recipes":
@@ -272,90 +236,16 @@ def _format_results(published: dict[str, float]) -> str:
 
 
 def print_estimators(qualities: Sequence[EstimatorQuality]) -> None:
-    """Print the correlation of relevance estimators with human ratings, and their speed.
-
-    Args:
-        qualities: One entry per estimator.
-    """
+    """Print the correlation of relevance estimators with human ratings, and their speed."""
     from visavis.papers.relevance.estimator_quality import estimator_table
 
     print_tables([estimator_table(qualities)])
 
 
-def print_results(results: SearchResults, *, print_all: bool = False) -> None:
-    """Print the results of a search, with thumbnails on a terminal with 24-bit color.
-
-    Args:
-        results: Results, best first.
-        print_all: Whether to print the results after the level of irrelevant ones, too.
-    """
-    if not results.hits:
-        print_line(results.message)
-    elif results.no_match:
-        print_line("Probably no match. Nearest results:")
-    _print_hits(results.hits, 1)
-    if results.weaker and print_all:
-        print_line("Weaker results:")
-        _print_hits(results.weaker, len(results.hits) + 1)
-    elif results.weaker:
-        print_line(f"{len(results.weaker):,} weaker results. Show them with --all.")
-    if results.correction:
-        print_line(f"Scores are corrected: {results.correction}.")
-
-
-def _print_hits(hits: Iterable[SearchResult], first: int) -> None:
-    console = standard_output()
-    for rank, hit in enumerate(hits, first):
-        match = (
-            "" if hit.match_probability is None else f"  match {100 * hit.match_probability:3.0f} %"
-        )
-        duplicates = f"  (and {len(hit.duplicates)} similar)" if hit.duplicates else ""
-        print_line(f"{rank:2d}  {hit.score:.3f}{match}  {hit.item.key}{duplicates}")
-        if (
-            hit.image is not None
-            and hit.image.location is not None
-            and console.is_terminal
-            and console.color_system == "truecolor"
-        ):
-            console.print(_thumbnail(hit.image.preview()))
-
-
-def print_ranked_texts(texts: Iterable[tuple[str, float]]) -> None:
-    """Print labels with their scores.
-
-    Args:
-        texts: Labels and scores, best first.
-    """
-    for rank, (text, score) in enumerate(texts, 1):
-        print_line(f"{rank:2d}  {score:.3f}  {text}")
-
-
-def _thumbnail(image: Any, width: int = 32) -> Any:
-    """An image in half-block characters: two pixels per character cell."""
-    from rich.text import Text
-
-    small = image.convert("RGB").resize(
-        (width, max(2, width * image.height // image.width // 2 * 2))
-    )
-    text = Text()
-    for y in range(0, small.height, 2):
-        for x in range(small.width):
-            upper = small.getpixel((x, y))
-            lower = small.getpixel((x, y + 1))
-            text.append(
-                "▀", style=f"rgb({','.join(map(str, upper))}) on rgb({','.join(map(str, lower))})"
-            )
-        text.append("\n")
-    return text
-
-
 def print_classification(result: list[tuple[str, float]] | ZeroShotResult) -> None:
-    """Print the labels of an image with their scores, or the accuracies of a folder of classes.
-
-    Args:
-        result: Labels and scores, best first, or accuracies.
-    """
+    """Print the labels of an image with their scores, or the accuracies of a folder of classes."""
     if isinstance(result, list):
-        print_ranked_texts(result)
+        for rank, (text, score) in enumerate(result, 1):
+            print_line(f"{rank:2d}  {score:.3f}  {text}")
     else:
         print_result(result)

@@ -39,6 +39,22 @@ def escape_control_characters(text: str) -> str:
     return _CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
+def escape_line(text: str) -> str:
+    r"""Escape control characters and newlines, as in a line that contains a file name.
+
+    Args:
+        text: Text of any origin.
+
+    Returns:
+        Text of one line that does not control a terminal.
+
+    Example:
+        >>> print(escape_line("a\nb.jpg"))
+        a\nb.jpg
+    """
+    return escape_control_characters(text).replace("\n", "\\n")
+
+
 def escape_unencodable_output() -> None:
     """Make stdout and stderr escape characters that they cannot encode."""
     for stream in (sys.stdout, sys.stderr):
@@ -47,21 +63,13 @@ def escape_unencodable_output() -> None:
 
 
 def print_error(text: str) -> None:
-    """Print one line on stderr. Errors of a closed terminal are ignored.
-
-    Args:
-        text: Message. Newlines are escaped.
-    """
+    """Print one line on stderr. Errors of a closed terminal are ignored."""
     with contextlib.suppress(OSError):
-        print(escape_control_characters(text).replace("\n", "\\n"), file=sys.stderr, flush=True)
+        print(escape_line(text), file=sys.stderr, flush=True)
 
 
 def print_line(text: str) -> None:
-    """Print a text on stdout.
-
-    Args:
-        text: Plain text.
-    """
+    """Print a text on stdout."""
     try:
         print(escape_control_characters(text), flush=True)
     except OSError as error:
@@ -72,11 +80,7 @@ def print_line(text: str) -> None:
 
 
 def print_json(content: dict[str, Any]) -> None:
-    """Print one line of JSON on stdout. Numbers that are not finite are printed as null.
-
-    Args:
-        content: JSON object.
-    """
+    """Print one line of JSON on stdout. Numbers that are not finite are printed as null."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
     text = json.dumps(finite, ensure_ascii=not encoding.lower().startswith("utf"), allow_nan=False)
@@ -119,22 +123,12 @@ RAISE_AGAIN_S = 0.05
 def signals_raised() -> Iterator[None]:
     """Raise SignalReceived on a signal in this block, and KeyboardInterrupt on Ctrl-C. Ignored
     signals stay ignored (``nohup``).
-
-    The import of an extension is not interrupted, because C++ code ends the process with a message
-    of its own if an exception reaches it there. The signal waits for its end, a second Ctrl-C does
-    not. An exception that Python or a library drops, for example in a finalizer, is raised again.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        SignalReceived: If a signal arrives, at the end of the block at the latest.
-        KeyboardInterrupt: After Ctrl-C.
     """
     handled = [number for number in ENDING_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         handled.append(signal.SIGINT)
     before = {number: signal.getsignal(number) for number in handled}
+    # An exception that Python or a library drops, for example in a finalizer, is raised again.
     show_unraisable = sys.unraisablehook
     raiser = _SignalRaiser(show_unraisable)
     for number in handled:
@@ -183,6 +177,9 @@ class _SignalRaiser:
             self._received = received
             if not by_user and _find_signal(sys.exc_info()[1]) is not None:
                 return  # a block cleans up
+        # The import of an extension is not interrupted, because C++ code ends the process with a
+        # message of its own if an exception reaches it there. The signal waits for its end, a second
+        # Ctrl-C does not.
         is_second_interrupt = is_interrupt and by_user and self._waits_for_import
         if _is_importing_extension(frame) and not is_second_interrupt:
             self._waits_for_import = True
@@ -261,19 +258,9 @@ def _is_importing_extension(frame: FrameType | None) -> bool:
 
 
 def ignore_interrupts() -> None:
-    """Ignore Ctrl-C from now on: a second one would print a traceback while the process ends.
-
-    Python's own handler stays: then another program has called the command, and continues after it.
-    """
+    """Ignore Ctrl-C from now on: a second one would print a traceback while the process ends."""
+    # Python's own handler stays: then another program has called the command, and continues after
+    # it.
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def interrupts_are_ignored() -> bool:
-    """Check whether ``ignore_interrupts`` was called, which is before the line about a stop.
-
-    Returns:
-        Whether it was.
-    """
-    return signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves
 from visavis.core.encoded import Encoded
 from visavis.core.errors import ShapeError, VisavisError, format_value
 from visavis.core.fields import PositiveFloat, validate_fields
-from visavis.core.memory_budget import format_bytes
+from visavis.core.memory_budget import chunk_slices, format_bytes
 
 Score = Callable[[Any, Any], Tensor]
 """``score(visual, text) -> [V, T]``, the signature of every matcher's score."""
@@ -71,15 +71,7 @@ class BlockCost:
     fixed_bytes: float = 0.0
 
     def total_bytes(self, num_visual: int, num_text: int) -> int:
-        """Return the bytes of one block.
-
-        Args:
-            num_visual: Visual items in the block.
-            num_text: Texts in the block.
-
-        Returns:
-            Bytes.
-        """
+        """Return the bytes of one block."""
         return int(
             self.fixed_bytes
             + self.visual_bytes * num_visual
@@ -117,32 +109,15 @@ class ScoreCost:
         validate_fields(self)
 
     def to_block_cost(self, *, training: bool) -> BlockCost:
-        """Convert to the cost of a block.
-
-        Args:
-            training: Whether the block is trained.
-
-        Returns:
-            A cost of pairs alone.
-        """
+        """Convert to the cost of a block."""
         return BlockCost(self.training_bytes if training else self.inference_bytes)
 
 
 def declared_cost(score: Score, visual: Encoded, text: Encoded) -> ScoreCost | None:
-    """Return the cost that a score function declares for these items.
-
-    The cost comes from ``score_cost(visual, text)`` of the callable, or of the object that
-    ``score`` is a method of.
-
-    Args:
-        score: The score function.
-        visual: Visual items.
-        text: Texts.
-
-    Returns:
-        The declared cost. None without a declaration, or if a subclass overrides its score and not
-        ``score_cost``: the declaration of the parent describes another score.
+    """Return the cost that a score function declares for these items by a method ``score_cost``, or
+    None.
     """
+    # The object that the score is a method of, or else the callable.
     owner = getattr(score, "__self__", score)
     score_cost = getattr(owner, "score_cost", None)
     if score_cost is None:
@@ -154,6 +129,8 @@ def declared_cost(score: Score, visual: Encoded, text: Encoded) -> ScoreCost | N
         if hasattr(owner, "forward")
         else "__call__"
     )
+    # Number of each class that defines the methods, the class itself first. A subclass that
+    # overrides its score only does not have the cost that its parent declares.
     declaring, scoring = (
         [rank for rank, kind in enumerate(type(owner).__mro__) if method in vars(kind)]
         for method in ("score_cost", name)
@@ -232,38 +209,8 @@ def _count_that_fits(available_bytes: float, bytes_each: float) -> int:
     return max(int(available_bytes // bytes_each), 0) if bytes_each > 0 else 2**62
 
 
-def chunk_slices(length: int, chunk_size: int) -> list[slice]:
-    """Split a range into consecutive slices.
-
-    Args:
-        length: Length of the range.
-        chunk_size: Maximum length of a slice.
-
-    Returns:
-        The slices.
-
-    Example:
-        >>> chunk_slices(5, 2)
-        [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
-    """
-    return [slice(start, min(start + chunk_size, length)) for start in range(0, length, chunk_size)]
-
-
 def checked_scores(score: Score, visual: Encoded, text: Encoded) -> Tensor:
-    """Compute ``score(visual, text)`` and check the result.
-
-    Args:
-        score: The score function.
-        visual: Visual items.
-        text: Texts.
-
-    Returns:
-        Scores, shape ``[V, T]``.
-
-    Raises:
-        ShapeError: If the result is not a tensor ``[V, T]``, or if items of different dimensions
-            cannot be scored.
-    """
+    """Compute ``score(visual, text)`` and check the result."""
     try:
         scores = score(visual.score_input(), text.score_input())
     except RuntimeError as error:
@@ -290,20 +237,7 @@ def _vector_dim(items: Encoded) -> int | None:
 
 
 def score_in_blocks(score: Score, visual: Encoded, text: Encoded, shape: tuple[int, int]) -> Tensor:
-    """Compute a score matrix block by block, without a gradient.
-
-    Args:
-        score: The score function.
-        visual: Visual items.
-        text: Texts.
-        shape: Maximum visual items and texts of a block.
-
-    Returns:
-        Scores, shape ``[V, T]``.
-
-    Raises:
-        ShapeError: If the score of a block has a wrong shape.
-    """
+    """Compute a score matrix block by block, without a gradient."""
     slices = list(product(chunk_slices(len(visual), shape[0]), chunk_slices(len(text), shape[1])))
     if len(slices) <= 1:
         return checked_scores(score, visual, text)
@@ -326,16 +260,6 @@ def block_cost_of(
 ) -> BlockCost:
     """Return the cost of blocks of a score: declared by the caller, declared by the score function,
     or measured.
-
-    Args:
-        score: The score function.
-        visual: Visual items.
-        text: Texts.
-        training: Whether the score is trained.
-        declared: Cost that the caller declares.
-
-    Returns:
-        The cost of a block.
     """
     declared = declared or declared_cost(score, visual, text)
     return (
@@ -348,20 +272,8 @@ def block_cost_of(
 def measure_score_cost(
     score: Score, visual: Encoded, text: Encoded, *, training: bool
 ) -> BlockCost:
-    """Measure the peak memory of blocks of a score, without the items themselves.
-
-    This takes milliseconds. It changes neither random numbers nor buffers of the module that
-    scores.
-
-    Args:
-        score: The score function.
-        visual: Visual items.
-        text: Texts.
-        training: Whether to include the graph of the forward pass and the gradients of items and
-            parameters.
-
-    Returns:
-        The cost of a block.
+    """Measure the peak memory of blocks of a score, without the items themselves, in milliseconds.
+    Random numbers and buffers of the module that scores are unchanged.
     """
     if not (len(visual) and len(text)):
         return BlockCost(0.0)
@@ -385,20 +297,10 @@ def measure_score_cost(
 def measure_block_cost(
     prepare: Callable[[int, int], Callable[[], Any]], height: int, width: int
 ) -> BlockCost:
-    """Measure the cost of any computation on a block.
-
-    Every tensor is counted from its creation until it is freed. Four blocks of two heights and two
-    widths, compared step by step, show the bytes that each step holds per row, per column and per
-    pair. The largest of each is the cost.
-
-    Args:
-        prepare: ``prepare(height, width)`` returns the computation on a block of this size.
-        height: Rows of the smallest block. The other blocks have twice as many.
-        width: Columns of the smallest block. The other blocks have twice as many.
-
-    Returns:
-        The cost of a block.
+    """Measure the cost of a computation: ``prepare(height, width)`` returns that on a block of this
+    size. Every tensor is counted from its creation until it is freed.
     """
+    # Bytes after each step, of four blocks of two heights and two widths.
     blocks = []
     for rows, columns in product((height, 2 * height), (width, 2 * width)):
         computation = prepare(rows, columns)
@@ -408,6 +310,8 @@ def measure_block_cost(
     # The number of steps may depend on the items. Then only the largest block counts.
     if len(set(map(len, blocks))) > 1:
         return BlockCost(max(blocks[-1]) / (4 * height * width))
+    # Their differences show the bytes that a step holds per row, per column and per pair. The
+    # largest of each is the cost.
     pair = row = column = fixed = 0.0
     for small, wide, tall, large in zip(*blocks, strict=True):
         per_pair = (large - tall - wide + small) / (height * width)
@@ -422,14 +326,7 @@ def measure_block_cost(
 
 
 def graph_leaves(tensor: Tensor) -> list[Tensor]:
-    """Collect the leaves of the autograd graph of a tensor.
-
-    Args:
-        tensor: Result of the graph.
-
-    Returns:
-        The leaf tensors that require a gradient.
-    """
+    """Collect the leaves of the autograd graph of a tensor."""
     visited = set()
     leaves = []
     stack = [tensor.grad_fn]
@@ -448,14 +345,7 @@ def _resize(items: Encoded, count: int) -> Encoded:
 
 
 def detached_leaves(items: Encoded) -> Encoded:
-    """Detach items. With gradients enabled, they are leaves of a new graph.
-
-    Args:
-        items: The items.
-
-    Returns:
-        The leaves.
-    """
+    """Detach items. With gradients enabled, they are leaves of a new graph."""
     return items.map(
         lambda part: part.detach().requires_grad_(
             part.is_floating_point() and torch.is_grad_enabled()
@@ -505,28 +395,14 @@ class _LiveBytes(TorchDispatchMode):
 
 
 def fork_random_numbers(device: torch.device) -> AbstractContextManager[None]:
-    """Restore the random numbers of the CPU and of a device after a block.
-
-    Args:
-        device: The device.
-
-    Returns:
-        The context of the block.
-    """
+    """Restore the random numbers of the CPU and of a device after a block."""
     if not has_random_numbers(device):
         return torch.random.fork_rng([])
     return torch.random.fork_rng([device], device_type=device.type)
 
 
 def has_random_numbers(device: torch.device) -> bool:
-    """Return whether a device has a random number generator of its own.
-
-    Args:
-        device: The device.
-
-    Returns:
-        Whether it has.
-    """
+    """Return whether a device has a random number generator of its own."""
     # torch.cpu and a device of which torch knows only the name have none.
     return hasattr(getattr(torch, device.type, None), "get_rng_state")
 

@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 VARIABLES = {
     "PYTHONSAFEPATH": "1",
@@ -23,12 +24,7 @@ PRELOADED_MODULES: list[str] = []
 
 
 def preload_in_workers(module: str) -> None:
-    """Import a module once for all worker processes that start from now on.
-
-    Args:
-        module: Name of a module whose objects are sent to workers. It names itself, because the
-            package of the workers does not depend on it.
-    """
+    """Import a module once for all worker processes that start from now on."""
     PRELOADED_MODULES.append(module)
 
 
@@ -37,37 +33,13 @@ def exclude_current_folder() -> None:
     os.environ.update(VARIABLES)
 
 
+@dataclass
 class _Exclusion:
-    """Variables of the process while blocks of ``current_folder_excluded`` run.
+    """State of the blocks of ``current_folder_excluded`` that run now, in all threads."""
 
-    The blocks of several threads may overlap: the first one saves the variables, and the last one
-    restores them.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._num_blocks = 0
-        self._before = dict[str, str | None]()
-
-    def enter(self) -> None:
-        """Begin a block."""
-        with self._lock:
-            if not self._num_blocks:
-                self._before = {name: os.environ.get(name) for name in VARIABLES}
-                exclude_current_folder()
-            self._num_blocks += 1
-
-    def leave(self) -> None:
-        """End a block."""
-        with self._lock:
-            self._num_blocks -= 1
-            if self._num_blocks:
-                return
-            for name, value in self._before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    num_blocks: int = 0
+    variables_before: dict[str, str | None] = field(default_factory=dict)
 
 
 _exclusion = _Exclusion()
@@ -77,12 +49,23 @@ _exclusion = _Exclusion()
 def current_folder_excluded() -> Iterator[None]:
     """Exclude the current folder from the import path of processes that this block starts. Programs
     that a user of the Python functions starts later keep it. Blocks of several threads may overlap.
-
-    A worker that multiprocessing starts receives the import path of this process with its first
-    object, so that it finds the modules of the user.
     """
-    _exclusion.enter()
+    # The first block saves the variables, and the last one restores them.
+    with _exclusion.lock:
+        if not _exclusion.num_blocks:
+            _exclusion.variables_before = {name: os.environ.get(name) for name in VARIABLES}
+            exclude_current_folder()
+        _exclusion.num_blocks += 1
     try:
+        # A worker that multiprocessing starts receives the import path of this process with its
+        # first object, so that it finds the modules of the user.
         yield
     finally:
-        _exclusion.leave()
+        with _exclusion.lock:
+            _exclusion.num_blocks -= 1
+            restored = {} if _exclusion.num_blocks else _exclusion.variables_before
+            for name, value in restored.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-
-def _result_to_json(result: Any, _: Mapping[str, Any]) -> dict[str, Any]:
-    json: dict[str, Any] = result.to_json()
-    return json
 
 
 @dataclass(frozen=True)
@@ -38,7 +33,7 @@ class Command:
 
     function: Callable[..., Any] | None = None
     printer: str | Callable[..., None] = ""
-    to_json: Callable[[Any, dict[str, Any]], dict[str, Any]] = _result_to_json
+    to_json: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda result, _: result.to_json()
     options: tuple[str, ...] = ()
     has_all: bool = False
     has_failed: Callable[[Any], bool] = lambda _: False

@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
+
+from visavis.core.ragged import RaggedRows, offsets_from_counts
 
 Parts: TypeAlias = Tensor | dict[str, Tensor]
 """One tensor, or named tensors (one per expert)."""
@@ -23,14 +26,12 @@ Granularity = Literal["pooled", "regions", "words", "frames"]
 """Vectors of an item: one ``[N, D]``, or several with a mask ``[N, n, D]``."""
 Direction = Literal["i2t", "t2i"]
 """Which side holds the queries: images ("i2t") or texts ("t2i")."""
-MaxSimDirection = Literal["both", "t2i", "i2t"]
-"""Means in a MaxSim score: over text vectors of the best image vector ("t2i"), over image vectors
-("i2t"), or half of each.
-"""
 DIRECTIONS: dict[str, str] = {"i2t": "image to text", "t2i": "text to image"}
 """Description of each direction, by the prefix of a metric's key."""
 MIN_EXACT_NORM = 1e-12
 """Norm from which the squares of a vector lose nothing to underflow."""
+ITEMS_PER_BLOCK = 512
+"""Items of different lengths that are joined at once by code that reads all of them."""
 
 
 @dataclass(frozen=True)
@@ -200,14 +201,7 @@ class AttentionWeights:
 
 
 def seconds_part(name: str) -> str:
-    """Name the part that holds the times of an expert's features.
-
-    Args:
-        name: Name of the expert.
-
-    Returns:
-        A name that no expert can have.
-    """
+    """Name the part that holds the times of an expert's features. No expert can have this name."""
     return f"{name}:seconds"
 
 
@@ -216,14 +210,7 @@ Items: TypeAlias = Tensor | Encoded
 
 
 def as_encoded(items: Items) -> Encoded:
-    """Wrap a tensor, so that all further code reads one type of items.
-
-    Args:
-        items: A tensor or Encoded items.
-
-    Returns:
-        The items.
-    """
+    """Wrap a tensor, so that all further code reads one type of items."""
     return Vectors(items) if isinstance(items, Tensor) else items
 
 
@@ -268,53 +255,58 @@ def concatenate(blocks: Iterable[Encoded]) -> Encoded:
 
 
 def collect_batches(blocks: Sequence[Encoded]) -> Encoded:
-    """Collect encoded batches without padding all of them to the longest.
-
-    Args:
-        blocks: Encoded batches.
-
-    Returns:
-        One block if all batches have the same shape, else ``EncodedBatches``.
-    """
+    """Collect encoded batches without padding all of them to the longest."""
     shapes = {tuple(part.shape[1:] for part in block.tensors) for block in blocks}
-    return concatenate(blocks) if len(shapes) == 1 else EncodedBatches.from_blocks(blocks)
+    return concatenate(blocks) if len(shapes) == 1 else RaggedItems.from_blocks(blocks)
 
 
 def append_items(first: Encoded, second: Encoded) -> Encoded:
-    """Append encoded items, without padding them to the longest.
-
-    Args:
-        first: Encoded items.
-        second: Encoded items with the same parts.
-
-    Returns:
-        All items, as one block if all have the same shape.
-    """
-    if not isinstance(first, EncodedBatches) and not isinstance(second, EncodedBatches):
+    """Append encoded items, without padding them to the longest."""
+    if not isinstance(first, RaggedItems) and not isinstance(second, RaggedItems):
         return collect_batches([first, second])
     first, second = (
-        items if isinstance(items, EncodedBatches) else EncodedBatches.from_blocks([items])
+        items if isinstance(items, RaggedItems) else RaggedItems.from_blocks([items])
         for items in (first, second)
     )
-    return EncodedBatches(
-        [*first.blocks, *second.blocks],
-        torch.cat([first.block_index, second.block_index + len(first.blocks)]),
-        torch.cat([first.row_index, second.row_index]),
+    num_stored = len(tree_leaves(first.stored)[0])
+    return RaggedItems(
+        tree_map(_join_stored, first.stored, second.stored),
+        torch.cat([first.index, second.index + num_stored]),
     )
 
 
-class EncodedBatches(Encoded):
-    """Items in several blocks, each padded to its own longest item. Only selected items are joined.
+def _join_stored(*parts: Any) -> Any:
+    """Join the same part of several blocks, as ragged rows if its length differs."""
+    if parts[0] is None:
+        return None
+    is_ragged = any(isinstance(part, RaggedRows) for part in parts)
+    if not is_ragged and len({part.shape[1:] for part in parts}) == 1:
+        return torch.cat(parts)
+    ragged = [
+        part
+        if isinstance(part, RaggedRows)
+        else RaggedRows(part.flatten(0, 1), np.arange(len(part) + 1) * part.shape[1])
+        for part in parts
+    ]
+    counts = np.concatenate([part.counts for part in ragged])
+    return RaggedRows(torch.cat([part.rows for part in ragged]), offsets_from_counts(counts))
+
+
+class RaggedItems(Encoded):
+    """Items of batches that were padded to different lengths. Only selected items are joined.
 
     The captions of Flickr30K's validation and test splits have 12 words on average and up to 70.
     Padded to the longest, five sixths would be padding. A selection ``items[rows]`` copies nothing.
     ``vectors``, ``mask`` and ``weights`` are joined at each access, ``score_input()`` joins all of
     them at once.
 
+    An item keeps the padding of its batch, because its mask may be false at any position (some
+    models have their padding first), and a score of other lengths would be rounded differently.
+
     Args:
-        blocks: The blocks.
-        block_index: Block of each item, ``[N]``.
-        row_index: Row of each item in its block, ``[N]``.
+        stored: Vectors, mask and weights of all stored items. A part that has several lengths is
+            ``RaggedRows``.
+        index: Number of each item among the stored ones, ``[N]``.
 
     Example:
         >>> short, long = (Encoded(torch.ones(2, n, 3), torch.ones(2, n, dtype=torch.bool)) for n in (4, 70))
@@ -323,149 +315,98 @@ class EncodedBatches(Encoded):
         (torch.Size([2, 4, 3]), torch.Size([3, 70, 3]))
     """
 
-    blocks: Sequence[Encoded]
-    block_index: Tensor
-    row_index: Tensor
+    stored: tuple[Any, Any, Any]
+    index: Tensor
 
-    def __init__(self, blocks: Sequence[Encoded], block_index: Tensor, row_index: Tensor):
+    def __init__(self, stored: tuple[Any, Any, Any], index: Tensor):
         # The base class is frozen, so that its fields cannot be assigned.
-        vars(self).update(blocks=blocks, block_index=block_index, row_index=row_index)
+        vars(self).update(stored=stored, index=index)
 
     @classmethod
-    def from_blocks(cls, blocks: Sequence[Encoded]) -> EncodedBatches:
-        """Collect all items of some blocks, in their order.
-
-        Args:
-            blocks: The blocks.
-
-        Returns:
-            The items.
-        """
-        lengths = torch.tensor([len(block) for block in blocks])
-        block_index = torch.arange(len(blocks)).repeat_interleave(lengths)
-        return cls(
-            blocks, block_index, torch.cat([torch.arange(length) for length in lengths.tolist()])
-        )
+    def from_blocks(cls, blocks: Sequence[Encoded]) -> RaggedItems:
+        """Collect all items of some blocks, in their order."""
+        stored = ((block.vectors, block.mask, block.weights) for block in blocks)
+        return cls(tree_map(_join_stored, *stored), torch.arange(sum(map(len, blocks))))
 
     def __len__(self) -> int:
-        return len(self.block_index)
+        return len(self.index)
 
-    def __getitem__(self, rows: slice | Tensor) -> EncodedBatches:
+    def __getitem__(self, rows: slice | Tensor) -> RaggedItems:
         rows = rows if isinstance(rows, slice) else torch.as_tensor(rows).cpu()
-        return EncodedBatches(self.blocks, self.block_index[rows], self.row_index[rows])
+        return RaggedItems(self.stored, self.index[rows])
 
     @property
     def vectors(self) -> Parts:
         """Vectors of all items, padded to the longest of them."""
-        return self._join(lambda block: block.vectors)
+        return self._select(self.stored[0])
 
     @property
     def mask(self) -> Parts | None:
         """Mask of all items."""
-        return self._join(lambda block: block.mask)
+        return self._select(self.stored[1])
 
     @property
     def weights(self) -> Tensor | None:
         """Mixture weights of all items."""
-        return self._join(lambda block: block.weights)
+        return self._select(self.stored[2])
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors of the joined items, in the order of the fields."""
+        return self.score_input().tensors
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
-        return f"EncodedBatches of {len(self):,} items"
+        return f"RaggedItems of {len(self):,} items"
 
     def score_input(self) -> Encoded:
         """Return the same items with each part as one tensor."""
-        return Encoded(*self._join(lambda block: (block.vectors, block.mask, block.weights)))
+        return Encoded(*self._select(self.stored))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Encoded:
-        """Apply a function to every tensor of the joined items.
-
-        Args:
-            function: Maps a tensor to a tensor.
-
-        Returns:
-            The new items, as one block.
-        """
+        """Apply a function to every tensor of the joined items."""
         return self.score_input().map(function)
 
     def named_part(self, name: str) -> Encoded:
-        """Select one named part.
-
-        Args:
-            name: Name of the part.
-
-        Returns:
-            The vectors of this part. The items themselves if their parts have no names.
-        """
-        if isinstance(self.blocks[0].vectors, Tensor):
-            return self
-        return Encoded(self._join(lambda block: block.named_part(name).vectors))
+        """Select one named part."""
+        vectors = self.stored[0]
+        return Encoded(self._select(vectors[name])) if isinstance(vectors, dict) else self
 
     def largest_items(self, count: int) -> Encoded:
-        """Return the items of the longest blocks.
-
-        Args:
-            count: Maximum number of items.
-
-        Returns:
-            At most ``count`` items.
-        """
-        sizes = torch.tensor(
-            [sum(part[:1].numel() for part in block.tensors) for block in self.blocks]
-        )
-        return self[sizes[self.block_index].argsort(descending=True, stable=True)[:count]]
-
-    def has_same_layout(self, other: EncodedBatches) -> bool:
-        """Compare the positions of items in their blocks.
-
-        Args:
-            other: Other items.
-
-        Returns:
-            Whether every item is in the same row of the same block as its counterpart.
-        """
-        same = torch.equal(self.block_index, other.block_index) and torch.equal(
-            self.row_index, other.row_index
-        )
-        return same and list(map(len, self.blocks)) == list(map(len, other.blocks))
+        """Return the items with the largest padded parts."""
+        sizes = torch.zeros(len(self), dtype=torch.long)
+        for part in self._ragged_parts():
+            sizes += torch.from_numpy(part.counts)[self.index] * part.rows[:1].numel()
+        return self[sizes.argsort(descending=True, stable=True)[:count]]
 
     def iter_blocks(self) -> Iterator[tuple[Tensor, Encoded]]:
-        """Yield the blocks in which the items are stored.
+        """Yield items with equal padded lengths, at most ``ITEMS_PER_BLOCK`` at once."""
+        lengths = [torch.from_numpy(part.counts)[self.index] for part in self._ragged_parts()]
+        # Lengths of all parts of each item, [N, 1 + parts], with a column for items without them.
+        _, group = torch.stack([torch.zeros_like(self.index), *lengths], 1).unique(
+            dim=0, return_inverse=True
+        )
+        for positions in group.argsort(stable=True).split(group.bincount().tolist()):
+            for chunk in positions.split(ITEMS_PER_BLOCK):
+                yield chunk, self[chunk].score_input()
 
-        Yields:
-            Positions of the items of a block among all items, ``[n]``, and these items.
-        """
-        for positions, block, rows in self._used_blocks():
-            yield positions, block[rows]
+    def _ragged_parts(self) -> list[RaggedRows[Tensor]]:
+        return [part for part in tree_leaves(self.stored) if isinstance(part, RaggedRows)]
 
-    def _used_blocks(self) -> Iterator[tuple[Tensor, Encoded, Tensor]]:
-        """Yield positions among all items, block, and rows in the block, for every block that holds
-        an item.
-        """
-        order = self.block_index.argsort(stable=True)
-        used, counts = self.block_index[order].unique_consecutive(return_counts=True)
-        for number, positions in zip(used.tolist(), order.split(counts.tolist()), strict=True):
-            yield positions, self.blocks[number], self.row_index[positions]
+    def _select(self, stored: Any) -> Any:
+        """Select the items from a stored part, or from each part of a tree."""
+        items = self.index.numpy()
 
-    def _join(self, field: Callable[[Encoded], Any]) -> Any:
-        """Join a field of all items, with zeros after shorter items."""
-        used = list(self._used_blocks()) or [(self.block_index, self.blocks[0], self.row_index)]
+        def select(part: Any) -> Any:
+            if not isinstance(part, RaggedRows):
+                return None if part is None else part[self.index]
+            # No items have the length of one, because a maximum over no words is an error.
+            min_length = 0 if len(items) else int(part.counts[:1].max(initial=0))
+            return part.padded(items, min_length=min_length)[0]
 
-        def join(*parts: Any) -> Any:
-            if parts[0] is None:
-                return None
-            joined = parts[0].new_zeros(
-                len(self),
-                *(max(part.shape[axis] for part in parts) for axis in range(1, parts[0].dim())),
-            )
-            for part, (positions, _, rows) in zip(parts, used, strict=True):
-                target = (positions, slice(part.shape[1])) if part.dim() > 1 else positions
-                joined[target] = part[rows]
-            return joined
-
-        return tree_map(join, *(field(block) for _, block, _ in used))
+        return tree_map(select, stored)
 
 
 def unit_rows(rows: Tensor, dim: int = -1) -> Tensor:
@@ -489,16 +430,8 @@ def unit_rows(rows: Tensor, dim: int = -1) -> Tensor:
 
 
 def scaled_norms(rows: Tensor, dim: int = -1) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Compute the norms of vectors. Vectors whose squares overflow or underflow are scaled first,
-    all others are unchanged.
-
-    Args:
-        rows: Vectors, shape ``[..., D]``.
-        dim: Axis of the vectors, if it is not the last.
-
-    Returns:
-        The scaled vectors, their norms ``[..., 1]``, inf for a zero vector, and the factors of the
-        vectors, None for 1.
+    """Compute the norms of vectors, ``[..., 1]``, inf for a zero vector. Vectors whose squares
+    overflow or underflow are scaled first, by the returned factors (None for 1).
     """
     norms = rows.norm(dim=dim, keepdim=True)
     exact = (norms >= MIN_EXACT_NORM) & (norms < torch.inf)
@@ -514,24 +447,10 @@ def scaled_norms(rows: Tensor, dim: int = -1) -> tuple[Tensor, Tensor, Tensor | 
 
 
 def on_float64_device(values: Tensor) -> Tensor:
-    """Move values to the CPU if their device does not have float64, as Apple GPUs.
-
-    Args:
-        values: The values.
-
-    Returns:
-        The values on the same device or on the CPU.
-    """
+    """Move values to the CPU if their device does not have float64, as Apple GPUs."""
     return values.cpu() if values.device.type == "mps" else values
 
 
 def to_float64(values: Tensor) -> Tensor:
-    """Convert values to float64, on the CPU if their device does not have it.
-
-    Args:
-        values: The values.
-
-    Returns:
-        The values in float64.
-    """
+    """Convert values to float64, on the CPU if their device does not have it."""
     return on_float64_device(values).double()

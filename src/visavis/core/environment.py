@@ -51,14 +51,7 @@ def shell_command() -> str:
 
 
 def quote_argument(argument: str | Path) -> str:
-    """Quote an argument of a command that a user copies into a shell.
-
-    Args:
-        argument: The argument.
-
-    Returns:
-        The argument in the form of a POSIX shell, or of the shells of Windows.
-    """
+    """Quote an argument of a command that a user copies into a shell."""
     text = str(argument)
     return subprocess.list2cmdline([text]) if os.name == "nt" else shlex.quote(text)
 
@@ -81,14 +74,7 @@ def _package_versions() -> dict[str, str]:
 
 
 def installed_version(package: str) -> str | None:
-    """Return the version of an installed package without importing it.
-
-    Args:
-        package: Name of the distribution.
-
-    Returns:
-        The version, or None if the package is not installed.
-    """
+    """Return the version of an installed package without importing it."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -114,14 +100,7 @@ def git_hash() -> str | None:
 
 @cache
 def package_requirements() -> list[tuple[str, str | None]]:
-    """Read the packages that visavis needs, from its metadata.
-
-    Returns:
-        ``(package, extra)`` of each package. The extra of a required package is None.
-
-    Raises:
-        RunError: If visavis is not installed.
-    """
+    """Read the packages that visavis needs from its metadata, each with its extra, or None."""
     try:
         lines = importlib.metadata.requires("visavis") or []
     except importlib.metadata.PackageNotFoundError:
@@ -140,14 +119,7 @@ def package_requirements() -> list[tuple[str, str | None]]:
 
 
 def command_output(*command: str) -> str:
-    """Run a command.
-
-    Args:
-        *command: The words of the command.
-
-    Returns:
-        Its output, without white space at the ends. Empty if it fails without an output.
-    """
+    """Run a command and return its output, which is empty if it fails without one."""
     return subprocess.run(
         command, capture_output=True, encoding="utf-8", errors="replace", check=False
     ).stdout.strip()

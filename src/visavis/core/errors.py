@@ -6,6 +6,7 @@ VisavisError
 +-- MissingSupervision   an objective needs annotations (relevance, margins, a memory bank) that were not given
 +-- DataError            files, captions or features are missing, corrupted or contradictory
 |   +-- NoDataset        a folder contains no list of images and captions
++-- UnknownWords         a text has no word of the vocabulary of a model
 +-- RecipeError          a recipe or an override holds an unknown name or an impossible value
 +-- RunError             a run folder is incomplete, or belongs to another data set or version
 +-- RefusedOverwrite     a file of the user exists where a file should be written
@@ -77,6 +78,10 @@ class NoDataset(DataError):
     """A folder contains no list of images and captions."""
 
 
+class UnknownWords(VisavisError):
+    """A text has no word of the vocabulary of a model."""
+
+
 class RecipeError(VisavisError):
     """A recipe or an override holds an unknown name or an impossible value."""
 
@@ -127,18 +132,7 @@ class MissingExtra(VisavisError):
 
 @contextmanager
 def requires_extra(extra: str, purpose: str) -> Iterator[None]:
-    """Import optional packages in this block.
-
-    Args:
-        extra: Extra of visavis that installs them.
-        purpose: The task that needs them, as the subject of the sentence.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        MissingExtra: If a package is not installed.
-    """
+    """Import optional packages in this block."""
     try:
         yield
     except ImportError as error:
@@ -241,25 +235,14 @@ def format_value(value: Any) -> str:
 
 
 def warn(message: str) -> None:
-    """Warn the caller about arguments or calls that should change. Python shows each message once.
-
-    Events that no change of a call avoids, such as a damaged cache, are logged as warnings of the
-    logger ``visavis`` instead.
-
-    Args:
-        message: One sentence.
-    """
+    """Warn the caller about arguments or calls that should change. Python shows each message once."""
+    # Events that no change of a call avoids, such as a damaged cache, are logged as warnings of the
+    # logger `visavis` instead.
     warnings.warn(message, UserWarning, stacklevel=2)
 
 
 def log_debug(module: str, message: str, *args: object) -> None:
-    """Log how something is computed, at level DEBUG. Equal messages are logged once.
-
-    Args:
-        module: ``__name__`` of the module, which is also the name of the logger.
-        message: Message with ``%s`` for each argument.
-        args: Arguments. They are formatted only if the message is logged.
-    """
+    """Log how something is computed, at level DEBUG. Equal messages are logged once."""
     if logging.getLogger(module).isEnabledFor(logging.DEBUG):
         _log_once(module, message % args)
 

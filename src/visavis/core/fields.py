@@ -14,7 +14,7 @@ import sys
 import typing
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 from annotated_types import Ge, Gt, Interval
 
@@ -32,6 +32,9 @@ PositiveFloat = Annotated[float, Gt(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
 UnitFloat = Annotated[float, Interval(ge=0, le=1)]
 DropoutRate = Annotated[float, Interval(ge=0, lt=1)]
+AUTO: Literal["auto"] = "auto"
+Auto: TypeAlias = Literal["auto"]
+"""A value that is measured before the training."""
 
 PARAMETER_RANGE = (1e-12, 1e12)
 """Magnitudes of parameters. Products of two of them with scores stay far from the limits of
@@ -61,25 +64,14 @@ BOUNDS = {
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a real number that a float can hold. A bool is not a number.
-
-    Args:
-        value: The value.
-    """
+    """Return whether a value is a real number that a float can hold. A bool is not a number."""
     if isinstance(value, int):
         return not isinstance(value, bool) and abs(value) <= sys.float_info.max
     return isinstance(value, numbers.Real)
 
 
 def require_dataclass(kind: type) -> None:
-    """Check that the values of an own class are fields, which texts set and runs record.
-
-    Args:
-        kind: The class.
-
-    Raises:
-        SpecError: If the class is not a dataclass, or has further annotated values.
-    """
+    """Check that the values of an own class are fields, which texts set and runs record."""
     annotations = vars(kind).get("__annotations__", {})
     values = {
         name
@@ -116,9 +108,12 @@ def validate_fields(value: Any) -> None:
         checked = _field_validator(kind).validate_python(given)
     except ValidationError as errors:
         first = errors.errors(include_url=False)[0]
-        name = ".".join(map(str, first["loc"]))
-        hint = typing.get_type_hints(kind)[str(first["loc"][0])]
-        or_none = ", or None" if type(None) in typing.get_args(hint) else ""
+        field_name, *path = map(str, first["loc"])
+        alternatives = typing.get_args(typing.get_type_hints(kind)[field_name])
+        # After the name of a union, pydantic names its type.
+        name = field_name if Auto in alternatives else ".".join((field_name, *path))
+        or_auto = f", or {AUTO!r}" if Auto in alternatives else ""
+        or_none = f"{or_auto}, or None" if type(None) in alternatives else or_auto
         raise SpecError(
             f"{class_title(kind)}.{name}: expected {expected_value(first)}{or_none}, got "
             f"{format_value(first['input'])}."
@@ -158,14 +153,7 @@ def _plain(value: Any) -> Any:
 
 
 def expected_value(error: Mapping[str, Any]) -> str:
-    """Describe what an invalid value should have been.
-
-    Args:
-        error: One entry of ``errors()`` of a pydantic ``ValidationError``.
-
-    Returns:
-        The end of a sentence, such as "a number > 0".
-    """
+    """Describe what an invalid value should have been, from an entry of ``errors()`` of pydantic."""
     if error["type"] in BOUNDS:
         key, sign = BOUNDS[error["type"]]
         bound = error["ctx"][key]
@@ -193,30 +181,14 @@ def require_field(condition: bool, value: Any, field: str, expected: str) -> Non
 
 
 def is_valid_parameter(number: float) -> bool:
-    """Return whether a number can be a parameter: 0, or of a magnitude in `PARAMETER_RANGE`.
-
-    Args:
-        number: The number.
-    """
+    """Return whether a number can be a parameter: 0, or of a magnitude in `PARAMETER_RANGE`."""
     return number == 0 or PARAMETER_RANGE[0] <= abs(number) <= PARAMETER_RANGE[1]
 
 
 def validate_int(value: Any, name: str, minimum: int = 0, maximum: int | None = None) -> int:
-    """Check an integer argument and limit it to 2**53, which is exact in comparisons with floats.
-
-    Args:
-        value: The argument.
-        name: Its name.
-        minimum: Smallest allowed value.
-        maximum: Largest allowed value, or None.
-
-    Returns:
-        The integer.
-
-    Raises:
-        SpecError: If it is not an integer, too small or too large.
-    """
+    """Check an integer argument and limit it to 2**53, which is exact in comparisons with floats."""
     try:
+        # A truth value is an integer of Python, and too small here.
         number = minimum - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = minimum - 1
@@ -234,12 +206,5 @@ def validate_int(value: Any, name: str, minimum: int = 0, maximum: int | None = 
 
 
 def class_title(kind: type) -> str:
-    """Name a class in an error. A Config is named after its owner.
-
-    Args:
-        kind: The class.
-
-    Returns:
-        The name.
-    """
+    """Name a class in an error. A Config is named after its owner."""
     return kind.__qualname__.rpartition("<locals>.")[2].removesuffix(".Config")

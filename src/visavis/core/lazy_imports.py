@@ -14,22 +14,9 @@ from typing import Any
 def lazy_names(
     package: str, modules: Mapping[str, str], *, other_package: str | None = None
 ) -> Callable[[str], Any]:
-    """Build the ``__getattr__`` of a package whose names are imported on first use.
-
-    No name may be the name of a submodule: importing the submodule sets this attribute of the package
-    to the module, and ``__getattr__`` is not called.
-
-    Args:
-        package: Name of the package.
-        modules: Module of each name.
-        other_package: Package in which users may find a class that this one lacks, for the error.
-
-    Returns:
-        A function that returns the value of a name.
-
-    Raises:
-        AttributeError: From the function, for any other name.
-    """
+    """Build the ``__getattr__`` of a package whose names are imported on first use."""
+    # No name may be the name of a submodule: importing the submodule sets this attribute of the
+    # package to the module, and `__getattr__` is not called.
 
     def import_name(name: str) -> Any:
         if name not in modules:

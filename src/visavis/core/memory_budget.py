@@ -1,5 +1,5 @@
-"""Memory budget: the memory setting of a user, and the memory that is free on a device or within a
-container.
+"""Memory budget: the memory setting of a user, the memory that is free on a device or within a
+container, and chunks of a size.
 """
 
 from __future__ import annotations
@@ -74,31 +74,14 @@ def parse_memory(memory: MemoryLimit, name: str = "memory") -> int | None:
 
 
 def budget_bytes(memory: MemoryLimit, device: torch.device | str) -> int:
-    """Return the bytes that tensors may take on a device.
-
-    With a setting, this is the setting minus a reserve for libraries (``RESERVED_BYTES``). On a CPU
-    the C library is then configured to return freed memory at once. Without a setting, it is the
-    largest power of two within a quarter of the free memory: a small change in the load of the
-    machine then changes no block size.
-
-    Args:
-        memory: The memory setting.
-        device: Device of the tensors.
-
-    Returns:
-        Bytes.
-
-    Raises:
-        SpecError: If ``memory`` is not a positive size.
+    """Return the bytes that tensors may take on a device: the setting minus a reserve for libraries,
+    or a share of the free memory.
     """
-    # The command line reads MemoryLimit, and starts without torch.
-    import torch
-
     size = parse_memory(memory)
-    device = torch.device(device)
     if size is None:
+        # A power of two, so that a small change in the load of the machine changes no block size.
         return 2 ** max(int(DEFAULT_MEMORY_SHARE * free_bytes(device)).bit_length() - 1, 20)
-    if device.type == "cpu":
+    if _device_type(device) == "cpu":
         return_freed_memory()
     return size - min(max(size - SMALL_LIMIT_BYTES, 0) // 4, RESERVED_BYTES)
 
@@ -118,28 +101,25 @@ def return_freed_memory() -> None:
             mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
 
 
-def free_bytes(device: torch.device) -> int:
-    """Return the memory that is free on a device. On a CPU the limit of the container counts, too.
+def _device_type(device: torch.device | str) -> str:
+    """Kind of a device. Its name is enough, so that a search on the CPU needs no torch."""
+    return str(device).partition(":")[0]
 
-    Args:
-        device: The device.
 
-    Returns:
-        Bytes.
-
-    Raises:
-        SpecError: If this machine does not have the device.
-    """
-    if device.type == "cuda":
+def free_bytes(device: torch.device | str) -> int:
+    """Return the bytes that are free on a device. On a CPU the limit of the container counts, too."""
+    device_type = _device_type(device)
+    if device_type == "cuda":
         import torch
 
         if not torch.cuda.is_available():
             raise SpecError(
                 f'device: expected a device of this machine, got {device}. Set a memory such as "40GiB" to plan for another one.'
             )
+        # Freed tensors, whose memory torch keeps for later ones.
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
-    if device.type == "mps":
+    if device_type == "mps":
         import torch
 
         if not torch.backends.mps.is_available():
@@ -157,15 +137,16 @@ def free_bytes(device: torch.device) -> int:
 
 
 def available_memory() -> int | None:
-    """Read the memory that Linux or Windows reports as available.
+    """Read the bytes of memory that Linux or Windows reports as available. None on other systems."""
+    if sys.platform == "win32":
+        import ctypes
 
-    Returns:
-        Bytes. None on other systems.
-    """
-    return _available_on_windows() if sys.platform == "win32" else _available_on_linux()
-
-
-def _available_on_linux() -> int | None:
+        # MEMORYSTATUSEX: two numbers of 32 bits, then seven of 64 bits. The second one of those is
+        # the available physical memory.
+        status = (ctypes.c_uint64 * 8)()
+        ctypes.cast(status, ctypes.POINTER(ctypes.c_uint32))[0] = ctypes.sizeof(status)
+        kernel: Any = getattr(ctypes, "windll").kernel32  # noqa: B009 - other systems lack the name
+        return int(status[2]) if kernel.GlobalMemoryStatusEx(ctypes.byref(status)) else None
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -173,17 +154,6 @@ def _available_on_linux() -> int | None:
     return next(
         (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None
     )
-
-
-def _available_on_windows() -> int | None:
-    import ctypes
-
-    # MEMORYSTATUSEX: two numbers of 32 bits, then seven of 64 bits. The second one of those is the
-    # available physical memory.
-    status = (ctypes.c_uint64 * 8)()
-    ctypes.cast(status, ctypes.POINTER(ctypes.c_uint32))[0] = ctypes.sizeof(status)
-    kernel: Any = getattr(ctypes, "windll").kernel32  # noqa: B009 - other systems lack the name
-    return int(status[2]) if kernel.GlobalMemoryStatusEx(ctypes.byref(status)) else None
 
 
 def _free_in_container() -> int | None:
@@ -203,6 +173,23 @@ def _free_in_container() -> int | None:
     return (
         None if limit == "max" else max(int(limit) - used + int(counts.get("inactive_file", 0)), 0)
     )
+
+
+def chunk_slices(length: int, chunk_size: int) -> list[slice]:
+    """Split a range into consecutive slices.
+
+    Args:
+        length: Length of the range.
+        chunk_size: Maximum length of a slice.
+
+    Returns:
+        The slices.
+
+    Example:
+        >>> chunk_slices(5, 2)
+        [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    return [slice(start, min(start + chunk_size, length)) for start in range(0, length, chunk_size)]
 
 
 def format_bytes(size: float) -> str:

@@ -1,4 +1,4 @@
-"""Own parts: objectives, supervisions, estimators, models, metrics, formats, vectors, stores and commands
+"""Own parts: objectives, supervisions, noises, estimators, models, metrics, formats, vectors, stores and commands
 from outside the package.
 
 A text names a class of a file or of a package, such as ``soft_hn.py:SoftHN(margin=0.1)`` or
@@ -37,6 +37,7 @@ VARIABLE = "VISAVIS_CODE"
 GROUPS = (
     "objectives",
     "supervisions",
+    "noises",
     "estimators",
     "models",
     "metrics",
@@ -121,12 +122,6 @@ def allowed_code() -> list[str]:
 def named_by_user(*texts: str) -> Iterator[list[CodeNotNamed]]:
     """Allow the code that texts of the user name. Stored texts may be parsed at the same time, such
     as the rest of a recipe, and allow nothing.
-
-    Args:
-        *texts: Texts that the user wrote in this process: specs and overrides.
-
-    Yields:
-        The errors about own code that other texts named. Their parts may have stand-ins.
     """
     refused: list[CodeNotNamed] = []
     named_token = _USER_TEXTS.set(texts)
@@ -139,21 +134,7 @@ def named_by_user(*texts: str) -> Iterator[list[CodeNotNamed]]:
 
 
 def find_part(name: str, catalog: Mapping[str, T], kind: type, group: str) -> T | None:
-    """Find a part by its name: in the catalog, in a named source, or in an installed package.
-
-    Args:
-        name: Name in the catalog, or ``file.py:Name``, or ``package.module:Name``.
-        catalog: The parts of visavis by name.
-        kind: Base class of the part, or of its instance.
-        group: Kind of part, the end of the group of entry points, such as "objectives".
-
-    Returns:
-        The class or object. None if neither the catalog nor an installed package has the name.
-
-    Raises:
-        SpecError: If the source has no such part.
-        CodeNotNamed: If the source may not run.
-    """
+    """Find a part by its name: in the catalog, in a named source, or in an installed package."""
     if name in catalog:
         return catalog[name]
     source, _, attribute = name.rpartition(":")
@@ -181,28 +162,13 @@ def find_part(name: str, catalog: Mapping[str, T], kind: type, group: str) -> T 
 
 
 def loaded_parts(kind: type[T], group: str) -> list[T]:
-    """Return the objects of one kind from all named sources and installed packages.
-
-    Args:
-        kind: Class of the objects.
-        group: Kind of part, the end of the group of entry points.
-
-    Returns:
-        The objects.
-    """
+    """Return the objects of one kind from all named sources and installed packages."""
     installed = [_installed_part(group, name, kind) for name in _installed(group)]
     return _distinct([*named_parts(kind), *installed], kind)
 
 
 def named_parts(kind: type[T]) -> list[T]:
-    """Return the objects of one kind from all named sources.
-
-    Args:
-        kind: Class of the objects.
-
-    Returns:
-        The objects.
-    """
+    """Return the objects of one kind from all named sources."""
     values = [value for source in allowed_code() for value in vars(_load(source)).values()]
     return _distinct(values, kind)
 
@@ -213,15 +179,7 @@ def _distinct(values: Iterable[Any], kind: type[T]) -> list[T]:
 
 
 def loaded_classes(kind: type, group: str) -> list[Any]:
-    """Return the classes of one kind from all named sources and installed packages.
-
-    Args:
-        kind: Base class of the classes.
-        group: Kind of part, the end of the group of entry points.
-
-    Returns:
-        The classes of the sources, then the installed ones in the order of their names.
-    """
+    """Return the classes of one kind from all named sources and installed packages."""
     modules = [_load(source) for source in allowed_code()]
     named = [
         value
@@ -234,41 +192,17 @@ def loaded_classes(kind: type, group: str) -> list[Any]:
 
 
 def installed_names(group: str) -> list[str]:
-    """Return the names of the parts of installed packages.
-
-    Args:
-        group: Kind of part, the end of the group of entry points.
-
-    Returns:
-        The names in ascending order.
-    """
+    """Return the names of the parts of installed packages."""
     return sorted(_installed(group))
 
 
 def installed_modules(group: str) -> dict[str, str]:
-    """Return the modules of the parts of installed packages, without loading them.
-
-    Args:
-        group: Kind of part, the end of the group of entry points.
-
-    Returns:
-        Names of modules by names of parts.
-    """
+    """Return the modules of the parts of installed packages, without loading them."""
     return {name: entry.module for name, entry in _installed(group).items()}
 
 
 def name_part(part: type[T]) -> type[T]:
-    """Give a class from outside the package the name by which texts find it again.
-
-    Args:
-        part: Any class of a part.
-
-    Returns:
-        The same class. Its ``__qualname__``, which ``repr`` prints, begins with its source.
-
-    Raises:
-        SpecError: If the class is not in a file.
-    """
+    """Give a class from outside the package the name by which texts find it again."""
     module = sys.modules.get(part.__module__)
     if part.__module__.partition(".")[0] == "visavis" or ":" in part.__qualname__:
         return part
@@ -297,15 +231,8 @@ def name_part(part: type[T]) -> type[T]:
 
 
 def code_hashes(text: str | None = None) -> dict[str, str]:
-    """Return the SHA-256 of each named source, by its file name or package, as it was loaded.
-
-    It includes the modules in the folder of the source, or of its package, that the source imports.
-
-    Args:
-        text: Include the sources only that this text names. None: all.
-
-    Returns:
-        The hashes.
+    """Return the SHA-256 of each named source, by its file name or package, as it was loaded. It
+    includes the modules that the source imports from its folder or package.
     """
     names = {os.path.basename(source): source for source in allowed_code()}
     return {
@@ -316,16 +243,7 @@ def code_hashes(text: str | None = None) -> dict[str, str]:
 
 
 def stand_in(kind: type[T], text: str, error: CodeNotNamed) -> T:
-    """Make an object that stands for a part whose code may not run. Every use raises the error.
-
-    Args:
-        kind: Base class of the part.
-        text: Stored text of the part, which is the ``repr`` of the object.
-        error: The error.
-
-    Returns:
-        An instance of ``kind``.
-    """
+    """Make an object that stands for a part whose code may not run. Every use raises the error."""
 
     def refuse(_: Any) -> Any:
         raise error
@@ -411,11 +329,13 @@ def _imported_files(module: ModuleType, source: str) -> dict[str, Path]:
             file = getattr(imported, "__file__", None)
             if file is None or not os.path.isfile(file):
                 continue
-            is_own = (
-                _import_folder(imported) == folder
-                if is_file
-                else name.partition(".")[0] == source.partition(".")[0]
-            )
+            if is_file:
+                # The folder of the import path in which the module was found.
+                path = Path(os.path.abspath(file))
+                depth = imported.__name__.count(".") + (path.stem == "__init__")
+                is_own = path.parents[min(depth, len(path.parents) - 1)] == folder
+            else:
+                is_own = name.partition(".")[0] == source.partition(".")[0]
             if is_own:
                 files[name] = Path(file)
                 waiting.append(imported)
@@ -440,13 +360,6 @@ def _imported_names(module: ModuleType) -> Iterator[str]:
         for name in names:
             words = name.split(".")
             yield from (".".join(words[:count]) for count in range(1, len(words) + 1))
-
-
-def _import_folder(module: ModuleType) -> Path:
-    """The folder of the import path in which a module was found."""
-    file = Path(os.path.abspath(str(module.__file__)))
-    depth = module.__name__.count(".") + (file.stem == "__init__")
-    return file.parents[min(depth, len(file.parents) - 1)]
 
 
 def _allowed_source(source: str) -> str | None:

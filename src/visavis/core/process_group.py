@@ -54,25 +54,13 @@ class ProcessGroup:
         return (self.rank,) if self.world_size > 1 else ()
 
     def part(self, items: Sequence[T]) -> Sequence[T]:
-        """Select the items of this rank: every ``world_size``-th one.
-
-        Args:
-            items: Items, in the same order on each rank.
-
-        Returns:
-            The items of this rank.
-        """
+        """Select the items of this rank: every ``world_size``-th one."""
         return items[self.rank :: self.world_size]
 
     @contextmanager
     def first_rank_first(self) -> Iterator[None]:
         """Run a block on rank 0 before it runs on the other ranks, which then find the files that
         rank 0 wrote.
-
-        The other ranks wait for any time, and end when another rank has failed.
-
-        Yields:
-            Nothing.
         """
         if self.world_size == 1:
             yield
@@ -80,7 +68,8 @@ class ProcessGroup:
         store = default_store()
         self._num_turns += 1
         key = f"visavis/turn-{self._num_turns}"
-        # The method ``wait`` of the store prints a warning at each timeout.
+        # The other ranks wait for any time. The method ``wait`` of the store prints a warning at each
+        # timeout.
         while not self.is_first and not store.check([key]):
             if store.check([FAILURES]):
                 raise distributed.DistStoreError("Another rank has failed.")
@@ -94,25 +83,11 @@ class ProcessGroup:
         self.any_rank(False)
 
     def broadcast_text(self, message: str) -> str:
-        """Send a text from rank 0 to all ranks.
-
-        Args:
-            message: The text of this rank. Ignored except on rank 0.
-
-        Returns:
-            The text of rank 0.
-        """
+        """Send a text from rank 0 to all ranks."""
         return message if self.world_size == 1 else self.all_gather_text(message)[0]
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        """Sum a tensor over ranks.
-
-        Args:
-            tensor: A tensor of the same shape on each rank. It may be overwritten.
-
-        Returns:
-            The sum.
-        """
+        """Sum a tensor of one shape over ranks. It may be overwritten."""
         if self.world_size > 1:
             tensor = tensor.contiguous()
             distributed.all_reduce(tensor)
@@ -121,24 +96,11 @@ class ProcessGroup:
     def scale_for_ddp_mean(self, gradient: Tensor) -> Tensor:
         """Scale a gradient of this rank so that the mean over ranks, which DistributedDataParallel
         forms, is the sum.
-
-        Args:
-            gradient: A gradient.
-
-        Returns:
-            The gradient times the number of ranks.
         """
         return gradient if self.world_size == 1 else gradient * self.world_size
 
     def mean(self, value: float) -> float:
-        """Average a number over ranks.
-
-        Args:
-            value: The number of this rank.
-
-        Returns:
-            The mean, equal on each rank.
-        """
+        """Average a number over ranks."""
         return (
             value
             if self.world_size == 1
@@ -147,14 +109,7 @@ class ProcessGroup:
         )
 
     def any_rank(self, condition: bool) -> bool:
-        """Return whether a condition holds on any rank.
-
-        Args:
-            condition: The condition on this rank.
-
-        Returns:
-            The same value on each rank.
-        """
+        """Return whether a condition holds on any rank."""
         return (
             condition
             if self.world_size == 1
@@ -162,31 +117,19 @@ class ProcessGroup:
         )
 
     def sum_over_lower_ranks(self, value: int) -> int:
-        """Sum an integer over the ranks below this one.
-
-        Args:
-            value: The integer of this rank.
-
-        Returns:
-            The sum, 0 on rank 0.
-        """
+        """Sum an integer over the ranks below this one."""
         return int(sum(self.all_gather(torch.tensor([value], device=self.device))[: self.rank]))
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Gather a tensor from each rank, without gradient.
-
-        Args:
-            tensor: A tensor whose sizes may differ between ranks, but not its number of dimensions
-                and dtype.
-
-        Returns:
-            One tensor per rank.
+        """Gather a tensor from each rank, without gradient. Sizes may differ between ranks, but not
+        the number of dimensions and the dtype.
         """
         if self.world_size == 1:
             return [tensor]
         shape = torch.tensor(tensor.shape, device=tensor.device)
         shapes = [torch.empty_like(shape) for _ in range(self.world_size)]
         distributed.all_gather(shapes, shape)
+        # Flat and padded to the largest, because the collective needs one shape.
         sizes = [int(other.prod()) for other in shapes]
         padded = tensor.new_zeros(max(sizes))
         padded[: tensor.numel()] = tensor.detach().flatten()
@@ -200,26 +143,12 @@ class ProcessGroup:
         ]
 
     def all_gather_text(self, message: str) -> list[str]:
-        """Gather a text from each rank.
-
-        Args:
-            message: The text of this rank.
-
-        Returns:
-            One text per rank.
-        """
+        """Gather a text from each rank."""
         letters = torch.tensor(list(message.encode()), dtype=torch.uint8, device=self.device)
         return [bytes(text.tolist()).decode() for text in self.all_gather(letters)]
 
     def is_equal_on_all_ranks(self, tensor: Tensor) -> bool:
-        """Return whether all ranks hold bit-identical tensors.
-
-        Args:
-            tensor: The tensor of this rank.
-
-        Returns:
-            The same value on each rank.
-        """
+        """Return whether all ranks hold bit-identical tensors."""
         if self.world_size == 1:
             return True
         shape = torch.tensor(tensor.shape, device=tensor.device)
@@ -233,37 +162,15 @@ class ProcessGroup:
         return not self.any_rank(not torch.equal(first, local))
 
     def all_gather_rows(self, tensor: Tensor) -> Tensor:
-        """Concatenate the tensors of all ranks.
-
-        Args:
-            tensor: The rows of this rank.
-
-        Returns:
-            The rows of all ranks.
-        """
+        """Concatenate the tensors of all ranks."""
         return torch.cat(self.all_gather(tensor))
 
     def all_gather_stack(self, tensor: Tensor) -> Tensor:
-        """Stack the tensors of all ranks, which have one shape.
-
-        Args:
-            tensor: The tensor of this rank.
-
-        Returns:
-            Shape ``[world_size, ...]``.
-        """
+        """Stack the tensors of all ranks, which have one shape."""
         return torch.stack(self.all_gather(tensor))
 
     def all_gather_batches(self, batches: Sequence[Encoded], num_batches: int) -> list[Encoded]:
-        """Gather encoded batches, of which each rank has those that ``part`` gives it.
-
-        Args:
-            batches: Batches of this rank, at least one.
-            num_batches: Number of batches of all ranks.
-
-        Returns:
-            The batches of all ranks in their order.
-        """
+        """Gather encoded batches, of which each rank has those that ``part`` gives it."""
         if self.world_size == 1:
             return list(batches)
         gathered = list[Encoded]()
@@ -276,14 +183,7 @@ class ProcessGroup:
         return gathered
 
     def all_gather_items(self, items: Encoded) -> tuple[Encoded, slice]:
-        """Gather the items of all ranks.
-
-        Args:
-            items: The items of this rank.
-
-        Returns:
-            All items, and the rows of this rank among them.
-        """
+        """Gather the items of all ranks, and return the rows of this rank among them."""
         if self.world_size == 1:
             return items, slice(0, len(items))
         by_rank = self._by_rank(items)
@@ -304,11 +204,7 @@ ONE_PROCESS = ProcessGroup(torch.device("cpu"), distributed_group=False)
 
 
 def default_store() -> Store:
-    """Return the store through which the ranks found each other.
-
-    Returns:
-        The store of the default group.
-    """
+    """Return the store through which the ranks found each other."""
     # torch has no public function for this.
     return _get_default_store()
 
@@ -316,23 +212,8 @@ def default_store() -> Store:
 def select_process_group(
     gather: bool | None, device: torch.device, *, training: bool, describe_batch: Callable[[], str]
 ) -> ProcessGroup:
-    """Select the ranks over which a loss gathers.
-
-    Only batches that are described by the same text on all ranks can be compared over ranks.
-    Otherwise collectives that do not belong together would mix or wait forever.
-
-    Args:
-        gather: True requires a group, False never gathers. None gathers where the ranks hold
-            comparable batches, and warns and falls back to this rank where they do not.
-        device: Device of the batch.
-        training: Whether the loss is in train mode. It never gathers outside.
-        describe_batch: Describes what is compared on this rank.
-
-    Returns:
-        The group, or this rank alone.
-
-    Raises:
-        VisavisError: If ``gather`` is True without a group, or the batches are incompatible.
+    """Select the ranks over which a loss gathers. ``gather`` True requires a group, False never
+    gathers, and None warns where the ranks hold batches that cannot be compared.
     """
     grouped = distributed.is_available() and distributed.is_initialized()
     if gather and training and not grouped:
@@ -343,6 +224,7 @@ def select_process_group(
     group = ProcessGroup(device, distributed_group=training and grouped and gather is not False)
     if group.world_size == 1:
         return group
+    # Collectives of batches that differ in this text would mix or wait forever.
     local = describe_batch()
     others = [other for other in group.all_gather_text(local) if other != local]
     if not others:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,78 +45,34 @@ class Progress(Protocol):
     """Receiver of messages and progress."""
 
     def message(self, text: str) -> None:
-        """Show a message.
-
-        Args:
-            text: Plain text.
-        """
+        """Show a message."""
 
     def update(self, task: str, done: int, total: int, items_per_second: float) -> None:
-        """Show the progress of a task.
-
-        Args:
-            task: Name of the task.
-            done: Items that are done.
-            total: All items.
-            items_per_second: Speed, 0 if unknown.
-        """
+        """Show the progress of a task."""
 
     def activity(self, task: str) -> AbstractContextManager[None]:
-        """Show that a task of unknown length is in progress, such as loading a model.
-
-        Args:
-            task: Name of the task.
-
-        Returns:
-            Context of the task.
-        """
+        """Show that a task of unknown length is in progress, such as loading a model."""
         ...
 
     def training_step(self, step: TrainingStep) -> None:
-        """Show the progress of a training.
-
-        Args:
-            step: Position, loss and speed.
-        """
+        """Show the progress of a training."""
 
 
 class NoProgress:
     """Progress that shows nothing."""
 
     def message(self, text: str) -> None:
-        """Ignore a message.
-
-        Args:
-            text: Plain text.
-        """
+        """Ignore a message."""
 
     def update(self, task: str, done: int, total: int, items_per_second: float) -> None:
-        """Ignore the progress of a task.
-
-        Args:
-            task: Name of the task.
-            done: Items that are done.
-            total: All items.
-            items_per_second: Speed, 0 if unknown.
-        """
+        """Ignore the progress of a task."""
 
     def activity(self, task: str) -> AbstractContextManager[None]:
-        """Ignore a task of unknown length.
-
-        Args:
-            task: Name of the task.
-
-        Returns:
-            Context that does nothing.
-        """
+        """Ignore a task of unknown length."""
         return nullcontext()
 
     def training_step(self, step: TrainingStep) -> None:
-        """Ignore the progress of a training.
-
-        Args:
-            step: Position, loss and speed.
-        """
+        """Ignore the progress of a training."""
 
 
 class BarsOnly(NoProgress):
@@ -130,33 +87,15 @@ class BarsOnly(NoProgress):
         self.progress = progress
 
     def update(self, task: str, done: int, total: int, items_per_second: float) -> None:
-        """Forward the progress of a task.
-
-        Args:
-            task: Name of the task.
-            done: Items that are done.
-            total: All items.
-            items_per_second: Speed, 0 if unknown.
-        """
+        """Forward the progress of a task."""
         self.progress.update(task, done, total, items_per_second)
 
     def activity(self, task: str) -> AbstractContextManager[None]:
-        """Forward a task of unknown length.
-
-        Args:
-            task: Name of the task.
-
-        Returns:
-            Context of the task.
-        """
+        """Forward a task of unknown length."""
         return self.progress.activity(task)
 
     def training_step(self, step: TrainingStep) -> None:
-        """Forward the progress of a training.
-
-        Args:
-            step: Position, loss and speed.
-        """
+        """Forward the progress of a training."""
         self.progress.training_step(step)
 
 
@@ -180,13 +119,47 @@ class ItemCounter:
         self.started = self.reported = time.monotonic()
 
     def __call__(self, done: int) -> None:
-        """Report items if a report is due.
-
-        Args:
-            done: Items that are done.
-        """
+        """Report items if a report is due."""
         now = time.monotonic()
         is_first = self.reported == self.started
         if now - self.reported >= REPORT_INTERVAL_S or (done >= self.total and not is_first):
             self.reported = now
             self.progress.update(self.task, done, self.total, done / (now - self.started))
+
+
+OTHER_STAGE = "other"
+"""Stage of a job outside of all named stages."""
+
+
+class StageClock:
+    """Measures the duration of each stage of a job. Each moment belongs to the innermost stage, so
+    that the durations add up to the duration of the job.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._stage = OTHER_STAGE
+        self._since = time.monotonic()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the time of this block as a stage."""
+        outer = self._switch(name)
+        try:
+            yield
+        finally:
+            self._switch(outer)
+
+    def read(self) -> dict[str, float]:
+        """Return the seconds of each stage until now."""
+        self._switch(self._stage)
+        return dict(self._seconds)
+
+    def _switch(self, stage: str) -> str:
+        """Begin or continue a stage. Returns the previous one."""
+        now = time.monotonic()
+        previous = self._stage
+        self._seconds[previous] = self._seconds.get(previous, 0.0) + now - self._since
+        self._stage = stage
+        self._since = now
+        return previous

@@ -69,16 +69,9 @@ class Result:
 
 
 def record_table(records: Sequence[Mapping[str, Any]], images: Sequence[str] = ()) -> Table:
-    """Make a table of records.
-
-    Args:
-        records: Values by column.
-        images: Address of an image of each record, see ``Table``. Default: none.
-
-    Returns:
-        A row for each record. A single record without an image becomes a table of names and values.
-    """
+    """Make a table of records."""
     names = list(dict.fromkeys(name for record in records for name in record))
+    # A single record is easier to read as names and values.
     if len(records) == 1 and not images:
         columns = (Column(is_text=True), Column(is_text=True))
         return Table(columns, tuple((name, records[0][name]) for name in names))

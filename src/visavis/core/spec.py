@@ -21,21 +21,7 @@ T = TypeVar("T")
 
 
 def parse(text: str, catalog: Iterable[type[T]], kind: type[T] | None = None, group: str = "") -> T:
-    """Parse a spec. A name without parentheses takes all defaults.
-
-    Args:
-        text: The spec, such as "Unified(margin=0.2)", or "soft_hn.py:SoftHN(margin=0.1)".
-        catalog: Classes that a spec may name.
-        kind: Base class of own classes from outside the package. None: only the catalog.
-        group: Name of the catalog for installed packages, see `own_code`.
-
-    Returns:
-        The object.
-
-    Raises:
-        SpecError: For an unknown name or field, a value that is not a literal, or a value that the
-            class rejects.
-    """
+    """Parse a spec. A name without parentheses takes all defaults."""
     by_name = {entry.__name__: entry for entry in catalog}
     name, values = parse_call(text)
     entry = by_name.get(name) if kind is None else find_part(name, by_name, kind, group)
@@ -85,23 +71,18 @@ def parse_call(text: object) -> tuple[str, dict[str, Any]]:
             raise SpecError(f"{text!r} uses **. Write field=value.")
         if keyword.arg in values:
             raise SpecError(f"{text!r} sets {keyword.arg} twice. Keep one.")
-        values[keyword.arg] = _literal(keyword.value, text)
+        try:
+            values[keyword.arg] = ast.literal_eval(keyword.value)
+        except (ValueError, TypeError, RecursionError, MemoryError):
+            raise SpecError(
+                f"a value in {_short(text)} is not a plain value (a number, a text in quotes, a "
+                "list, True, False, None)."
+            ) from None
     return match[1], values
 
 
 def build_object(kind: type[T], values: dict[str, Any]) -> T:
-    """Make a dataclass from values by field.
-
-    Args:
-        kind: The dataclass.
-        values: Values by field.
-
-    Returns:
-        ``kind(**values)``.
-
-    Raises:
-        SpecError: For an unknown field, with the nearest valid one, or a missing field.
-    """
+    """Make a dataclass from values by field."""
     require_dataclass(kind)
     known = [field.name for field in fields(kind) if field.init]  # type: ignore[arg-type]
     for name in values:
@@ -121,16 +102,6 @@ def build_object(kind: type[T], values: dict[str, Any]) -> T:
                 f"{field.name}=VALUE."
             )
     return kind(**values)
-
-
-def _literal(node: ast.expr, text: str) -> Any:
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, RecursionError, MemoryError):
-        raise SpecError(
-            f"a value in {_short(text)} is not a plain value (a number, a text in quotes, a list, "
-            "True, False, None)."
-        ) from None
 
 
 def _short(text: str) -> str:

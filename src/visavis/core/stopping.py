@@ -12,17 +12,8 @@ from pathlib import Path
 def kept_if_stopped(
     describe: Callable[[], str], resume: Callable[[], Path | None] = lambda: None
 ) -> Iterator[None]:
-    """Add a sentence about what is kept to Ctrl-C or a signal that ends this block.
-
-    The command line prints the sentences of all blocks, the innermost one first.
-
-    Args:
-        describe: Returns the sentence. It is called only if the block is stopped.
-        resume: Returns the folder that ``--resume`` continues. None: the command is repeated, or
-            continued with the folder of an inner block.
-
-    Yields:
-        Nothing.
+    """Add a sentence about what is kept to Ctrl-C or a signal that ends this block. ``resume`` returns
+    the folder that ``--resume`` continues, or None.
     """
     try:
         yield
@@ -30,7 +21,8 @@ def kept_if_stopped(
         raise
     # KeyboardInterrupt, or the exception of the command line for other signals.
     except BaseException as stop:
-        # The innermost sentence is the most exact one about the same folder.
+        # The command line prints all of them, the innermost one first, which is the most exact one
+        # about the same folder.
         if (sentence := describe()) and sentence not in getattr(stop, "__notes__", ()):
             stop.add_note(sentence)
         if (folder := resume()) is not None:
@@ -42,13 +34,6 @@ _RESUMED = "resumed_folder"
 
 
 def resumed_folder(stop: BaseException) -> str | None:
-    """Return the folder that ``--resume`` continues after a stop.
-
-    Args:
-        stop: The exception.
-
-    Returns:
-        The folder. None: the command is repeated.
-    """
+    """Return the folder that ``--resume`` continues after a stop."""
     folder: str | None = getattr(stop, _RESUMED, None)
     return folder

@@ -130,12 +130,5 @@ class Table:
 
 
 def as_cells(row: Row) -> list[Cell]:
-    """Wrap the values of a row.
-
-    Args:
-        row: Values or cells.
-
-    Returns:
-        The cells.
-    """
+    """Wrap the values of a row."""
     return [value if isinstance(value, Cell) else Cell(value) for value in row]

@@ -27,24 +27,28 @@ _LATEX_SPECIAL = {
 
 
 def text_lines(table: Table) -> Iterator[tuple[str, bool]]:
-    """Draw the columns and rows of a table for a terminal.
-
-    Args:
-        table: Table.
-
-    Yields:
-        A line, and whether it is a heading.
-    """
+    """Draw the columns and rows of a table for a terminal: each line, and whether it is a heading."""
     columns = table.columns
     if not columns:
         return
-    lines = [(titles, True) for titles in _title_lines(columns)]
+    # Titles of several lines: names start on the first line, numbers end on the last one.
+    titles = [column.title.split("\n") for column in columns]
+    height = max(map(len, titles))
+    filled = []
+    for column, title in zip(columns, titles, strict=True):
+        blank = [""] * (height - len(title))
+        filled.append([*title, *blank] if column.is_text else [*blank, *title])
+    # Texts of each line, and whether it is a heading.
+    lines = [([*line], True) for line in zip(*filled, strict=True)]
     for row in (*table.rows, *table.last_rows):
         lines += _text_rows(columns, as_cells(row))
     whole = [texts for texts, _ in lines if len(texts) == len(columns)]
     widths = [max(map(_width, column)) for column in zip(*whole, strict=True)]
-    gaps = _gaps(columns)
+    gaps = ["", *["  "] * (len(columns) - 1)]
     if any(column.group for column in columns):
+        # Less space within a group, more between groups.
+        pairs = pairwise(columns)
+        gaps = ["", *(" " if left.group == right.group else "   " for left, right in pairs)]
         yield _group_line(columns, widths, gaps), True
     for texts, is_heading in lines:
         padded = [
@@ -57,27 +61,8 @@ def text_lines(table: Table) -> Iterator[tuple[str, bool]]:
 
 
 def format_text(table: Table) -> str:
-    """Draw the columns and rows of a table for a terminal.
-
-    Args:
-        table: Table.
-
-    Returns:
-        Lines of text.
-    """
+    """Draw the columns and rows of a table for a terminal."""
     return "\n".join(line for line, _ in text_lines(table))
-
-
-def _title_lines(columns: tuple[Column, ...]) -> list[list[str]]:
-    """Titles on one or more lines: names start on the first one, numbers end on the last one."""
-    titles = [column.title.split("\n") for column in columns]
-    height = max(map(len, titles))
-    filled = [
-        [*title, *blank] if column.is_text else [*blank, *title]
-        for column, title in zip(columns, titles, strict=True)
-        for blank in [[""] * (height - len(title))]
-    ]
-    return [[*line] for line in zip(*filled, strict=True)]
 
 
 def _text_rows(columns: tuple[Column, ...], cells: list[Cell]) -> list[tuple[list[str], bool]]:
@@ -107,14 +92,6 @@ def _whole_text(column: Column, cell: Cell) -> str:
     return column.value_text(cell) + column.spread_text(cell)
 
 
-def _gaps(columns: tuple[Column, ...]) -> list[str]:
-    """The space before each column: less within a group, more between groups."""
-    if not any(column.group for column in columns):
-        return ["", *["  "] * (len(columns) - 1)]
-    pairs = pairwise(columns)
-    return ["", *(" " if left.group == right.group else "   " for left, right in pairs)]
-
-
 def _group_line(columns: tuple[Column, ...], widths: list[int], gaps: list[str]) -> str:
     line = ""
     start = 0
@@ -139,14 +116,7 @@ def _width(text: str) -> int:
 
 
 def format_markdown(table: Table) -> str:
-    """Format a table with its notes. The best values are bold.
-
-    Args:
-        table: Table.
-
-    Returns:
-        Markdown.
-    """
+    """Format a table with its notes. The best values are bold."""
     lines = [
         [_whole_title(column) for column in table.columns],
         ["---" if column.is_text else "---:" for column in table.columns],
@@ -169,14 +139,7 @@ def format_markdown(table: Table) -> str:
 
 
 def format_csv(table: Table) -> str:
-    """Format the values of a table, without its notes. None is empty.
-
-    Args:
-        table: Table.
-
-    Returns:
-        CSV.
-    """
+    """Format the values of a table, without its notes. None is empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([column.key or _whole_title(column) for column in table.columns])
@@ -189,13 +152,6 @@ def format_csv(table: Table) -> str:
 def format_latex(table: Table, label: str) -> str:
     r"""Format a table with its notes as the caption. The best values are bold. It needs
     ``\usepackage{booktabs}``.
-
-    Args:
-        table: Table.
-        label: Label of the table, without ``tab:``.
-
-    Returns:
-        LaTeX.
     """
     columns = table.columns
     heads = []

@@ -11,16 +11,11 @@ _LEFT = ' style="text-align: left"'
 
 
 def format_html(table: Table) -> str:
-    """Format a table. Its notes are the caption, the first column names the rows.
-
-    Args:
-        table: Table.
-
-    Returns:
-        HTML.
-    """
+    """Format a table. Its notes are the caption, the first column names the rows."""
     caption = f"<caption>{escape(' '.join(table.notes))}</caption>" if table.notes else ""
-    images = [f"<td>{_image(uri)}</td>" for uri in table.images] or [""] * len(table.rows)
+    images = [
+        f'<td><img alt="" src="{escape(uri)}"></td>' if uri else "<td></td>" for uri in table.images
+    ] or [""] * len(table.rows)
     rows = [_row(table.columns, as_cells(row)) for row in (*table.rows, *table.last_rows)]
     number = len(table.rows)
     body = [f"<tr>{image}{row}</tr>" for image, row in zip(images, rows[:number], strict=True)]
@@ -39,18 +34,16 @@ def _head(columns: tuple[Column, ...], upper: str) -> str:
     span = ' rowspan="2"' if has_groups else ""
     lower = ""
     for group, members in groupby(columns, lambda column: column.group):
-        titles = [_title(column, "" if group else span) for column in members]
+        # A title below the title of its group takes one row.
+        start = "<th" if group else f"<th{span}"
+        aligned = [(_LEFT if column.is_text else "", escape(column.title)) for column in members]
+        titles = [f'{start} scope="col"{align}>{title}</th>' for align, title in aligned]
         if group:
             upper += f'<th colspan="{len(titles)}" scope="colgroup">{escape(group)}</th>'
             lower += "".join(titles)
         else:
             upper += "".join(titles)
     return f"<thead><tr>{upper}</tr>{f'<tr>{lower}</tr>' if has_groups else ''}</thead>"
-
-
-def _title(column: Column, span: str) -> str:
-    align = _LEFT if column.is_text else ""
-    return f'<th{span} scope="col"{align}>{escape(column.title)}</th>'
 
 
 def _row(columns: tuple[Column, ...], cells: list[Cell]) -> str:
@@ -68,7 +61,3 @@ def _cell(column: Column, cell: Cell, *, is_name: bool) -> str:
         text += f"<small>{escape(small)}</small>"
     align = _LEFT if column.is_text else ""
     return f'<th scope="row"{align}>{text}</th>' if is_name else f"<td{align}>{text}</td>"
-
-
-def _image(uri: str) -> str:
-    return f'<img alt="" src="{escape(uri)}">' if uri else ""

@@ -11,29 +11,19 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from PIL import ExifTags, Image
+if TYPE_CHECKING:
+    from PIL.Image import Exif
 
 TAKEN = "taken"
 """Name of the capture time in the metadata of an item."""
 UNREADABLE_TIME = "unreadable_time"
 """Name of the text in place of a capture time in the metadata of an item."""
-# Tags of a time, its fraction of a second, and its offset to UTC. The last one is the time of the
-# last change, which cameras write, too.
-_TAGS = (
-    (
-        ExifTags.Base.DateTimeOriginal,
-        ExifTags.Base.SubsecTimeOriginal,
-        ExifTags.Base.OffsetTimeOriginal,
-    ),
-    (
-        ExifTags.Base.DateTimeDigitized,
-        ExifTags.Base.SubsecTimeDigitized,
-        ExifTags.Base.OffsetTimeDigitized,
-    ),
-    (ExifTags.Base.DateTime, ExifTags.Base.SubsecTime, ExifTags.Base.OffsetTime),
-)
+# Numbers of the EXIF tags of a time, its fraction of a second, and its offset to UTC: the original,
+# the digitized one, and the time of the last change, which cameras write, too. ExifTags has the
+# names, but a search compares times without Pillow.
+_TAGS = ((36867, 37521, 36881), (36868, 37522, 36882), (306, 37520, 36880))
 _OFFSET = r"Z|[+-]\d\d?(?::?\d\d)?"
 # What cameras and programs write, beyond ISO 8601.
 _TIME = re.compile(
@@ -109,7 +99,7 @@ def _is_of_a_place(offset: timedelta | None) -> bool:
     return offset is None or abs(offset) <= MAX_OFFSET
 
 
-def exif_times(exif: Image.Exif) -> dict[str, str]:
+def exif_times(exif: Exif) -> dict[str, str]:
     """Read the capture time of a photo.
 
     Args:
@@ -121,11 +111,14 @@ def exif_times(exif: Image.Exif) -> dict[str, str]:
         The time of a GPS receiver, which is in UTC, counts if there is no other.
 
     Example:
+        >>> from PIL import ExifTags, Image
         >>> exif = Image.Exif()
         >>> exif.get_ifd(ExifTags.IFD.Exif).update({36867: "2024:05:31 18:30:15", 36881: "+0200"})
         >>> exif_times(exif)
         {'taken': '2024-05-31T18:30:15.000+02:00'}
     """
+    from PIL import ExifTags
+
     try:
         tags: dict[int, Any] = {**exif, **exif.get_ifd(ExifTags.IFD.Exif)}
     except Exception:  # noqa: BLE001 - damaged metadata raises errors of every kind
@@ -145,8 +138,14 @@ def exif_times(exif: Image.Exif) -> dict[str, str]:
         if time.tzinfo is None:
             time = time.replace(tzinfo=_parse_offset(_text(tags.get(offset))))
         return {TAKEN: format_time(time)}
-    if taken := _gps_time(exif):
-        return {TAKEN: taken}
+    # The time of the GPS receiver, which is in UTC. Damaged metadata raises errors of every kind.
+    with suppress(Exception):
+        gps = exif.get_ifd(ExifTags.IFD.GPSInfo)
+        date = parse_time(_text(gps[ExifTags.GPS.GPSDateStamp]))
+        hours, minutes, seconds = map(float, gps[ExifTags.GPS.GPSTimeStamp])
+        elapsed = timedelta(hours=hours, minutes=minutes, seconds=seconds)
+        if date is not None:
+            return {TAKEN: utc_time(date.replace(tzinfo=UTC) + elapsed)}
     return {UNREADABLE_TIME: unreadable} if unreadable else {}
 
 
@@ -154,18 +153,6 @@ def _text(value: Any) -> str:
     """Text of a tag, which may be stored as bytes."""
     text = value.decode("latin-1") if isinstance(value, bytes) else str(value or "")
     return text.split("\0")[0].strip()
-
-
-def _gps_time(exif: Image.Exif) -> str:
-    """Time of the GPS receiver, which is in UTC. Empty if there is none."""
-    try:
-        tags = exif.get_ifd(ExifTags.IFD.GPSInfo)
-        date = parse_time(_text(tags[ExifTags.GPS.GPSDateStamp]))
-        hours, minutes, seconds = map(float, tags[ExifTags.GPS.GPSTimeStamp])
-        elapsed = timedelta(hours=hours, minutes=minutes, seconds=seconds)
-        return "" if date is None else utc_time(date.replace(tzinfo=UTC) + elapsed)
-    except Exception:  # noqa: BLE001 - damaged metadata raises errors of every kind
-        return ""
 
 
 def takeout_times(content: bytes) -> dict[str, str]:
@@ -189,14 +176,7 @@ def takeout_times(content: bytes) -> dict[str, str]:
 
 
 def format_time(time: datetime) -> str:
-    """Format the capture time of a file.
-
-    Args:
-        time: The time.
-
-    Returns:
-        ISO time in milliseconds, with its offset to UTC if that is known.
-    """
+    """Format the capture time of a file in ISO form: milliseconds, and the offset to UTC if known."""
     # Offsets of the time before time zones have seconds, or more hours. The clock is kept.
     offset = time.utcoffset()
     if offset is not None and (offset % timedelta(minutes=1) or not _is_of_a_place(offset)):
@@ -205,15 +185,8 @@ def format_time(time: datetime) -> str:
 
 
 def utc_time(time: datetime) -> str:
-    """Format the capture time of a file that contains it in UTC only.
-
-    Args:
-        time: The time, with its time zone.
-
-    Returns:
-        The time as ``format_time``, by the clock of this machine, because that at the place is not
-        known.
-    """
+    """Format the capture time of a file that contains it in UTC only, as ``format_time``."""
+    # By the clock of this machine, because the clock at the place is not known.
     return format_time(_to_local(time))
 
 
@@ -227,14 +200,7 @@ def _to_local(time: datetime) -> datetime:
 
 
 def modified_time(modified_ns: int) -> datetime:
-    """Convert a modification time.
-
-    Args:
-        modified_ns: ns since the epoch, an int64.
-
-    Returns:
-        The time by the clock of this machine.
-    """
+    """Convert a modification time in ns since the epoch to the clock of this machine."""
     instant = _EPOCH + timedelta(microseconds=modified_ns // 1000)
     return _to_local(instant)
 
@@ -264,12 +230,6 @@ def time_us(time: datetime, *, clock: bool) -> int:
 def file_times(metadata: Mapping[Any, Any]) -> dict[str, str]:
     """Select the capture time in the metadata of an item or image, if it came from the file and not
     from a table of the user.
-
-    Args:
-        metadata: Metadata of an item, or ``info`` of a decoded image.
-
-    Returns:
-        The time, as ``exif_times``.
     """
     times = {name: metadata[name] for name in (TAKEN, UNREADABLE_TIME) if name in metadata}
     if TAKEN in times and not _OWN_FORM.fullmatch(times[TAKEN]):

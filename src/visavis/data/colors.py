@@ -33,15 +33,8 @@ _BRADFORD = np.array(
 
 
 def to_srgb(image: Image.Image, profile: bytes) -> Image.Image | None:
-    """Convert an image to sRGB.
-
-    Args:
-        image: Image without transparency.
-        profile: Its ICC profile.
-
-    Returns:
-        An RGB image. None if the profile is sRGB, is damaged, or does not fit to the mode
-        of the image: then its values count as they are, as in other programs.
+    """Convert an image without transparency to sRGB. None: its values count as they are, as in other
+    programs, because the profile is sRGB, is damaged, or does not fit to the mode.
     """
     mode = "I;16" if image.mode.startswith("I") else image.mode
     if mode not in _SPACE_OF_MODE:
@@ -100,15 +93,8 @@ def _gray_table(profile: bytes) -> np.ndarray | None:
 
 @lru_cache(maxsize=8)
 def profile_of_code_points(primaries: int, transfer: int) -> bytes | None:
-    """Make the ICC profile of colors that a file describes by code points (ITU-T H.273).
-
-    Args:
-        primaries: Code point of the primaries.
-        transfer: Code point of the transfer function.
-
-    Returns:
-        A profile with the curve of sRGB. None for sRGB, unknown primaries, and high dynamic range,
-        whose values count as they are.
+    """Make the ICC profile of colors that a file describes by code points (ITU-T H.273). None for
+    sRGB, unknown primaries, and high dynamic range, whose values count as they are.
     """
     if primaries not in _PRIMARIES or transfer not in _SDR_TRANSFERS:
         return None
@@ -120,7 +106,7 @@ def profile_of_code_points(primaries: int, transfer: int) -> bytes | None:
     # Profiles describe colors as they appear under D50.
     scale = np.diag(_BRADFORD @ _D50 / (_BRADFORD @ white))
     to_xyz = np.linalg.inv(_BRADFORD) @ scale @ _BRADFORD @ to_xyz
-    # The parameters of the curve of sRGB, of type 3 (ICC.1:2022, 10.18).
+    # All profiles have the curve of sRGB: its parameters, of type 3 (ICC.1:2022, 10.18).
     curve = b"para\0\0\0\0" + struct.pack(">HH", 3, 0)
     curve += _fixed((2.4, 1 / 1.055, 0.055 / 1.055, 1 / 12.92, 0.04045))
     text = "visavis".encode("utf-16-be")

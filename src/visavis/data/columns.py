@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from visavis.core.errors import requires_extra
-from visavis.data.dataset import ByteRange, Image, LazyImages
+from visavis.data.dataset import LazyImages
+from visavis.data.image_file import ByteRange, Image
 from visavis.data.parallel import map_in_order
 from visavis.data.sequences import LazySequence, hash_parts
 
@@ -32,14 +33,7 @@ _HASH_TABLES = 64
 
 
 def import_pyarrow() -> Any:
-    """Import ``pyarrow``, which reads and writes large tables.
-
-    Returns:
-        The module.
-
-    Raises:
-        MissingExtra: If it is not installed.
-    """
+    """Import ``pyarrow``, which reads and writes large tables."""
     with requires_extra("large", "a large table of captions"):
         import pyarrow as pa
         import pyarrow.compute
@@ -51,22 +45,15 @@ def import_pyarrow() -> Any:
 
 
 def unique_texts(blocks: Iterable[pa.Array]) -> tuple[np.ndarray, pa.Array]:
-    """Find the unique texts of many rows.
-
-    Texts are divided by the sum of their bytes. So the hash table of each part is small enough for
-    the processor's cache, and the parts are searched in parallel.
-
-    Args:
-        blocks: The texts of all rows (``large_string``), with null where a row has none.
-
-    Returns:
-        The index of each row's unique text (int32, -1: null), and the unique texts in order of
-        first mention.
+    """Return the index of each row's unique text (int32, -1: null), and the unique texts in order
+    of first mention. Each block is ``large_string``.
     """
     pa = import_pyarrow()
     all_blocks = list[Any]()
     num_rows = 0
     rows_of, texts_of = ([list[Any]() for _ in range(_HASH_TABLES)] for _ in range(2))
+    # Texts are divided by the sum of their bytes. So the hash table of each part is small enough
+    # for the processor's cache, and the parts are searched in parallel.
     for block, rows, texts, bounds in map_in_order(_sort_by_hash_table, blocks):
         for table, (start, end) in enumerate(pairwise(bounds)):
             rows_of[table].append(num_rows + rows[start:end])
@@ -121,13 +108,8 @@ def _sort_by_hash_table(block: pa.Array) -> tuple[pa.Array, np.ndarray, pa.Array
 
 
 def offsets_and_bytes(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Return the memory of an array of texts.
-
-    Args:
-        texts: The texts (``large_string``), which may be a slice.
-
-    Returns:
-        First byte of each text and the end of the last one, shape ``[texts + 1]``, and all bytes.
+    """Return the first byte of each text and the end of the last, shape ``[texts + 1]``, and all
+    bytes. The array is ``large_string`` and may be a slice.
     """
     _, offsets_buffer, content = texts.buffers()
     # A slice shares the buffers of the whole array.
@@ -188,11 +170,7 @@ class TextColumn(LazySequence[str]):
         return texts.tolist()
 
     def blocks(self) -> Iterator[pa.Array]:
-        """Yield the texts as Arrow arrays, for functions of ``pyarrow.compute``.
-
-        Yields:
-            Arrays of up to ``ROWS_PER_CHUNK`` texts, in order.
-        """
+        """Yield the texts in order, as Arrow arrays of up to ``ROWS_PER_CHUNK``."""
         if self.rows is None:
             yield from self._chunks
             return

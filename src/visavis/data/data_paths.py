@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,27 +13,16 @@ from visavis.data.hub_files import DATASET_NAME, download_dataset
 
 
 def data_folder() -> Path | None:
-    """Return the folder in ``VISAVIS_DATA``, under which data sets are found by name.
-
-    Returns:
-        The folder. None if the variable is not set.
+    """Return the folder in ``VISAVIS_DATA``, under which data sets are found by name. None: it is
+    not set.
     """
     chosen = os.environ.get("VISAVIS_DATA")
     return Path(chosen) if chosen else None
 
 
 def resolve_path(path: str | Path, expected: str = "") -> Path:
-    """Find a file or folder by its path, or by its name under ``VISAVIS_DATA``.
-
-    Args:
-        path: The path or name.
-        expected: Sentence about the expected content, for the error.
-
-    Returns:
-        An existing path.
-
-    Raises:
-        DataError: If there is no such path.
+    """Find a file or folder by its path, or by its name under ``VISAVIS_DATA``. ``expected`` is a
+    sentence that ends the error.
     """
     path = Path(os.path.expanduser(path))
     require(
@@ -51,7 +39,11 @@ def resolve_path(path: str | Path, expected: str = "") -> Path:
         return resolve_path(path.parent, expected) / path.name
     root = data_folder()
     names = [entry.name for entry in root.iterdir()] if root and os.path.isdir(root) else []
-    close = _similar_name(path, names)
+    # The most similar of these names and the paths in the same folder.
+    neighbors = list[str]()
+    with suppress(OSError):  # no folder, or one that cannot be read
+        neighbors = sorted(str(path.parent / name) for name in os.listdir(path.parent))
+    close = closest_name(str(path), [*names, *neighbors])
     if root is None:
         raise DataError(
             f"{path}: expected an existing path, got none, and VISAVIS_DATA, where it is searched "
@@ -70,23 +62,8 @@ def resolve_path(path: str | Path, expected: str = "") -> Path:
     )
 
 
-def _similar_name(path: Path, names: Sequence[str]) -> str | None:
-    """The most similar of the given names and the paths in the same folder."""
-    neighbors = []
-    with suppress(OSError):  # no folder, or one that cannot be read
-        neighbors = sorted(str(path.parent / name) for name in os.listdir(path.parent))
-    return closest_name(str(path), [*names, *neighbors])
-
-
 def path_exists(path: str | Path) -> bool:
-    """Return whether ``resolve_path`` finds a path.
-
-    Args:
-        path: The path or name.
-
-    Returns:
-        Whether it exists.
-    """
+    """Return whether ``resolve_path`` finds a path."""
     path = Path(os.path.expanduser(path))
     root = data_folder()
     return (

@@ -8,26 +8,21 @@ separately (``visavis.data.features``).
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from PIL.Image import Image as PILImage
 from torch import Tensor
 
 from visavis.core import storage
 from visavis.core.errors import DataError, ShapeError, closest_name
-from visavis.data.images import MAX_IMAGE_BYTES, decode_image
+from visavis.data.image_file import ByteRange, Image
 from visavis.data.sequences import CaptionGroups, LazySequence, hash_parts
-from visavis.data.video import count_frames, first_frame, is_video, iter_frames, video_duration
 
 # Called with the number of finished units and of all units.
 ProgressCallback = Callable[[int, int], None]
@@ -35,271 +30,9 @@ T = TypeVar("T")
 
 
 def require(condition: object, problem: str) -> None:
-    """Check content of a file.
-
-    Args:
-        condition: Whether the content is as expected.
-        problem: The expected and the given content, the place and the fix.
-
-    Raises:
-        DataError: If the condition does not hold.
-    """
+    """Raise DataError with the problem of a file, unless a condition holds."""
     if not condition:
         raise DataError(problem)
-
-
-@dataclass(frozen=True)
-class ByteRange:
-    """Location of an image's bytes: a whole file, or a part of an archive.
-
-    Attributes:
-        path: The file or archive.
-        offset: First byte.
-        size: Number of bytes. None: the whole file.
-        root: Resolved folder that must contain the file, unless ``VISAVIS_IMAGE_ROOTS`` does.
-            Checked on every access. None: any place.
-    """
-
-    path: Path
-    offset: int = 0
-    size: int | None = None
-    root: Path | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        """Number of bytes."""
-        return self.path.stat().st_size if self.size is None else self.size
-
-    @property
-    def content_hash(self) -> str:
-        """Hash of the bytes."""
-        return self.sha256()[:32]
-
-    def sha256(self) -> str:
-        """Compute the SHA-256 of the bytes.
-
-        Returns:
-            The hash in hexadecimal.
-
-        Raises:
-            DataError: As for ``open``.
-        """
-        with self.open() as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-
-    def read(self) -> bytes:
-        """Read the bytes.
-
-        Returns:
-            The bytes.
-
-        Raises:
-            DataError: As for ``open``, or if there are more than ``MAX_IMAGE_BYTES``.
-        """
-        with self.open(limit=MAX_IMAGE_BYTES) as file:
-            return file.read()
-
-    @contextmanager
-    def open(self, limit: int | None = None) -> Iterator[io.BufferedReader | io.BytesIO]:
-        """Open the bytes as a file.
-
-        Args:
-            limit: Maximum number of bytes, or None.
-
-        Yields:
-            The file.
-
-        Raises:
-            DataError: If the file cannot be read now, is not a regular file, is too large, or lies
-                outside ``root``.
-        """
-        with storage.open_file(
-            self.path, self.root, limit=limit if self.size is None else None
-        ) as file:
-            if self.size is None:
-                yield file
-            elif limit is not None and self.size > limit:
-                raise DataError(
-                    f"{self.path}: expected a part of at most {limit:,} bytes, got {self.size:,}. "
-                    "Store a smaller file."
-                )
-            else:
-                yield io.BufferedReader(_FilePart(file, self.offset, self.size))
-
-
-class _FilePart(io.RawIOBase):
-    """A part of an open file, which is read in place.
-
-    Args:
-        file: The file.
-        offset: First byte.
-        size: Number of bytes.
-    """
-
-    def __init__(self, file: io.BufferedReader, offset: int, size: int):
-        self.file = file
-        self.offset = offset
-        self.size = size
-        self.position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self.position = max(
-            0, offset + {os.SEEK_SET: 0, os.SEEK_CUR: self.position, os.SEEK_END: self.size}[whence]
-        )
-        return self.position
-
-    def readinto(self, buffer: Any) -> int:
-        # The file is shared with other parts, so its own position is unknown.
-        self.file.seek(self.offset + self.position)
-        count = self.file.readinto(memoryview(buffer)[: max(0, self.size - self.position)])
-        self.position += count
-        return count
-
-
-@dataclass(frozen=True)
-class Image:
-    """An image or a video.
-
-    Attributes:
-        name: Name, unique in the data set.
-        split: Name of its split.
-        location: Location of its bytes. None if only its captions or features are available.
-    """
-
-    name: str
-    split: str
-    location: ByteRange | None = None
-
-    @property
-    def is_video(self) -> bool:
-        """Whether it is a video, by the suffix of its file name."""
-        return is_video(self.name) or (
-            self.location is not None
-            and self.location.size is None
-            and is_video(self.location.path.name)
-        )
-
-    def read(self) -> bytes:
-        """Read the file of an image.
-
-        Returns:
-            Its content.
-
-        Raises:
-            DataError: If it is a video or cannot be read.
-        """
-        require(
-            not self.is_video,
-            f'{self.name}: expected an image, got a video. Read its frames with visual.granularity = "frames".',
-        )
-        return self._pixels.read()
-
-    def open(self, min_side: int = 0) -> PILImage:
-        """Decode the image.
-
-        Args:
-            min_side: Pixels that the shorter side of a reduced JPEG keeps, as for ``decode_image``.
-                0: full size.
-
-        Returns:
-            An upright RGB image (EXIF orientation applied).
-
-        Raises:
-            DataError: If it is a video or cannot be decoded.
-        """
-        return decode_image(self.read(), self.name, min_side=min_side)
-
-    def iter_frames(self, frames_per_second: float) -> Iterator[PILImage]:
-        """Decode frames of a video, one at a time. An image is a video of one frame.
-
-        Args:
-            frames_per_second: Number of frames per second.
-
-        Yields:
-            Upright RGB images.
-
-        Raises:
-            DataError: If the video cannot be decoded.
-        """
-        if not self.is_video:
-            yield self.open()
-            return
-        with self._pixels.open() as file:
-            yield from iter_frames(file, self.name, frames_per_second)
-
-    def frames(self, frames_per_second: float) -> list[PILImage]:
-        """Decode all frames of a video, as ``iter_frames``.
-
-        Args:
-            frames_per_second: Number of frames per second.
-
-        Returns:
-            Upright RGB images.
-        """
-        return list(self.iter_frames(frames_per_second))
-
-    def num_frames(self, frames_per_second: float) -> int:
-        """Count the frames that ``frames`` returns, without decoding them.
-
-        Args:
-            frames_per_second: Number of frames per second.
-
-        Returns:
-            The number of frames.
-
-        Raises:
-            DataError: If the video cannot be read.
-        """
-        if not self.is_video:
-            return 1
-        with self._pixels.open() as file:
-            return count_frames(file, self.name, frames_per_second)
-
-    def duration(self) -> float:
-        """Read the duration of a video without decoding it.
-
-        Returns:
-            Seconds. 0 for an image.
-
-        Raises:
-            DataError: If the video cannot be read.
-        """
-        if not self.is_video:
-            return 0.0
-        with self._pixels.open() as file:
-            return video_duration(file, self.name)
-
-    def preview(self, min_side: int = 0) -> PILImage:
-        """Decode the image, or the first frame of a video.
-
-        Args:
-            min_side: Pixels that the shorter side of a reduced JPEG keeps. 0: full size.
-
-        Returns:
-            An upright RGB image.
-
-        Raises:
-            DataError: If it cannot be decoded.
-        """
-        if not self.is_video:
-            return self.open(min_side)
-        with self._pixels.open() as file:
-            return first_frame(file, self.name)
-
-    @property
-    def _pixels(self) -> ByteRange:
-        if self.location is None:
-            raise DataError(
-                f"image {self.name} has no pixels: this data set has only captions or features. "
-                "Put the image files next to their list."
-            )
-        return self.location
 
 
 class LazyImages(LazySequence[Image], ABC):
@@ -397,8 +130,15 @@ class Dataset:
             else spaces
         )
 
-    def _in_split(self, name: str) -> np.ndarray:
-        """Whether each image is in a split, shape ``[images]``."""
+    def in_split(self, name: str) -> np.ndarray:
+        """Mark the images of a split.
+
+        Args:
+            name: Name of the split. An unknown split has no image.
+
+        Returns:
+            Whether each image is in the split, shape ``[images]``.
+        """
         names, codes = self._split_codes
         return codes == names.index(name) if name in names else np.zeros(len(codes), bool)
 
@@ -444,7 +184,7 @@ class Dataset:
         Raises:
             DataError: If the split is unknown.
         """
-        chosen = np.flatnonzero(self._in_split(name))
+        chosen = np.flatnonzero(self.in_split(name))
         if not len(chosen):
             close = closest_name(name, self.splits)
             splits = ", ".join(self.splits) or "none"
@@ -531,7 +271,7 @@ class Dataset:
         Returns:
             The smaller data set.
         """
-        inside = self._in_split(split)
+        inside = self.in_split(split)
         if max_captions:
             # Each kind of sampling has a stream of its own, so that one does not shift another.
             random = np.random.default_rng([seed, 5])
@@ -551,28 +291,6 @@ class Dataset:
             ]
             return self.take(np.sort(np.concatenate([np.flatnonzero(~inside), sampled_images])))
         return self
-
-    def with_noisy_correspondence(
-        self, noise_ratio: float, seed: int, split: str = "train"
-    ) -> Dataset:
-        """Add synthetic noise for studies: a share of a split's captions exchange their images.
-
-        Args:
-            noise_ratio: Share of the captions, from 0 to 1.
-            seed: Random seed.
-            split: The split.
-
-        Returns:
-            The data set. ``image_of`` differs exactly at the captions that are wrong now.
-        """
-        random = np.random.default_rng([seed, len(self.captions)])
-        inside = np.flatnonzero(self._in_split(split)[self.image_of])
-        # A permutation of the images among the chosen captions keeps the number of captions of each
-        # image.
-        chosen = np.sort(random.choice(inside, round(noise_ratio * len(inside)), replace=False))
-        image_of = self.image_of.copy()
-        image_of[chosen] = random.permutation(image_of[chosen])
-        return replace(self, image_of=image_of)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -594,15 +312,8 @@ class Dataset:
 def without_captions(
     name: str, images: Sequence[Image], image_origin: np.ndarray | None = None
 ) -> Dataset:
-    """Make a data set of images without captions, for ``Dataset.unpaired``.
-
-    Args:
-        name: Name of the data set.
-        images: The images.
-        image_origin: Their indices in the whole data set. None: they are not a part of it.
-
-    Returns:
-        The data set.
+    """Make a data set of images without captions, for ``Dataset.unpaired``. ``image_origin`` is
+    their indices in the whole data set.
     """
     return Dataset(name, images, (), np.zeros(0, np.int64), image_origin)
 
@@ -633,13 +344,6 @@ class ContentFingerprint:
     ) -> ContentFingerprint:
         """Compute the fingerprint of files. They are read only if a size or time has changed since
         an earlier call.
-
-        Args:
-            files: Locations by name.
-            on_progress: Called with the number of files that were read and of all files.
-
-        Returns:
-            The fingerprint.
         """
         locations = [
             [name, str(location.path), location.offset, location.size]

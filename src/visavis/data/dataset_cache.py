@@ -24,8 +24,9 @@ import numpy as np
 
 from visavis.core import storage
 from visavis.core.errors import StorageError
-from visavis.data.dataset import ByteRange, Dataset, Image, without_captions
+from visavis.data.dataset import Dataset, without_captions
 from visavis.data.formats.image_files import scan_folder
+from visavis.data.image_file import ByteRange, Image
 
 SAFE_AGE_S = 2.0
 """A file that changed later than this before it was read may change again at the same modification
@@ -129,15 +130,7 @@ class DatasetCache:
 
     @classmethod
     def of(cls, source: Path, *options: Any) -> DatasetCache | None:
-        """Find the entry of a source.
-
-        Args:
-            source: List or folder of the data set.
-            options: All else on which the data set depends.
-
-        Returns:
-            The entry. None if the data set cannot be cached.
-        """
+        """Find the entry of a source. None if the data set cannot be cached."""
         with suppress(StorageError):  # a user without a home folder
             code = Path(__file__).parent.rglob("*.py")
             # Paths of images are stored as the source is given: relative to the current folder.
@@ -147,28 +140,20 @@ class DatasetCache:
         return None
 
     def read(self) -> Dataset | None:
-        """Read the data set.
-
-        Returns:
-            The data set. None if it is not stored, or if a file has changed.
-        """
+        """Read the data set. None if it is not stored, or if a file has changed."""
         if storage.image_roots() or not os.path.exists(self.file):
             return None
         stored = _read(self.file, written_ns=os.stat(self.file).st_mtime_ns)
         if stored is None:
             return None
+        # Infinite: a folder or file of the data set cannot be read now.
         signature, latest, _ = _signature(stored[0].folders)
         if signature != stored[0].signature or latest == math.inf:
             return None
         return stored[1]
 
     def write(self, data: Dataset, folders: Sequence[Path]) -> None:
-        """Store a data set that was just read, unless one of its files changed a moment ago.
-
-        Args:
-            data: The data set.
-            folders: Folders of its files.
-        """
+        """Store a data set that was just read, unless one of its files changed a moment ago."""
         names = [str(folder.absolute()) for folder in dict.fromkeys(folders)]
         signature, changed, files = _signature(names)
         images = [*data.images, *data.unpaired_images]
@@ -201,7 +186,7 @@ def _signature(folders: Sequence[str]) -> tuple[str, float, set[str]]:
     for folder in folders:
         scan = scan_folder(Path(folder))
         for file in scan.files:
-            path = os.path.join(folder, file)
+            path = str(scan.place(file))
             try:
                 status = os.stat(path)
             except OSError:  # removed since the scan

@@ -64,31 +64,14 @@ class CheckReport(Result):
         return not any(finding.loses_data for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON data.
-
-        Returns:
-            All fields by name, and ``ok``.
-        """
+        """Convert to JSON data."""
         return {**asdict(self), "path": str(self.path), "ok": self.ok}
 
 
 def check_dataset(
     path: str | Path, *, decode_videos: bool = False, on_progress: ProgressCallback | None = None
 ) -> CheckReport:
-    """Read everything, and decode all images and a sample of the videos.
-
-    Args:
-        path: The folder or file, the name of a folder under ``VISAVIS_DATA``, a pattern of
-            WebDataset shards, or ``hf:OWNER/NAME``.
-        decode_videos: Decode all frames of all videos, and not only of a sample of 16.
-        on_progress: Called with the number of decoded images and of all images.
-
-    Returns:
-        The report.
-
-    Raises:
-        DataError: If there is nothing to read at ``path``.
-    """
+    """Read everything, and decode all images and a sample of the videos, or all of them."""
     start = time.perf_counter()
     dataset_format, source = locate_dataset(path)
     try:

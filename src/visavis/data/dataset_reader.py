@@ -19,17 +19,18 @@ from visavis.data.data_paths import resolve_path
 from visavis.data.dataset import Dataset, ProgressCallback
 from visavis.data.dataset_cache import DatasetCache
 from visavis.data.file_names import is_shard_pattern
-from visavis.data.formats.caption_table import (
-    CAPTION_LINES,
-    CAPTION_TABLE,
-    PUBLISHED_TABLE,
-    SPLIT_TABLES,
-)
+from visavis.data.formats.arrow_tables import has_embedded_images
 from visavis.data.formats.image_files import attach_files
-from visavis.data.formats.image_tables import IMAGE_TABLES, has_embedded_images
 from visavis.data.formats.large_table import LARGE_TABLE
 from visavis.data.formats.listing import DatasetFormat, Listing, summarize_kinds
 from visavis.data.formats.published_lists import COCO, KARPATHY, MSRVTT, MSVD, PRECOMP
+from visavis.data.formats.table_listing import (
+    CAPTION_LINES,
+    CAPTION_TABLE,
+    IMAGE_TABLES,
+    PUBLISHED_TABLE,
+    SPLIT_TABLES,
+)
 from visavis.data.formats.webdataset import WEBDATASET
 from visavis.data.image_validation import validate_images
 from visavis.data.video import decoder_versions
@@ -141,36 +142,15 @@ def _unusable_items(
 
 
 def list_dataset(path: str | Path) -> Listing:
-    """List the content of a data set, with findings about unusable items.
-
-    Args:
-        path: The folder or file, the name of a folder under ``VISAVIS_DATA``, a pattern of
-            WebDataset shards, or ``hf:OWNER/NAME``.
-
-    Returns:
-        The listing.
-
-    Raises:
-        DataError: If the path or the format is unknown.
-    """
+    """List the content of a data set, with findings about unusable items."""
     return list_source(*locate_dataset(path))
 
 
 def list_source(
     dataset_format: DatasetFormat, source: Path, *, needs_files: bool = True
 ) -> Listing:
-    """List the content of a data set whose format is known.
-
-    Args:
-        dataset_format: Its format.
-        source: Its list or folder.
-        needs_files: Whether an image without a file is unusable.
-
-    Returns:
-        The listing.
-
-    Raises:
-        DataError: If a file cannot be read.
+    """List the content of a data set whose format is known. ``needs_files``: whether an image
+    without a file is unusable.
     """
     try:
         listing = dataset_format.read(source)
@@ -191,28 +171,12 @@ def list_source(
 
 
 def find_source(path: str | Path) -> Path:
-    """Find the list that describes a data set, or the folder if the format describes a whole
-    folder.
-
-    Args:
-        path: The folder or file, the name of a folder under ``VISAVIS_DATA``, a pattern of
-            WebDataset shards, or ``hf:OWNER/NAME``.
-
-    Returns:
-        The path of the list or folder.
-    """
+    """Find the list or folder that describes a data set."""
     return locate_dataset(path)[1]
 
 
 def list_dataset_names(folder: Path) -> list[str]:
-    """List the subfolders that contain a data set of a known format.
-
-    Args:
-        folder: The folder.
-
-    Returns:
-        Sorted names.
-    """
+    """List the subfolders that contain a data set of a known format."""
     children = (child for child in folder.iterdir() if os.path.isdir(child))
     return sorted(
         child.name
@@ -222,18 +186,8 @@ def list_dataset_names(folder: Path) -> list[str]:
 
 
 def locate_dataset(path: str | Path) -> tuple[DatasetFormat, Path]:
-    """Find the format and the source of a data set.
-
-    Args:
-        path: The folder or file, the name of a folder under ``VISAVIS_DATA``, a pattern of
-            WebDataset shards, or ``hf:OWNER/NAME``.
-
-    Returns:
-        The format, and the list or folder.
-
-    Raises:
-        DataError: If the path or the format is unknown.
-        NoDataset: If a folder has no list of images and captions.
+    """Find the format of a data set, and its source: the list, or the folder if the format
+    describes a whole folder. The path is as for ``open_dataset``.
     """
     patterns = ", ".join(
         pattern for dataset_format in known_formats() for pattern in dataset_format.patterns

@@ -18,6 +18,8 @@ from pathlib import Path, PurePath
 
 SPLITS = ("train", "val", "test")
 TAR_SUFFIX = ".tar"
+INDEX_DATABASE = "index.db"
+"""File in the folder of an index with its description, its items and votes on them."""
 # Texts that pandas, R and databases write for a missing value.
 MISSING_TEXTS = frozenset(("nan", "NaN", "NA", "<NA>", "None", "NULL", "null", "#N/A"))
 _STANDARD_NAMES = {
@@ -89,42 +91,22 @@ def any_case_expression(text: str) -> str:
 
 def normalize_split_name(raw_name: object) -> str | None:
     """Return the standard name of a split: ``restval`` and ``Train`` are train, ``dev`` and
-    ``validation`` are val.
-
-    Args:
-        raw_name: Name in the source.
-
-    Returns:
-        The standard name. None if the source gives none, or the text of a missing value.
+    ``validation`` are val. None if the source has no name, or the text of a missing value.
     """
     name = raw_name.strip() if isinstance(raw_name, str) else ""
     return None if name in MISSING_TEXTS else _STANDARD_NAMES.get(name.lower(), name) or None
 
 
 def split_priority(split: str | None) -> int:
-    """Return the order in which copies of an image are kept, because a result on test must not come
-    from training on it.
-
-    Args:
-        split: Name of a split.
-
-    Returns:
-        0 for test, 1 for val, 2 for others.
-    """
+    """Return the order in which copies of an image are kept: 0 for test, 1 for val, 2 for others."""
+    # A result on test must not come from training on a copy.
     return {"test": 0, "val": 1}.get(split or "", 2)
 
 
 def split_by_hash(name: str) -> str:
     """Assign a split by a hash of the name: 80 % train, 10 % val, 10 % test. New images never
     change the split of others.
-
-    Args:
-        name: Name of the image.
-
-    Returns:
-        Name of the split.
     """
-    # Of the name alone, so that an image never changes its split when others are added.
     hundredth = (
         int.from_bytes(hashlib.sha256(name.encode(errors="surrogatepass")).digest()[:8]) % 100
     )
@@ -134,31 +116,16 @@ def split_by_hash(name: str) -> str:
 def splits_of_files(files: Iterable[Path], folder: Path) -> dict[Path, str | None]:
     """Read the split of each file from its name, or from the name of its folder:
     ``data/validation-00000-of-00001.parquet`` is val.
-
-    If all files are named train, the data has no split to validate on. So no file has a split, and
-    images are assigned by a hash.
-
-    Args:
-        files: Files under the folder.
-        folder: The folder, whose own name is not read.
-
-    Returns:
-        Standard name of the split of each file. None: the names give none.
     """
     splits = {file: split_in_name(file.relative_to(folder)) for file in files}
+    # If all files are named train, the data has no split to validate on. So no file has a split,
+    # and images are assigned by a hash.
     return splits if set(splits.values()) != {"train"} else dict.fromkeys(splits)
 
 
 def find_split_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
-    """Find the files of a data set in several files.
-
-    Args:
-        folder: The folder of the data set.
-        suffixes: Suffixes of the files.
-
-    Returns:
-        Files in the folder, in its folders ``data`` and ``train``, ``validation`` and so on, and in
-        the latter in ``data``. Names that begin with a dot are left out.
+    """Find the files of a data set in a folder, in its folder ``data``, and in the folders of both
+    that are named as a split.
     """
     folders = [folder]
     for parent in (folder, folder / "data"):
@@ -182,14 +149,7 @@ def find_split_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
 
 
 def split_in_name(path: str | Path) -> str | None:
-    """Find the name of a split in a path.
-
-    Args:
-        path: Path of a file. The name of the file is read before the names of its folders.
-
-    Returns:
-        Standard name of the split. None: there is none.
-    """
+    """Find the standard name of a split in a path: in its file name, then in its folders."""
     for part in reversed(Path(path).parts):
         # Whole words: "training" is a split, and "trains.jpg" is not.
         for word in re.split(r"[\W\d_]+", part.lower()):
@@ -270,15 +230,13 @@ DATASET_SUFFIXES = (
 MAX_NAMED_SUFFIXES = 10
 
 
+def is_video(name: str) -> bool:
+    """Return whether a file is a video, by its suffix."""
+    return name.lower().endswith(VIDEO_SUFFIXES)
+
+
 def unsupported_problem(name: str) -> str | None:
-    """Return the problem of a photo that cannot be decoded, by its suffix.
-
-    Args:
-        name: File name.
-
-    Returns:
-        The problem and its fix without the period. None for any other file.
-    """
+    """Return problem and fix, without a period, of a photo whose format cannot be decoded."""
     suffix = PurePath(name).suffix.lower()
     if suffix not in UNSUPPORTED_SUFFIXES:
         return None
@@ -286,14 +244,7 @@ def unsupported_problem(name: str) -> str | None:
 
 
 def describe_other_files(names: Iterable[str]) -> str | None:
-    """Count files that are not read, and name their suffixes, the most frequent first.
-
-    Args:
-        names: File names. Images and videos are listed by their names instead.
-
-    Returns:
-        A text such as ``"12 other files: .xmp, .svg"``. None if there are none.
-    """
+    """Count files that are not read, and name their suffixes. None without files."""
     suffixes = Counter(PurePath(name).suffix.lower() or "no suffix" for name in names)
     # The most frequent first, then by name, so that the line does not depend on the order of the
     # files.
@@ -305,14 +256,7 @@ def describe_other_files(names: Iterable[str]) -> str | None:
 
 
 def is_valid_unicode(text: str) -> bool:
-    """Return whether a text can be encoded as UTF-8, so that it has no lone surrogates.
-
-    Args:
-        text: The text.
-
-    Returns:
-        Whether it is valid.
-    """
+    """Return whether a text can be encoded as UTF-8, so that it has no lone surrogates."""
     # The fast path of most texts.
     if text.isascii():
         return True
@@ -324,15 +268,51 @@ def is_valid_unicode(text: str) -> bool:
     return True
 
 
-def escape_surrogates(text: str) -> str:
-    """Format a text on one line, with lone surrogates as escaped bytes.
+# Backslashes that would look like an escaped byte are escaped, so that each name has one form.
+_AMBIGUOUS = re.compile(r"\\(?=x[0-9a-f]{2})|[\udc80-\udcff]")
+_ESCAPED = re.compile(r"\\x(5c|[89a-f][0-9a-f])")
+
+
+def escape_name(name: str) -> str:
+    r"""Write the name of a file as Unicode, which a file system may not require.
 
     Args:
-        text: The text.
+        name: Name or path, with lone surrogates for bytes that are not UTF-8, as Python lists it.
 
     Returns:
-        Valid Unicode.
+        The name with these bytes in hex.
+
+    Example:
+        >>> escape_name("caf\udce9.jpg"), escape_name(r"caf\xe9.jpg")
+        ('caf\\xe9.jpg', 'caf\\x5cxe9.jpg')
     """
+    if name.isascii() and "\\x" not in name:
+        return name
+    return _AMBIGUOUS.sub(lambda match: rf"\x{ord(match[0]) & 0xFF:02x}", name)
+
+
+def unescape_name(text: str) -> str:
+    r"""Return the name of a file on its disk, the inverse of ``escape_name``.
+
+    Args:
+        text: Name or path as ``escape_name`` writes it.
+
+    Returns:
+        The name with lone surrogates, with which Python opens the file.
+
+    Example:
+        >>> unescape_name(r"caf\xe9.jpg") == "caf\udce9.jpg"
+        True
+    """
+    if "\\x" not in text:
+        return text
+    return _ESCAPED.sub(
+        lambda match: "\\" if match[1] == "5c" else chr(0xDC00 + int(match[1], 16)), text
+    )
+
+
+def escape_surrogates(text: str) -> str:
+    """Format a text on one line, with lone surrogates as escaped bytes."""
     try:
         content = text.encode(errors="surrogateescape")
     except UnicodeEncodeError:  # a surrogate without a byte, from a JSON escape
@@ -341,12 +321,5 @@ def escape_surrogates(text: str) -> str:
 
 
 def is_shard_pattern(name: str) -> bool:
-    """Return whether the name of a file is a pattern of shards.
-
-    Args:
-        name: The name.
-
-    Returns:
-        Whether it is.
-    """
+    """Return whether a file name is a pattern of shards, such as ``train-{000..039}.tar``."""
     return name.endswith(TAR_SUFFIX) and re.search(r"\{.+\}|[*?[]", name) is not None

@@ -66,11 +66,7 @@ _CONNECTION_S = 4.0
 
 
 def offline_variables() -> list[str]:
-    """Return the environment variables that forbid downloads of the hub's library.
-
-    Returns:
-        Names of variables, empty if downloads are allowed.
-    """
+    """Return the environment variables that forbid downloads of the hub's library."""
     return [
         name
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -96,26 +92,8 @@ def how_to_go_online() -> str:
 
 @contextmanager
 def hub_errors(name: str, expected: str, *, is_download: bool = False) -> Iterator[None]:
-    """Turn every error of a request to the hub into one error of visavis. The warnings of the hub's
-    library are not printed.
-
-    A request waits at most ``HF_HUB_ETAG_TIMEOUT`` seconds for an answer. A line at level INFO
-    reports a long wait.
-
-    Args:
-        name: Name of the model or data set.
-        expected: The expected content, for the error.
-        is_download: Whether files are downloaded, which is reported elsewhere, so that no line
-            about waiting is needed.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        HubUnreachableError: If the hub cannot be reached.
-        HubUnavailableError: If the hub does not answer in time or reports a problem of its own.
-        StorageError: If the disk is full, or the user has no folder for downloads.
-        DataError: If the hub does not provide the files, or the download was interrupted.
+    """Turn every error of a request to the hub into one error of visavis. Warnings of the hub's
+    library are not printed. ``expected`` is the content for the error.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
@@ -141,7 +119,7 @@ def hub_errors(name: str, expected: str, *, is_download: bool = False) -> Iterat
             request.extensions["timeout"]["connect"] = _CONNECTION_S
 
     # The library asks for information about a repository without a time limit, and has no setting
-    # for it.
+    # for it. With the hook, a request waits at most `HF_HUB_ETAG_TIMEOUT` seconds.
     hooks = getattr(get_session(), "event_hooks", {}).get("request", [])
     hooks.append(limit_waiting)
     message = f"Waiting for {constants.ENDPOINT}, at most {limit_s} s for each request."
@@ -149,6 +127,7 @@ def hub_errors(name: str, expected: str, *, is_download: bool = False) -> Iterat
     waiting.daemon = True
     hub_logging.set_verbosity(logging.CRITICAL)
     try:
+        # A download reports its progress itself.
         if not is_download:
             waiting.start()
         with warnings.catch_warnings():
@@ -293,14 +272,8 @@ def download_message(name: str, num_bytes: int, license_name: str) -> str:
 
 
 def hub_license(repository: str, kind: HubKind) -> str:
-    """Return the license that the hub page of a repository states.
-
-    Args:
-        repository: ``OWNER/NAME``.
-        kind: Kind of the repository.
-
-    Returns:
-        Its name, such as ``mit``. The address of the page if it names none.
+    """Return the license that the hub page of a repository states, such as ``mit``, or the address
+    of the page.
     """
     from huggingface_hub import HfApi, constants
 
@@ -318,13 +291,6 @@ def hub_license(repository: str, kind: HubKind) -> str:
 def verify_hashes(name: str, files: Iterable[Path]) -> None:
     """Compare downloaded files with their SHA-256, which is the name of a large file in the cache.
     Damaged files are removed.
-
-    Args:
-        name: Name of the model or data set.
-        files: The files.
-
-    Raises:
-        DataError: If a file is damaged.
     """
     damaged = []
     for file in files:
@@ -350,14 +316,8 @@ def verify_hashes(name: str, files: Iterable[Path]) -> None:
 
 
 def hub_repository(folder: Path) -> Path | None:
-    """Return the repository in the cache of the hub to which a folder of files belongs.
-
-    Args:
-        folder: A snapshot, or a folder in it. Its files are links to ``blobs`` next to all
-            snapshots.
-
-    Returns:
-        The resolved folder of the repository. None: the folder is not in a snapshot.
+    """Return the repository in the cache of the hub to which a folder of files belongs. None: the
+    folder is not in a snapshot.
     """
     # A link of the cache leads from snapshots/REVISION to blobs.
     snapshots = next(
@@ -372,11 +332,7 @@ def hub_repository(folder: Path) -> Path | None:
 
 
 def hidden_bar() -> type[Any]:
-    """Return a progress bar for the hub's library that is not shown.
-
-    Returns:
-        The class.
-    """
+    """Return a progress bar for the hub's library that is not shown."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class HiddenBar(tqdm):
@@ -389,21 +345,8 @@ def hidden_bar() -> type[Any]:
 def list_hub_files(
     name: str, expected: str, repository: str, kind: HubKind, **options: Any
 ) -> list[Any]:
-    """List files of a repository, without downloading them.
-
-    Args:
-        name: Name of the model or data set, for errors.
-        expected: The expected content, for errors.
-        repository: Name of the repository.
-        kind: Kind of the repository.
-        options: Further options of ``huggingface_hub.snapshot_download``.
-
-    Returns:
-        ``huggingface_hub.DryRunFileInfo`` of each file, with its size and whether it is missing.
-
-    Raises:
-        HubUnreachableError: If the hub cannot be reached.
-        DataError: If the hub does not provide the repository.
+    """List files of a repository without downloading them, as ``huggingface_hub.DryRunFileInfo``.
+    ``options`` are for ``snapshot_download``.
     """
     from huggingface_hub import snapshot_download
 
@@ -416,16 +359,8 @@ def list_hub_files(
 def fetch_hub_files(
     repository: str, kind: HubKind, files: Iterable[Any], on_bytes: OnBytes | None = None
 ) -> None:
-    """Download missing files into the cache of the hub, one after the other in this thread.
-
-    Ctrl-C ends it at once, and the next call continues the file. The hub's library would complete
-    the files in its threads first, and start an interrupted file again.
-
-    Args:
-        repository: Name of the repository.
-        kind: Kind of the repository.
-        files: Results of ``list_hub_files``.
-        on_bytes: Receives the progress. None: the hub's library shows it.
+    """Download missing files of ``list_hub_files`` into the cache of the hub. Without ``on_bytes``,
+    the hub's library shows the progress.
     """
     from huggingface_hub import constants, hf_hub_download
 
@@ -454,6 +389,9 @@ def fetch_hub_files(
     chunk_bytes = constants.DOWNLOAD_CHUNK_SIZE
     constants.DOWNLOAD_CHUNK_SIZE = _CHUNK_BYTES
     try:
+        # One after the other in this thread, so that Ctrl-C ends it at once and the next call
+        # continues the file. The hub's library would complete the files in its threads first, and
+        # start an interrupted file again.
         for file in missing:
             with kept_if_stopped(lambda: describe() if received else ""):
                 if _MIN_RESUMED_BYTES < (file.file_size or 0) <= constants.MAX_HTTP_DOWNLOAD_SIZE:
@@ -505,21 +443,6 @@ def _fetch_large_file(repository: str, kind: HubKind, file: Any, bar: type[Any] 
 def download_dataset(name: str) -> Path:
     """Return the folder of a data set of the hub. A data set that was downloaded before is neither
     updated nor searched on the hub.
-
-    Name, size and license are logged at level INFO before a download, which the command line
-    prints.
-
-    Args:
-        name: Name that ``DATASET_NAME`` matches.
-
-    Returns:
-        The folder of its Parquet, Arrow or tar files in the cache of the hub.
-
-    Raises:
-        HubUnreachableError: If the hub cannot be reached and the data set was not downloaded
-            before.
-        DataError: If the hub does not provide the data set, or it has no files of a known kind.
-        MissingExtra: If ``huggingface_hub`` is not installed.
     """
     with requires_extra("hf", "data of the Hugging Face Hub"):
         from huggingface_hub import constants, snapshot_download
@@ -544,6 +467,7 @@ def download_dataset(name: str) -> Path:
     needed = [file for file in available if file.filename in files]
     with hub_errors(name, expected, is_download=True):
         if missing := sum(file.file_size or 0 for file in needed if file.will_download):
+            # The command line prints lines at level INFO.
             logging.getLogger(__name__).info(
                 "%s", download_message(name, missing, hub_license(repository, "dataset"))
             )
@@ -607,16 +531,7 @@ REPO_NAME = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}")
 
 
 def validate_repo(repo: str, name: str = "repo") -> None:
-    """Check the name of a repository before any work is done for it.
-
-    Args:
-        repo: Name, such as ``owner/model``.
-        name: Name of the argument.
-
-    Raises:
-        SpecError: If it is not a name.
-        MissingExtra: If huggingface_hub is not installed.
-    """
+    """Check the name of a repository before any work is done for it. ``name`` is the argument."""
     if not REPO_NAME.fullmatch(repo):
         raise SpecError(
             f"{name}: expected owner/name of a repository of the Hugging Face hub, got "
@@ -627,18 +542,8 @@ def validate_repo(repo: str, name: str = "repo") -> None:
 
 
 def upload_folder(folder: Path, repo: str, *, private: bool = False) -> str:
-    """Upload all files of a folder in one commit.
-
-    Args:
-        folder: The folder.
-        repo: Name of the repository. It is created if it does not exist.
-        private: Whether a new repository is private.
-
-    Returns:
-        Address of the commit.
-
-    Raises:
-        StorageError: If the hub refuses the upload or is not reachable.
+    """Upload all files of a folder in one commit, and return the address of the commit. A missing
+    repository is created.
     """
     import huggingface_hub
 

@@ -11,21 +11,18 @@ from operator import itemgetter
 
 from visavis.core import storage
 from visavis.core.errors import DataError, MissingExtra
-from visavis.data.dataset import Image, ProgressCallback
+from visavis.data.dataset import ProgressCallback
 from visavis.data.file_names import split_priority
 from visavis.data.formats.listing import Listing
+from visavis.data.image_file import Image
 from visavis.data.images import ImageError, image_size
 from visavis.data.parallel import map_in_order
 from visavis.data.video import MAX_FRAMES_PER_VIDEO, VideoError, decoder_versions, frame_size
 
 # Highest frame rate of common videos. Nobody samples frames at a higher rate.
 COMMON_FRAMES_PER_SECOND = 25
-
-
 # Frames per second at which a video yields a single frame, although all of its frames are decoded.
 FIRST_FRAME_ONLY_RATE = 1e-6
-
-
 # Maximum number of videos that are decoded as a sample, at equal distances in the list.
 NUM_SAMPLED_VIDEOS = 16
 
@@ -39,20 +36,8 @@ def validate_images(
     on_progress: ProgressCallback | None = None,
     use_cache: bool = True,
 ) -> dict[str, int]:
-    """Add problems of the images or of stored features to a listing.
-
-    Args:
-        listing: The listing.
-        frames_per_second: Rate at which videos will be read. 0: unknown, and then the highest rate
-            that the longest video allows is noted.
-        decode_all_frames: Decode all frames of a video and not only the first one.
-        sample_videos: Decode a sample of the videos, and read only the containers of the others,
-            which hold the times of all frames.
-        on_progress: Called with the number of decoded images and of all images.
-        use_cache: Use the cached result of an earlier validation if no file has changed.
-
-    Returns:
-        Number of images of each size, such as ``"224x224"``.
+    """Add problems of the images or of stored features to a listing. Returns the number of images
+    of each size, such as ``"224x224"``.
     """
     path = (
         storage.cache_folder()
@@ -72,6 +57,7 @@ def validate_images(
         listing.add_loss(kind, listing.images[image].name, message, listing.images[image])
     for image, message in result.notes:
         listing.add_note("duplicate image", listing.images[image].name, message)
+    # Rate 0 is unknown. Then the highest rate that the longest video allows is noted.
     image, seconds = result.longest_video or (0, 0.0)
     if not frames_per_second and seconds * COMMON_FRAMES_PER_SECOND >= MAX_FRAMES_PER_VIDEO:
         max_rate = math.floor(100 * (MAX_FRAMES_PER_VIDEO - 1) / seconds) / 100

@@ -14,17 +14,16 @@ from PIL.Image import Resampling
 from torch import Tensor
 
 from visavis.core.encoded import Encoded, concatenate
-from visavis.data.dataset import Image as ListedImage
 from visavis.data.features.standardization import Standardization
-from visavis.data.images import (
+from visavis.data.image_file import Image as ListedImage
+from visavis.data.images import decode_image, upright_size
+from visavis.data.parallel import map_in_order
+from visavis.data.random_transforms import (
     Box,
-    decode_image,
     random_area_box,
     random_horizontal_flip,
     random_sides_box,
-    upright_size,
 )
-from visavis.data.parallel import map_in_order
 from visavis.data.sequences import read_items
 
 if TYPE_CHECKING:
@@ -45,15 +44,8 @@ class ItemSource(Protocol):
     """Input of a model for the images or for the captions of a data set."""
 
     def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
-        """Read items.
-
-        Args:
-            index: Indices of the items.
-            seeds: Seed of the random transforms of each item, in training. None: no random
-                transforms.
-
-        Returns:
-            The items in the given order.
+        """Read items in the given order. Seeds of their random transforms are given in training
+        alone.
         """
         ...
 
@@ -67,28 +59,11 @@ class FeatureReader(Protocol):
         ...
 
     def rows(self, keys: Iterable[str], /) -> np.ndarray:
-        """Look up the rows of items.
-
-        Args:
-            keys: Names of images, or captions.
-
-        Returns:
-            Row numbers.
-
-        Raises:
-            DataError: If an item has no features.
-        """
+        """Look up the rows of items by names of images, or by captions."""
         ...
 
     def read(self, rows: np.ndarray, /) -> Encoded:
-        """Read rows.
-
-        Args:
-            rows: Row numbers.
-
-        Returns:
-            Features in float32, padded with a mask if items have different lengths.
-        """
+        """Read rows in float32, padded with a mask if items have different lengths."""
         ...
 
 
@@ -126,38 +101,17 @@ class PixelSource:
         self._normalize = normalize
 
     def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
-        """Read pixels of some images.
-
-        Args:
-            index: Indices of the images.
-            seeds: Seed of the crop and the flip of each image. None: no cropping and flipping.
-
-        Returns:
-            Pixels, shape ``[N, 3, H, W]``.
+        """Read pixels of some images, shape ``[N, 3, H, W]``. Each image has its own seed of crop
+        and flip. None: neither.
         """
         return self.normalize(self.read_unnormalized(index, seeds))
 
     def normalize(self, pixels: Encoded) -> Encoded:
-        """Normalize pixels.
-
-        Args:
-            pixels: Result of ``read_unnormalized``, on any device.
-
-        Returns:
-            Pixels as of ``read``.
-        """
+        """Normalize the result of ``read_unnormalized``, on any device."""
         return pixels if self._normalize is None else pixels.map(self._normalize)
 
     def read_unnormalized(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
-        """Read pixels of some images as ``read``, before ``normalize``.
-
-        Args:
-            index: Indices of the images.
-            seeds: Seed of the crop and the flip of each image. None: no cropping and flipping.
-
-        Returns:
-            Pixels, bytes if they are not normalized.
-        """
+        """Read pixels of some images as ``read``, before ``normalize``: bytes, if that normalizes."""
         # Sorted, so that a stream reads its shards in order.
         numbers, image_of = np.unique(index, return_inverse=True)
         # A stream reads the bytes of all images here, because its shards are not open to threads.
@@ -211,16 +165,7 @@ class PixelSource:
 def read_unnormalized(
     source: ItemSource, index: np.ndarray, seeds: np.ndarray | None = None
 ) -> Encoded:
-    """Read items for a batch, which is normalized as a whole on the device of the training.
-
-    Args:
-        source: Input of a model.
-        index: Indices of the items.
-        seeds: Seed of the random transforms of each item. None: no random transforms.
-
-    Returns:
-        The items, as ``PixelSource.read_unnormalized`` for pixels.
-    """
+    """Read items for a batch, which is normalized as a whole on the device of the training."""
     return (source.read_unnormalized if isinstance(source, PixelSource) else source.read)(
         index, seeds
     )
@@ -243,15 +188,7 @@ class StoredFeatures:
     standardization: Standardization | None = None
 
     def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
-        """Read items, as ``ItemSource.read``.
-
-        Args:
-            index: Indices of the items.
-            seeds: Not used.
-
-        Returns:
-            The items in the given order.
-        """
+        """Read items, as ``ItemSource.read``."""
         encoded = self.store.read(self.rows[index])
         # [n, crops, ...] to [n, ...]
         encoded = encoded.map(lambda part: part.mean(1)) if self.crops > 1 else encoded
@@ -273,15 +210,7 @@ class ConcatSource:
     first_count: int
 
     def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
-        """Read items, as ``ItemSource.read``.
-
-        Args:
-            index: Indices of the items.
-            seeds: Seed of the random transforms of each item.
-
-        Returns:
-            The items in the given order.
-        """
+        """Read items, as ``ItemSource.read``."""
         # Each source reads its items at once. The double argsort restores the order of the batch.
         in_second = index >= self.first_count
         parts = [

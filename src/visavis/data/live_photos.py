@@ -7,11 +7,14 @@ the name of a screenshot.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from contextlib import suppress
+from datetime import timedelta
+
+from PIL import ExifTags
 
 from visavis.data.capture_time import MAX_OFFSET, TAKEN, exif_times, parse_time
-from visavis.data.dataset import ByteRange
-from visavis.data.images import maker_note, read_exif
+from visavis.data.image_file import ByteRange
+from visavis.data.images import read_exif
 from visavis.data.video import read_recording
 
 LIVE_SUFFIXES = (".mov", ".mp4")
@@ -45,56 +48,34 @@ def photo_names(clip: str) -> Iterator[str]:
 
 
 def stem_of(path: str) -> str:
-    """Return folder and name without the suffix. Cameras write suffixes, and names, in upper case.
-
-    Args:
-        path: Path of a file.
-
-    Returns:
-        The path in lower case.
-    """
+    """Return folder and name without the suffix. Cameras write suffixes, and names, in upper case."""
     return path.rpartition(".")[0].casefold()
 
 
 def is_live_pair(photo: ByteRange, photo_name: str, clip: ByteRange, clip_name: str) -> bool:
     """Check whether a clip belongs to a photo: it has the same identifier, or it is short and was
     recorded when the photo was taken.
-
-    Args:
-        photo: The photo.
-        photo_name: Its name, for errors.
-        clip: The clip.
-        clip_name: Its name, for errors.
-
-    Returns:
-        Whether the clip is a part of the photo.
-
-    Raises:
-        DataError: If a file cannot be read.
-        MissingExtra: If a decoder is not installed.
     """
     with clip.open() as source:
         recording = read_recording(source, clip_name)
     if not (recording.identifier or recording.seconds <= MAX_LIVE_SECONDS):
         return False
     exif = read_exif(photo.read(), photo_name)
-    if recording.identifier and recording.identifier.encode() in maker_note(exif):
-        return True
+    identifier = recording.identifier.encode()
+    # The note of an Apple phone has the identifier. Damaged metadata raises errors of every kind.
+    with suppress(Exception):
+        note = exif.get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.MakerNote, b"")
+        if identifier and isinstance(note, bytes) and identifier in note:
+            return True
     taken = parse_time(exif_times(exif).get(TAKEN, ""))
-    return (
-        taken is not None
-        and recording.time is not None
-        and recording.seconds <= MAX_LIVE_SECONDS
-        and _is_same_time(taken, recording.time, has_clock=recording.has_clock)
-    )
-
-
-def _is_same_time(photo: datetime, clip: datetime, *, has_clock: bool) -> bool:
-    """Whether a photo was taken when a clip was recorded."""
-    if photo.tzinfo is not None and clip.tzinfo is not None:
-        return abs(photo - clip) <= _MAX_DISTANCE
-    distance = abs(photo.replace(tzinfo=None) - clip.replace(tzinfo=None))
-    if not has_clock and distance <= MAX_OFFSET + _MAX_DISTANCE:
+    recorded = recording.time
+    if taken is None or recorded is None or recording.seconds > MAX_LIVE_SECONDS:
+        return False
+    if taken.tzinfo is not None and recorded.tzinfo is not None:
+        return abs(taken - recorded) <= _MAX_DISTANCE
+    # One of them has no offset to UTC, so the clocks are compared.
+    distance = abs(taken.replace(tzinfo=None) - recorded.replace(tzinfo=None))
+    if not recording.has_clock and distance <= MAX_OFFSET + _MAX_DISTANCE:
         # The clip has its time in UTC. The offset of the photo is some multiple of quarter hours.
         distance %= _QUARTER_HOUR
         distance = min(distance, _QUARTER_HOUR - distance)

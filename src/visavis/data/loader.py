@@ -43,16 +43,7 @@ class BatchExtension(Protocol):
     def add_negatives(
         self, images: np.ndarray, captions: np.ndarray, random: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Add negatives to a batch.
-
-        Args:
-            images: Indices of images.
-            captions: Indices of texts.
-            random: Random generator.
-
-        Returns:
-            Images and texts of the batch and negatives of both.
-        """
+        """Add negatives to a batch. Return the images and texts of the batch and of negatives."""
         ...
 
 
@@ -136,19 +127,7 @@ class BatchSchedule:
     batches_per_epoch: int = 0
 
     def batches(self, data: Dataset, seed: int, epoch: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Sample the batches of an epoch.
-
-        Args:
-            data: The data set.
-            seed: Random seed.
-            epoch: The epoch.
-
-        Returns:
-            Indices of images and captions of each batch.
-
-        Raises:
-            DataError: If there are too few items for one batch.
-        """
+        """Sample the batches of an epoch: indices of the images and of the captions of each."""
         count = self.num_batches(data)
         random = np.random.default_rng((seed, epoch))
         return (
@@ -158,17 +137,7 @@ class BatchSchedule:
         )[:count]
 
     def num_batches(self, data: Dataset) -> int:
-        """Count the batches of an epoch, without sampling them.
-
-        Args:
-            data: The data set.
-
-        Returns:
-            The number of batches, the same for each epoch.
-
-        Raises:
-            DataError: If there are too few items for one batch.
-        """
+        """Count the batches of an epoch, the same for each, without sampling them."""
         items = len(data.captions)
         unit = "captions"
         if self.captions_per_image is not None:
@@ -279,25 +248,8 @@ class Loader:
         training: bool = True,
         device: torch.device | str = "cpu",
     ) -> Iterator[Batch]:
-        """Yield the batches of an epoch.
-
-        Worker processes read the batches of trainings, and stay for the next epoch. If they are
-        running and no epoch is in progress, they also read batches without random transforms. A
-        training epoch must not begin before the last of these batches was read. All other batches
-        are read in this process: pixels when they are needed, stored features one batch ahead.
-
-        Args:
-            epoch: The epoch.
-            start: Number of the first batch.
-            stop: Number of the batch after the last one. None: the whole epoch.
-            training: Whether to apply random transforms.
-            device: Device of the batches.
-
-        Yields:
-            The batches.
-
-        Raises:
-            DataError: If an item cannot be read, or a worker process ends unexpectedly.
+        """Yield the batches ``start`` to ``stop`` of an epoch, in training with random transforms. A
+        training epoch must not begin before the last batch of an earlier call was read.
         """
         # The last epoch is kept, because validations can divide it.
         if epoch not in self._plans:
@@ -325,16 +277,6 @@ class Loader:
     ) -> Iterator[Encoded]:
         """Yield images without random transforms and without captions. Worker processes read them
         if they are running and idle.
-
-        Args:
-            batches: Indices of the images of each batch.
-            device: Device of the images.
-
-        Yields:
-            The model input of each batch.
-
-        Raises:
-            DataError: If an image cannot be read, or a worker process ends unexpectedly.
         """
         nothing = np.zeros(0, int)
         no_captions = slice(0, 0)
@@ -352,8 +294,11 @@ class Loader:
         *,
         starts_workers: bool = False,
     ) -> Iterator[Any]:
+        # Workers read the batches of trainings, and stay for the next epoch. If they are running and
+        # no epoch is in progress, they also read batches without random transforms.
         if self.pool is not None and (starts_workers or self.pool.is_idle):
             return self._read_in_workers(self.pool, requests, device)
+        # Other batches are read in this process.
         if isinstance(self.visual, PixelSource):
             # All cores decode a batch, then all train. At the same time, they would slow each other
             # down.
@@ -382,11 +327,7 @@ class Loader:
         return self.visual.normalize(visual) if isinstance(self.visual, PixelSource) else visual
 
     def for_all_ranks(self) -> Loader:
-        """Return a loader that reads the whole batches of all ranks.
-
-        Returns:
-            The loader, with the worker processes of this one.
-        """
+        """Return a loader that reads the whole batches of all ranks."""
         # The pool is shared: its readers do not depend on the rank.
         return replace(self, rank=0, world_size=1)
 
@@ -460,15 +401,8 @@ class Loader:
 
 
 def share_workers(loaders: Sequence[Loader], workers: int) -> list[Loader]:
-    """Let worker processes read the batches of some loaders. They start with the first training
-    epoch.
-
-    Args:
-        loaders: The loaders.
-        workers: Number of processes. 0: none.
-
-    Returns:
-        The loaders, with one pool for all of them.
+    """Let worker processes, 0: none, read the batches of some loaders. They start with the first
+    training epoch.
     """
     pool = (
         WorkerPool([loader.batch_reader for loader in loaders], workers, "training.workers")
@@ -507,12 +441,7 @@ def _arrange(
 
 
 def derive_seed(*numbers: int) -> int:
-    """Derive a seed for a position in a run, well mixed and equal on all machines.
-
-    Args:
-        numbers: Seed of the run, and numbers of the position such as epoch and batch.
-
-    Returns:
-        The seed.
+    """Derive a seed from the seed of a run and a position in it, such as epoch and batch. It is well
+    mixed, and equal on all machines.
     """
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])

@@ -106,15 +106,8 @@ class LargePhotoError(Exception):
 
 
 def photo_format(content: bytes, name: str) -> PhotoFormat | None:
-    """Return the format of a photo that Pillow does not decode, by its first bytes. The suffix
-    counts only for raw formats that are variants of TIFF.
-
-    Args:
-        content: Content of the file.
-        name: Name of the file.
-
-    Returns:
-        The format. None: Pillow may decode it.
+    """Return the format of a photo by its first bytes. None: Pillow may decode it. The suffix counts
+    only for raw formats that are variants of TIFF.
     """
     if content[4:8] == b"ftyp":
         length = min(int.from_bytes(content[:4]), 256)
@@ -132,21 +125,21 @@ def photo_format(content: bytes, name: str) -> PhotoFormat | None:
     patterns = (*_RAW_PATTERNS, *_MORE_RAW_PATTERNS)
     is_raw = any(content.startswith(magic, start) for start, magic in patterns)
     has_suffix = name.lower().endswith(RAW_SUFFIXES)
-    is_raw |= content.startswith((b"II*\0", b"MM\0*")) and _is_dng(content)
+    if content.startswith((b"II*\0", b"MM\0*")):
+        # The first directory of a TIFF has the version of DNG. Some files are named .tif.
+        order = "<" if content.startswith(b"II") else ">"
+        with suppress(struct.error):
+            [start] = struct.unpack_from(f"{order}I", content, 4)
+            [count] = struct.unpack_from(f"{order}H", content, start)
+            tags = struct.unpack_from(f"{order}{'H10x' * count}", content, start + 2)
+            is_raw |= _DNG_VERSION in tags
     if is_raw or (has_suffix and content and not content.startswith(_OTHER_MAGIC_BYTES)):
         return "camera raw"
     return None
 
 
 def format_of_suffix(name: str) -> PhotoFormat | None:
-    """Return the format of a photo by its suffix.
-
-    Args:
-        name: Name of the file.
-
-    Returns:
-        The format. None: Pillow may decode it.
-    """
+    """Return the format of a photo by its suffix. None: Pillow may decode it."""
     suffix = name[name.rfind(".") :].lower()
     if suffix not in PHOTO_SUFFIXES:
         return None
@@ -155,50 +148,16 @@ def format_of_suffix(name: str) -> PhotoFormat | None:
     return "JPEG XL" if suffix == ".jxl" else "HEIF"
 
 
-def _is_dng(content: bytes) -> bool:
-    """Whether the first directory of a TIFF has the version of DNG. Some files are named .tif."""
-    order = "<" if content.startswith(b"II") else ">"
-    try:
-        [start] = struct.unpack_from(f"{order}I", content, 4)
-        [count] = struct.unpack_from(f"{order}H", content, start)
-        tags = struct.unpack_from(f"{order}{'H10x' * count}", content, start + 2)
-    except struct.error:
-        return False
-    return _DNG_VERSION in tags
-
-
 def is_installed(kind: PhotoFormat) -> bool:
-    """Return whether the decoder of a format is installed, without importing it.
-
-    Args:
-        kind: The format.
-
-    Returns:
-        Whether the package is found.
-    """
+    """Return whether the decoder of a format is installed, without importing it."""
     return importlib.util.find_spec(PACKAGES[kind][1]) is not None
 
 
 def decode_photo(
     content: bytes, kind: PhotoFormat, name: str, max_pixels: int, min_side: int = 0
 ) -> DecodedPhoto:
-    """Decode a photo in another process.
-
-    Args:
-        content: Content of the file.
-        kind: Its format.
-        name: Name of the image, for errors.
-        max_pixels: Largest number of pixels. Of a raw image, a sensor has four times as many.
-        min_side: Shorter side that the image keeps if it is reduced. 0: it is not reduced.
-
-    Returns:
-        The image.
-
-    Raises:
-        DamagedPhotoError: If the content cannot be decoded, or crashes the decoder.
-        LargePhotoError: If it has too many pixels.
-        DataError: If decoding takes too long or too much memory.
-        MissingExtra: If the decoder is not installed.
+    """Decode a photo in another process, reduced to a shorter side of ``min_side`` pixels or more. 0:
+    in full.
     """
     reply, parts = _ask(content, kind, name, max_pixels, min_side)
     image = Image.frombytes(reply["mode"], tuple(reply["size"]), parts[0])
@@ -210,23 +169,7 @@ def decode_photo(
 
 
 def read_header(content: bytes, kind: PhotoFormat, name: str, max_pixels: int) -> PhotoHeader:
-    """Read the header of a photo without decoding it.
-
-    Args:
-        content: Content of the file.
-        kind: Its format.
-        name: Name of the image, for errors.
-        max_pixels: Largest number of pixels, as for ``decode_photo``.
-
-    Returns:
-        Size and EXIF.
-
-    Raises:
-        DamagedPhotoError: If the header is damaged.
-        LargePhotoError: If the photo has too many pixels.
-        DataError: If reading takes too long or too much memory.
-        MissingExtra: If the decoder is not installed.
-    """
+    """Read size and EXIF of a photo in another process, without decoding it."""
     reply, [exif] = _ask(content, kind, name, max_pixels, 0, header_only=True)
     width, height = reply["size"]
     return PhotoHeader((int(width), int(height)), exif)
@@ -303,7 +246,23 @@ class _Slot:
 
     def ask(self, request: dict[str, Any], content: bytes) -> tuple[dict[str, Any], list[bytes]]:
         """Send a request, and return header and parts of the reply."""
-        process = self.process = self.process or _start_process()
+        if self.process is None:
+            # A script, because a module would import visavis.
+            command = [sys.executable, "-P", str(Path(__file__).with_name("photo_worker.py"))]
+            flags = 0
+            if sys.platform == "win32":
+                flags = subprocess.CREATE_NEW_PROCESS_GROUP
+            self.process = subprocess.Popen(
+                [*command, str(MAX_BYTES)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                # Decoders print warnings about each damaged file.
+                stderr=subprocess.DEVNULL,
+                # Ctrl-C in a terminal reaches only this process, which then closes the pipes.
+                process_group=None if sys.platform == "win32" else 0,
+                creationflags=flags,
+            )
+        process = self.process
         is_late = threading.Event()
 
         def end() -> None:
@@ -330,6 +289,7 @@ class _Slot:
                 raise TimeoutError from None
             raise _ProcessEnded(process.returncode) from None
         except (ValueError, KeyError, TypeError):
+            # An invalid reply. The rest of the pipe cannot be interpreted.
             self.close()
             raise _ProcessEnded(process.returncode) from None
         finally:
@@ -347,24 +307,6 @@ class _Slot:
                     if pipe is not None:
                         pipe.close()
             process.wait()
-
-
-def _start_process() -> subprocess.Popen[bytes]:
-    # A script, because a module would import visavis. Ctrl-C in a terminal reaches only this
-    # process, which then closes the pipes.
-    command = [sys.executable, "-P", str(Path(__file__).with_name("photo_worker.py"))]
-    flags = 0
-    if sys.platform == "win32":
-        flags = subprocess.CREATE_NEW_PROCESS_GROUP
-    return subprocess.Popen(
-        [*command, str(MAX_BYTES)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        # Decoders print warnings about each damaged file.
-        stderr=subprocess.DEVNULL,
-        process_group=None if sys.platform == "win32" else 0,
-        creationflags=flags,
-    )
 
 
 def _read_reply(file: IO[bytes], max_pixels: int) -> tuple[dict[str, Any], list[bytes]]:

@@ -125,12 +125,8 @@ def _open_heif(content: bytes, max_pixels: int) -> Photo:
 
 
 def _open_jxl(content: bytes, max_pixels: int) -> Photo:
-    """The decoder applies the orientation of the codestream. It is an error to repeat it in EXIF.
-
-    Encoders that ignore the orientation of an image (Pillow, libvips) write it to EXIF only, so it
-    counts if the codestream has none.
-    """
-    # Its header is read here, because the package decodes a file when it opens it.
+    """The decoder applies the orientation of the codestream. It is an error to repeat it in EXIF."""
+    # The header is read here, because the package decodes a file when it opens it.
     size, orientation = _read_jxl_header(content)
     _require_size(size, max_pixels)
     from pillow_jxl import JpegXLImagePlugin
@@ -142,6 +138,8 @@ def _open_jxl(content: bytes, max_pixels: int) -> Photo:
     return Photo(
         image.size,
         lambda _: image,
+        # Encoders that ignore the orientation of an image (Pillow, libvips) write it to EXIF only,
+        # so it counts if the codestream has none.
         1 if is_turned else exif_orientation(image),
         image.info.get("icc_profile") or b"",
         _times_of(image.getexif()),
@@ -205,10 +203,15 @@ def _open_raw(content: bytes, max_pixels: int) -> Photo:
             else Image.fromarray(thumbnail.data)
         )
     if preview is not None and min(preview.size) >= min(MIN_PREVIEW_SIDE, *half):
+        # The orientation of the preview, which LibRaw adds where it is missing, or of the raw image.
+        own = exif_orientation(preview)
+        orientation = flip if own == 1 else own
+        # A preview whose sides differ from the sensor's is turned already.
+        is_same = (preview.width >= preview.height) == (half[0] >= half[1])
         return Photo(
             preview.size,
             partial(_load_preview, preview, max_pixels),
-            _preview_orientation(preview, half, flip),
+            orientation if orientation <= 4 or is_same else 1,
             preview.info.get("icc_profile") or b"",
             exif,
         )
@@ -230,16 +233,6 @@ def _load_preview(preview: Image.Image, max_pixels: int, min_side: int) -> Image
         preview.draft("RGB", (preview.width // factor, preview.height // factor))
     preview.load()
     return preview
-
-
-def _preview_orientation(preview: Image.Image, half: tuple[int, int], flip: int) -> int:
-    """Orientation of a preview: its own, which LibRaw adds where it is missing, or the one of the
-    raw image. A preview whose sides differ from the sensor's is turned already.
-    """
-    own = exif_orientation(preview)
-    orientation = flip if own == 1 else own
-    is_same = (preview.width >= preview.height) == (half[0] >= half[1])
-    return orientation if orientation <= 4 or is_same else 1
 
 
 def _read_raw_exif(content: bytes, raw: Any) -> bytes:
@@ -300,13 +293,8 @@ def _select(values: Any, tags: Sequence[int]) -> dict[int, Any]:
 
 
 def exif_orientation(image: Image.Image) -> int:
-    """Read the EXIF orientation.
-
-    Args:
-        image: An opened image.
-
-    Returns:
-        From 1 (upright) to 8. 1 for unreadable metadata, which other programs ignore, too.
+    """Read the EXIF orientation, from 1 (upright) to 8. 1 for unreadable metadata, which other
+    programs ignore, too.
     """
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
@@ -355,22 +343,19 @@ def _read_exactly(file: BinaryIO, count: int) -> bytes:
     return content
 
 
-def _limit_memory(limit: int) -> None:
-    """Limit the private memory of this process. Windows has no such limit."""
-    if sys.platform != "win32":
-        import resource
-
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-
-
 def main() -> None:
     """Answer requests until the input ends."""
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.fdopen(os.dup(1), "wb")
     # A decoder that prints must not disturb the replies.
     os.dup2(2, 1)
-    _limit_memory(int(sys.argv[1]))
+    # Limit the private memory of this process. Windows has no such limit.
+    limit = int(sys.argv[1])
+    if sys.platform != "win32":
+        import resource
+
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     while True:
         try:
             [length] = struct.unpack(">I", _read_exactly(requests, 4))

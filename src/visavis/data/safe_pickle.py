@@ -98,15 +98,6 @@ def _require_format(condition: object) -> None:
 def check_key(key: Any) -> Any:
     """Check a key of a dict or set. Nested values are refused, because their hash could take
     unlimited time.
-
-    Args:
-        key: The key.
-
-    Returns:
-        The key.
-
-    Raises:
-        UnsafePickle: If the key is not a text or a small number.
     """
     if (
         isinstance(key, str | bytes)
@@ -164,6 +155,7 @@ def _array(data: Any, dtype: Any, shape: Any, order: str) -> Any:
             type(data) is list and len(data) == count and len(shape) < 2,
             "has an array of objects of several dimensions, expected a list of them",
         )
+        # An array of objects becomes a list, or the object if there is only one.
         return data if shape else data[0]
     data = data.encode() if isinstance(data, str) else data
     _require_format(len(data) == count * dtype.itemsize)
@@ -176,6 +168,7 @@ def _array(data: Any, dtype: Any, shape: Any, order: str) -> Any:
 def _scalar(dtype: Any, data: Any = None) -> Any:
     if isinstance(dtype, np.dtype) and dtype.hasobject:
         return data
+    # A Python number.
     return _array(data, dtype, (), "C").item()
 
 
@@ -219,19 +212,8 @@ _MAX_INSTRUCTIONS = 12_000_000
 
 
 def read_plain_pickle(path: str | Path) -> Any:
-    """Read the value of a pickle, or of a ``.npy`` of objects.
-
-    Args:
-        path: The file.
-
-    Returns:
-        None, bool, int, float, str, bytes, list, tuple, dict, set, or an array of numbers. An array
-        of objects becomes a list, or the object if there is only one. A numpy scalar becomes a
-        Python number.
-
-    Raises:
-        DataError: If the file would execute code (the message has the first name), is damaged, or
-            is not a pickle.
+    """Read the value of a pickle, or of a ``.npy`` of objects: None, numbers, texts, bytes, containers
+    and arrays of numbers.
     """
     path = Path(path)
     with storage.reading_regular_file(path), open(path, "rb") as file:
@@ -246,6 +228,7 @@ def read_plain_pickle(path: str | Path) -> Any:
         return _PlainUnpickler(_MappedFile(content)).load()
     except DataError:
         raise
+    # Code, whose first name is in the message, or values that are not plain or take too long.
     except UnsafePickle as reason:
         raise DataError(
             f"{path} {reason}. Save plain containers and arrays instead, in several files if it is "
@@ -463,14 +446,8 @@ _MAX_CHECKPOINT_PICKLE = 2**20
 def check_torch_pickles(path: Path) -> None:
     """Check the pickles of a file of ``torch.save``, so that ``torch.load`` reads them in a time
     that their size determines.
-
-    Args:
-        path: The file.
-
-    Raises:
-        DataError: If they are compressed or too large, or have nested keys.
-        Exception: Of any other kind, if they are damaged.
     """
+    # Damaged pickles raise errors of any other kind, which the caller handles.
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as file:
@@ -488,6 +465,7 @@ def check_torch_pickles(path: Path) -> None:
                         )
                         _check_pickles(file.read(member), 1)
         else:
+            # The format before torch 1.6: magic number, version, system, object, and storage keys.
             with storage.open_file(path) as file:
                 _check_pickles(file.read(_MAX_CHECKPOINT_PICKLE), 5)
     except UnsafePickle as reason:

@@ -27,25 +27,11 @@ class LazySequence(Sequence[T_co], ABC):
 
     @abstractmethod
     def take(self, indices: np.ndarray) -> LazySequence[T_co]:
-        """Select items.
-
-        Args:
-            indices: Their indices.
-
-        Returns:
-            The items in the given order.
-        """
+        """Select items, in the given order."""
 
     @abstractmethod
     def read(self, indices: np.ndarray) -> list[T_co]:
-        """Read items.
-
-        Args:
-            indices: Their indices.
-
-        Returns:
-            The items in the given order.
-        """
+        """Read items, in the given order."""
 
     @property
     @abstractmethod
@@ -78,15 +64,7 @@ class LazySequence(Sequence[T_co], ABC):
 
 
 def read_items(items: Sequence[T], indices: np.ndarray) -> list[T]:
-    """Read items of a sequence, at once if it is lazy.
-
-    Args:
-        items: The sequence.
-        indices: Their indices.
-
-    Returns:
-        The items in the given order.
-    """
+    """Read items of a sequence in the given order, at once if it is lazy."""
     return items.read(indices) if isinstance(items, LazySequence) else [items[i] for i in indices]
 
 
@@ -110,15 +88,7 @@ class CaptionGroups(Sequence[np.ndarray]):
 
     @classmethod
     def from_images(cls, image_of: np.ndarray, num_images: int) -> CaptionGroups:
-        """Group captions by their image.
-
-        Args:
-            image_of: Index of the image of each caption, shape ``[captions]``.
-            num_images: Number of images.
-
-        Returns:
-            The groups.
-        """
+        """Group captions by their image, ``image_of [captions]``."""
         # A stable sort keeps the captions of an image in the order of the list.
         counts = np.bincount(image_of, minlength=num_images)
         return cls(np.argsort(image_of, kind="stable"), np.concatenate([[0], np.cumsum(counts)]))
@@ -138,15 +108,7 @@ class CaptionGroups(Sequence[np.ndarray]):
         return self.order[self.offsets[index] : self.offsets[index + 1]]
 
     def select(self, images: np.ndarray, max_captions: int | None = None) -> np.ndarray:
-        """Return the captions of images, one image after the other.
-
-        Args:
-            images: Indices of images.
-            max_captions: Number of captions of each image, at most. None: all.
-
-        Returns:
-            Indices of captions.
-        """
+        """Return captions of images, one image after the other, each with at most ``max_captions``."""
         counts = (
             self.counts[images]
             if max_captions is None
@@ -163,14 +125,7 @@ class CaptionGroups(Sequence[np.ndarray]):
 
 
 def pad_items(items: Sequence[Tensor]) -> Encoded:
-    """Pad items of different lengths to the length of the longest one.
-
-    Args:
-        items: Vectors, pixels or bytes of each item, shape ``[L, ...]``.
-
-    Returns:
-        Items ``[N, L, ...]``, padded with zeros, and their mask ``[N, L]``.
-    """
+    """Pad items ``[L, ...]`` of different lengths with zeros: ``[N, L, ...]``, and a mask ``[N, L]``."""
     masks = [torch.ones(len(item), dtype=torch.bool, device=item.device) for item in items]
     # One item is not copied.
     padded = items[0][None] if len(items) == 1 else pad_sequence(list(items), batch_first=True)
@@ -178,14 +133,7 @@ def pad_items(items: Sequence[Tensor]) -> Encoded:
 
 
 def hash_parts(*parts: bytes | memoryview) -> str:
-    """Hash parts and their lengths.
-
-    Args:
-        parts: The parts.
-
-    Returns:
-        16 hexadecimal digits.
-    """
+    """Hash parts and their lengths to 16 hexadecimal digits."""
     digest = hashlib.sha256()
     for part in parts:
         # The length separates parts: "ab", "c" and "a", "bc" have different hashes.

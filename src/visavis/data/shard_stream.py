@@ -39,7 +39,8 @@ import torch
 from visavis.core import storage
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError
-from visavis.data.dataset import Dataset, Image, LazyImages, ProgressCallback, require
+from visavis.data.dataset import Dataset, LazyImages, ProgressCallback, require
+from visavis.data.image_file import Image
 from visavis.data.item_sources import ItemSource, read_unnormalized
 from visavis.data.loader import Batch, BatchSchedule, Loader
 from visavis.data.parallel import map_in_order
@@ -53,7 +54,6 @@ from visavis.data.shards import (
     damaged_shard,
     list_shards,
     open_shard,
-    sample_ids,
 )
 from visavis.data.workers import BatchRequest, WorkerPool
 
@@ -97,20 +97,7 @@ class ShardStream:
         skip_bad: bool = False,
         on_progress: ProgressCallback | None = None,
     ) -> ShardStream:
-        """List shards and their number of samples, which is counted once and cached.
-
-        Args:
-            pattern: The shards, as for ``list_shards``.
-            max_open: Number of shards that a process keeps open.
-            skip_bad: Whether to use the samples before the damage of a shard.
-            on_progress: Called with the number of counted shards and of all shards.
-
-        Returns:
-            The stream.
-
-        Raises:
-            DataError: If a shard is missing or damaged, or all are empty.
-        """
+        """List shards and their number of samples, which is counted once and cached."""
         files = list_shards(pattern)
         shards = [shard for shard in _count(pattern, files, skip_bad, on_progress) if shard.count]
         require(
@@ -147,17 +134,7 @@ class ShardStream:
         )
 
     def locate(self, item: int) -> tuple[ShardReader, int]:
-        """Open the shard of an item.
-
-        Args:
-            item: Number of the item.
-
-        Returns:
-            The open shard, and the row of the item in it.
-
-        Raises:
-            DataError: If the shard is damaged, or ends before the item.
-        """
+        """Open the shard of an item. Return it with the row of the item in it."""
         # "right": an item that begins a shard is in it, and not at the end of the one before.
         number = int(np.searchsorted(self.starts, item, "right")) - 1
         row = item - int(self.starts[number])
@@ -179,48 +156,28 @@ class ShardStream:
         return reader, row
 
     def ids(self, items: np.ndarray) -> np.ndarray:
-        """Return the ids of items. Items with the same key are the same image.
-
-        Args:
-            items: Numbers of the items.
-
-        Returns:
-            Ids from 0 to 2^63.
-        """
+        """Return the ids of items, from 0 to 2^63. Items with the same key are the same image."""
         keys = []
         for item in items.tolist():
             reader, row = self.locate(item)
             key = reader.key(row)
-            keys.append(f"{reader.name}/{key}" if self.has_local_keys and key is not None else key)
-        return sample_ids(keys, items)
+            if key is None:
+                # No key begins with a zero byte, so that numbered items are never equal to named
+                # ones.
+                keys.append(f"\0{item}")
+            else:
+                keys.append(f"{reader.name}/{key}" if self.has_local_keys else key)
+        hashes = (hashlib.blake2b(key.encode(), digest_size=8).digest() for key in keys)
+        # 63 bits: ids are int64 and never negative.
+        return np.array([int.from_bytes(digest) >> 1 for digest in hashes], dtype=np.int64)
 
     def captions(self, item: int) -> list[str]:
-        """Read the captions of an item.
-
-        Args:
-            item: Number of the item.
-
-        Returns:
-            One caption or more.
-
-        Raises:
-            DataError: If it has none.
-        """
+        """Read the captions of an item."""
         reader, row = self.locate(item)
         return reader.captions(row)
 
     def image(self, item: int) -> Image:
-        """Read the bytes of an image.
-
-        Args:
-            item: Number of the item.
-
-        Returns:
-            The image.
-
-        Raises:
-            DataError: If the item has none.
-        """
+        """Read the bytes of an image."""
         reader, row = self.locate(item)
         name = f"{reader.name}: {reader.key(row) or row}"
         return Image(name, SPLIT, EmbeddedBytes(Path(name), content=reader.image(row)))
@@ -398,16 +355,7 @@ class StreamSchedule(BatchSchedule):
     interleave: int = 16
 
     def batches(self, data: Dataset, seed: int, epoch: int) -> Sequence[PlannedBatch]:  # type: ignore[override]
-        """Plan the batches of an epoch.
-
-        Args:
-            data: Data set of a stream.
-            seed: Random seed.
-            epoch: The epoch.
-
-        Returns:
-            Numbers of the images and captions of each batch.
-        """
+        """Plan the batches of an epoch: the numbers of the images and of the captions of each."""
         assert isinstance(data.images, StreamImages)
         plan = StreamPlan(data.images.stream.starts, self.batch_size, self.interleave, seed, epoch)
         return plan[: self.batches_per_epoch] if self.batches_per_epoch else plan
@@ -470,18 +418,7 @@ class StreamLoader(Loader):
         training: bool = True,
         device: torch.device | str = "cpu",
     ) -> Iterator[Batch]:
-        """Yield the batches of an epoch, as ``Loader.epoch``, and log the number of skipped items.
-
-        Args:
-            epoch: The epoch.
-            start: Number of the first batch.
-            stop: Number of the batch after the last one. None: the whole epoch.
-            training: Whether to apply random transforms.
-            device: Device of the batches.
-
-        Yields:
-            The batches.
-        """
+        """Yield the batches of an epoch, as ``Loader.epoch``, and log the number of skipped items."""
         # The first problem is logged at once, the number of all at the end.
         skipped = 0
         end = start
@@ -552,17 +489,8 @@ class StreamReader:
     text: ItemSource
 
     def __call__(self, request: BatchRequest) -> StreamContents:
-        """Read the items of this process.
-
-        Args:
-            request: The batch.
-
-        Returns:
-            Its contents.
-
-        Raises:
-            DataError: If an item cannot be read and the stream does not skip it, or if no item can
-                be read.
+        """Read the items of this process. An item that cannot be read is an error unless the stream
+        skips it.
         """
         usable = np.ones(len(request.images[request.own_images]), bool)
         skipped = list[str]()

@@ -11,19 +11,18 @@ import json
 import os
 import re
 import shutil
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from visavis.core import storage
 from visavis.core.errors import DataError, VisavisError, requires_extra
 from visavis.data.columns import import_pyarrow
 from visavis.data.data_paths import resolve_path
-from visavis.data.dataset import ByteRange, require
+from visavis.data.dataset import require
 from visavis.data.file_names import IMAGE_SUFFIXES, TAR_SUFFIX, escape_surrogates, is_valid_unicode
 from visavis.data.formats.listing import MAX_CAPTION_CHARS, require_captions
 from visavis.data.formats.table_columns import (
@@ -33,7 +32,7 @@ from visavis.data.formats.table_columns import (
     read_cell,
 )
 from visavis.data.formats.webdataset import TarSamples, expand_braces
-from visavis.data.images import MAX_IMAGE_BYTES
+from visavis.data.image_file import MAX_IMAGE_BYTES, ByteRange
 
 PARQUET_SUFFIX = ".parquet"
 # Variable with the size in GB of the local copies of remote shards.
@@ -64,23 +63,14 @@ class ShardFile:
 
 
 def list_shards(pattern: str) -> list[ShardFile]:
-    """List the shards that a pattern names.
-
-    Args:
-        pattern: ``train-{000..039}.tar``, ``train-*.tar``, one file, a folder with shards of one
-            kind, or an index file (``.json``) as ``widsindex`` of WebDataset writes. Local (also
-            under ``VISAVIS_DATA``), or at ``s3://``, ``gs://`` or ``hf://``.
-
-    Returns:
-        The shards, sorted by their path, or in the order of the index or of the braces.
-
-    Raises:
-        DataError: If a shard is missing, or nothing matches the pattern.
+    """List the shards of a pattern: a path or URL (``s3://``, ``gs://``, ``hf://``) with braces or
+    ``*``, one file, a folder with shards of one kind, or an index file.
     """
     counts: dict[str, int] = {}
     # Paths of Windows become URLs, too.
     pattern = pattern.replace(os.sep, "/")
     urls = [pattern]
+    # As `widsindex` of WebDataset writes it.
     if pattern.endswith(".json"):
         index_url = pattern if "://" in pattern else resolve_path(pattern).as_posix()
         filesystem, path = open_filesystem(index_url)
@@ -120,19 +110,7 @@ def list_shards(pattern: str) -> list[ShardFile]:
 
 @contextmanager
 def storage_access(url: str, fix: str, action: str = "read") -> Iterator[None]:
-    """Convert the errors of a file system or of Arrow in this block.
-
-    Args:
-        url: Path or URL.
-        fix: End of the error message.
-        action: What failed: "opened", "listed" or "read".
-
-    Yields:
-        Nothing.
-
-    Raises:
-        DataError: If the action fails.
-    """
+    """Convert the errors of a file system or of Arrow in this block to DataError."""
     try:
         yield
     # Our own errors, such as a missing extra, are ValueErrors, too.
@@ -143,18 +121,7 @@ def storage_access(url: str, fix: str, action: str = "read") -> Iterator[None]:
 
 
 def open_filesystem(url: str) -> tuple[Any, str]:
-    """Open the file system of a URL.
-
-    Args:
-        url: Path or URL.
-
-    Returns:
-        The file system of ``pyarrow.fs`` and the path in it.
-
-    Raises:
-        DataError: If the URL is not understood.
-        MissingExtra: If ``huggingface_hub`` is not installed and the URL begins with ``hf://``.
-    """
+    """Open the file system (``pyarrow.fs``) of a path or URL. Return it with the path in it."""
     pa = import_pyarrow()
     if "://" not in url:
         return pa.fs.LocalFileSystem(), url
@@ -170,17 +137,6 @@ def open_filesystem(url: str) -> tuple[Any, str]:
 def local_copy(file: ShardFile) -> Path:
     """Return a local file with the content of a shard. A remote one is downloaded once, for all
     processes of this machine.
-
-    The oldest copies are removed when all together are larger than ``VISAVIS_SHARD_CACHE_GB``.
-
-    Args:
-        file: The shard.
-
-    Returns:
-        Path of the file.
-
-    Raises:
-        DataError: If it cannot be read.
     """
     if "://" not in file.url:
         return Path(file.url)
@@ -193,6 +149,7 @@ def local_copy(file: ShardFile) -> Path:
     folder = storage.cache_folder() / "shards"
     suffix = os.path.splitext(file.url)[1]
     path = folder / f"{hashlib.sha256(identity).hexdigest()[:32]}{suffix}"
+    # The first process downloads it, and the others wait.
     with storage.folder_lock(path, wait=True):
         if not os.path.exists(path):
             # Also false for NaN.
@@ -201,7 +158,8 @@ def local_copy(file: ShardFile) -> Path:
                 f"{CACHE_SIZE}: expected a number of GB >= 0, got {value!r}. Correct or remove "
                 "this variable.",
             )
-            # Before the download, so that both never exceed the limit.
+            # The oldest copies make room before the download, so that all together never exceed the
+            # limit.
             _remove_old_copies(folder, limit - file.size)
             filesystem, source = open_filesystem(file.url)
             with (
@@ -290,14 +248,7 @@ class EmbeddedBytes(ByteRange):
 
     @contextmanager
     def open(self, limit: int | None = None) -> Iterator[io.BytesIO]:
-        """Open the bytes as a file.
-
-        Args:
-            limit: Not used.
-
-        Yields:
-            The file.
-        """
+        """Open the bytes as a file. The limit is not used."""
         yield io.BytesIO(self.content)
 
 
@@ -342,6 +293,9 @@ class TarReader:
     def __init__(self, path: Path, name: str):
         # Opened once: another process may remove the file from the cache while it is read.
         self.file = open(path, "rb")  # noqa: SIM115 - closed with the reader
+        # Not __del__: in a cycle, such as an error and its frames, the collector may finalize the
+        # file before its reader. A finalizer keeps the file out of the cycle.
+        weakref.finalize(self, self.file.close)
         self.name, self.tar = name, TarSamples.read(self.file, path, name)
         self.keys = list(self.tar.samples)
         self.damage = self.tar.damage
@@ -349,22 +303,8 @@ class TarReader:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def __del__(self) -> None:
-        if hasattr(self, "file"):
-            self.file.close()
-
     def key(self, row: int) -> str:
-        """Return the key of a sample.
-
-        Args:
-            row: Number of the sample.
-
-        Returns:
-            The key.
-
-        Raises:
-            DataError: If it is not UTF-8.
-        """
+        """Return the key of a sample, which must be UTF-8."""
         key = self.keys[row]
         # Not require: the message would take longer than the check.
         if not is_valid_unicode(key):
@@ -375,32 +315,12 @@ class TarReader:
         return key
 
     def image(self, row: int) -> bytes:
-        """Read the image of a sample.
-
-        Args:
-            row: Number of the sample.
-
-        Returns:
-            Bytes of the image.
-
-        Raises:
-            DataError: If the sample has no image.
-        """
+        """Read the image of a sample."""
         key = self.keys[row]
         return self.tar.read_member(self.file, key, self.tar.find(key, IMAGE_SUFFIXES, "image"))
 
     def captions(self, row: int) -> list[str]:
-        """Read the captions of a sample.
-
-        Args:
-            row: Number of the sample.
-
-        Returns:
-            One caption or more.
-
-        Raises:
-            DataError: If the sample has none, or one that cannot be used.
-        """
+        """Read the captions of a sample."""
         key = self.keys[row]
         return require_captions(self.tar.read_captions(self.file, key), self.tar.location(key))
 
@@ -450,32 +370,12 @@ class ParquetReader:
         return len(self.table)
 
     def key(self, row: int) -> str | None:
-        """Return the file name of a sample.
-
-        Args:
-            row: Number of the sample.
-
-        Returns:
-            The name. None: the row has none.
-
-        Raises:
-            DataError: If it is not UTF-8.
-        """
+        """Return the file name of a sample. None: the row has none."""
         name = None if self.columns.file is None else self._read_cell(self.columns.file, row)
         return None if name is None else str(name)
 
     def image(self, row: int) -> bytes:
-        """Read the image of a sample.
-
-        Args:
-            row: Number of the sample.
-
-        Returns:
-            Bytes of the image.
-
-        Raises:
-            DataError: If the table has no bytes of it.
-        """
+        """Read the image of a sample."""
         value = self._read_cell(self.image_column, row, MAX_IMAGE_BYTES)
         content: Any = value.get("bytes") if isinstance(value, dict) else value
         require(
@@ -487,17 +387,7 @@ class ParquetReader:
         return content
 
     def captions(self, row: int) -> list[str]:
-        """Read the captions of a sample.
-
-        Args:
-            row: Number of the sample.
-
-        Returns:
-            One caption or more.
-
-        Raises:
-            DataError: If the sample has none, or one that cannot be used.
-        """
+        """Read the captions of a sample."""
         values = [self._read_cell(column, row) for column in self.columns.captions]
         captions = [
             text for value in values for text in parse_captions(value) or () if text.strip()
@@ -515,8 +405,11 @@ class ParquetReader:
 def _open_parquet(url: str) -> Iterator[Any]:
     """Open a Parquet file, and convert errors of reading it in this block."""
     filesystem, path = open_filesystem(url)
-    with storage_access(url, "Copy the shard again."):
-        yield import_pyarrow().parquet.ParquetFile(path, filesystem=filesystem)
+    with (
+        storage_access(url, "Copy the shard again."),
+        import_pyarrow().parquet.ParquetFile(path, filesystem=filesystem) as file,
+    ):
+        yield file
 
 
 ShardReader: TypeAlias = TarReader | ParquetReader
@@ -524,35 +417,15 @@ ShardReader: TypeAlias = TarReader | ParquetReader
 
 
 def open_shard(shard: Shard) -> ShardReader:
-    """Open a shard.
-
-    Args:
-        shard: The shard.
-
-    Returns:
-        Its samples.
-
-    Raises:
-        DataError: If it cannot be read at all.
-    """
+    """Open a shard."""
     if shard.file.url.endswith(PARQUET_SUFFIX):
         return ParquetReader(shard)
     return TarReader(local_copy(shard.file), shard.name)
 
 
 def count_samples(file: ShardFile, *, skip_bad: bool, read_key: bool) -> list[Shard]:
-    """Count the samples of a file, from an index, its metadata or its headers.
-
-    Args:
-        file: The file.
-        skip_bad: Whether to use the samples before a damage.
-        read_key: Whether to read the first key of a tar file that an index describes.
-
-    Returns:
-        Its shards.
-
-    Raises:
-        DataError: If the file is damaged.
+    """Count the samples of a file, from an index, its metadata or its headers. ``skip_bad``: the
+    samples before a damage count.
     """
     if file.url.endswith(PARQUET_SUFFIX):
         with _open_parquet(file.url) as parquet:
@@ -561,6 +434,7 @@ def count_samples(file: ShardFile, *, skip_bad: bool, read_key: bool) -> list[Sh
             Shard(file, metadata.row_group(group).num_rows, group)
             for group in range(metadata.num_row_groups)
         ]
+    # An index file has no keys, so that a key is read from the tar file.
     if file.num_samples is not None and not read_key:
         return [Shard(file, file.num_samples)]
     reader = TarReader(local_copy(file), file.name)
@@ -573,41 +447,8 @@ def count_samples(file: ShardFile, *, skip_bad: bool, read_key: bool) -> list[Sh
 
 
 def damaged_shard(url: str, damage: str) -> DataError:
-    """Make the error of a damaged shard.
-
-    Args:
-        url: The shard.
-        damage: The damage.
-
-    Returns:
-        The error.
-    """
+    """Make the error of a damaged shard."""
     return DataError(
         f"{url}: {damage.removesuffix('.')}. Copy the shard again, or train with --skip-bad to use "
         "the samples before."
-    )
-
-
-def sample_ids(keys: list[str | None], items: np.ndarray) -> np.ndarray:
-    """Make ids of samples. Equal keys have equal ids.
-
-    Args:
-        keys: Keys. None: the sample is an image of its own.
-        items: Numbers of the samples in the stream.
-
-    Returns:
-        Ids from 0 to 2^63.
-    """
-    texts = [
-        # No key begins with a zero byte, so that numbered samples are never equal to named ones.
-        f"\0{item}" if key is None else key
-        for key, item in zip(keys, items.tolist(), strict=True)
-    ]
-    return np.array(
-        [
-            # 63 bits: ids are int64 and never negative.
-            int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
-            for text in texts
-        ],
-        dtype=np.int64,
     )

@@ -19,13 +19,8 @@ _ORIENTATION_METADATA = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.
 
 
 def encoded_jpeg(image: Image.Image) -> bytes | None:
-    """Return the file of an opened JPEG that was not decoded yet. The image stays as it is.
-
-    Args:
-        image: An opened image.
-
-    Returns:
-        Its file. None for another format, and for a JPEG whose size or frame was changed.
+    """Return the file of an opened JPEG that was not decoded yet. None for another format, and for a
+    JPEG whose size or frame was changed.
     """
     if (
         isinstance(image, JpegImagePlugin.JpegImageFile)
@@ -37,18 +32,15 @@ def encoded_jpeg(image: Image.Image) -> bytes | None:
         position = image.fp.tell()
         image.fp.seek(0)
         content = image.fp.read()
+        # The image stays as it is.
         image.fp.seek(position)
         return content
     return None
 
 
 def reduce_jpeg(image: Image.Image, min_side: int, max_pixels: int = MAX_PIXELS) -> None:
-    """Let a JPEG be decoded at a reduced size. Other formats are decoded in full.
-
-    Args:
-        image: An opened image.
-        min_side: Shorter side to keep, in pixels. 0: all pixels that ``max_pixels`` allows.
-        max_pixels: Largest number of pixels of the decoded image.
+    """Let a JPEG be decoded at a reduced size whose shorter side has ``min_side`` pixels or more. 0:
+    all pixels that ``max_pixels`` allows. Other formats are decoded in full.
     """
     if image.format not in JPEG_FORMATS:
         return
@@ -61,28 +53,11 @@ def reduce_jpeg(image: Image.Image, min_side: int, max_pixels: int = MAX_PIXELS)
 
 
 def to_upright_rgb(image: Image.Image) -> Image.Image:
-    """Convert an opened image: upright, in sRGB, over white, with 8 bits.
-
-    Args:
-        image: An opened image of any mode.
-
-    Returns:
-        An RGB image.
-    """
+    """Convert an opened image: upright, in sRGB, over white, with 8 bits."""
     # Pillow turns a TIFF when it decodes it, and removes its orientation. So the orientation is
     # read after decoding.
     image.load()
     orientation = exif_orientation(image)
-    rgb = _to_rgb(image)
-    if orientation != 1:
-        rgb = rgb.transpose(TRANSPOSE_OF_ORIENTATION[orientation])
-        for key in _ORIENTATION_METADATA:
-            rgb.info.pop(key, None)
-    return rgb
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    """Convert to sRGB over white."""
     profile = image.info.get("icc_profile")
     alpha = None
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
@@ -99,10 +74,15 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         rgb.info.pop("icc_profile", None)
     else:
         rgb = _to_8_bits(image).convert("RGB")
-    if alpha is None:
-        return rgb
-    rgb.putalpha(alpha)
-    return Image.alpha_composite(Image.new("RGBA", rgb.size, "white"), rgb).convert("RGB")
+    if alpha is not None:
+        rgb.putalpha(alpha)
+        rgb = Image.alpha_composite(Image.new("RGBA", rgb.size, "white"), rgb).convert("RGB")
+    if orientation != 1:
+        rgb = rgb.transpose(TRANSPOSE_OF_ORIENTATION[orientation])
+        # The image is upright now, and must not be turned again.
+        for key in _ORIENTATION_METADATA:
+            rgb.info.pop(key, None)
+    return rgb
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:
@@ -111,6 +91,7 @@ def _to_8_bits(image: Image.Image) -> Image.Image:
         return image
     values = np.asarray(image)
     if image.mode == "F":
+        # NaN and infinity are black.
         values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
         # Values from 0 to 1, or already from 0 to 255.
         values = values * (255 if values.max() <= 1 else 1)

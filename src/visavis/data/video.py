@@ -21,7 +21,7 @@ from PIL.Image import Image as PILImage
 
 from visavis.core import storage
 from visavis.core.errors import DataError, requires_extra
-from visavis.data.file_names import VIDEO_SUFFIXES
+from visavis.data.file_names import is_video
 from visavis.data.images import COPY_AGAIN, decoder_version
 from visavis.data.upright_images import MAX_PIXELS
 
@@ -64,28 +64,12 @@ def _require(condition: object, problem: str, name: str) -> None:
 
 
 def decoder_versions() -> str:
-    """Return the versions of all that determines whether an image or video can be decoded.
-
-    Returns:
-        Versions of the decoding here, visavis, Pillow and PyAV, and the image formats.
-    """
+    """Return the versions of all that determines whether an image or video can be decoded."""
     versions = [decoder_version(), f"videos {_DECODING_VERSION}"]
     for package in ("visavis", "av"):
         with suppress(PackageNotFoundError):
             versions.append(f"{package} {version(package)}")
     return ", ".join(versions)
-
-
-def is_video(name: str) -> bool:
-    """Return whether a file is a video, by its suffix.
-
-    Args:
-        name: File name.
-
-    Returns:
-        Whether it is a video.
-    """
-    return name.lower().endswith(VIDEO_SUFFIXES)
 
 
 def video_id(name: str) -> str:
@@ -132,59 +116,22 @@ class _Timeline:
 
 
 def count_frames(source: VideoSource, name: str, frames_per_second: float) -> int:
-    """Count the frames of a video at a rate, without decoding.
-
-    Args:
-        source: A path, or an open file.
-        name: Name of the video, for errors.
-        frames_per_second: The rate.
-
-    Returns:
-        The number of frames.
-
-    Raises:
-        VideoError: If the source is not a video, or has no frames or more than
-            ``MAX_FRAMES_PER_VIDEO``.
-        MissingExtra: If PyAV is not installed.
-    """
+    """Count the frames of a video at a rate, without decoding. Too many are an error."""
     limited = open_frames(source, name, frames_per_second, max_frames=MAX_FRAMES_PER_VIDEO)
     with limited as (count, _):
         return count
 
 
 def video_duration(source: VideoSource, name: str) -> float:
-    """Return the time from the first to the last frame, or to the end of a last frame that is shown
-    for longer than a second, without decoding.
-
-    Args:
-        source: A path, or an open file.
-        name: Name of the video, for errors.
-
-    Returns:
-        Seconds.
-
-    Raises:
-        VideoError: If the source is not a video or has no frames.
-        MissingExtra: If PyAV is not installed.
+    """Return the seconds from the first to the last frame, or to the end of a last frame that is
+    shown for longer than a second, without decoding.
     """
     with _open_stream(source, name) as (container, stream):
         return _read_timeline(container, stream, name).seconds
 
 
 def recording_time(source: VideoSource, name: str) -> str:
-    """Read the time at which a clip was recorded.
-
-    Args:
-        source: A path, or an open file.
-        name: Name of the video, for errors.
-
-    Returns:
-        The time, as ``format_time``. Empty if the container has none.
-
-    Raises:
-        VideoError: If the source is not a video.
-        MissingExtra: If PyAV is not installed.
-    """
+    """Read the time at which a clip was recorded, as ``format_time``. Empty if it has none."""
     from visavis.data.capture_time import format_time, utc_time
 
     with _open_stream(source, name) as (container, _):
@@ -227,19 +174,7 @@ class Recording:
 
 
 def read_recording(source: VideoSource, name: str) -> Recording:
-    """Read the metadata of a clip.
-
-    Args:
-        source: A path, or an open file.
-        name: Name of the video, for errors.
-
-    Returns:
-        The metadata.
-
-    Raises:
-        VideoError: If the source is not a video.
-        MissingExtra: If PyAV is not installed.
-    """
+    """Read the metadata of a clip."""
     with _open_stream(source, name) as (container, _):
         # FFmpeg counts the duration of a container in microseconds.
         seconds = math.inf if container.duration is None else container.duration / 10**6
@@ -248,19 +183,7 @@ def read_recording(source: VideoSource, name: str) -> Recording:
 
 
 def frame_size(source: VideoSource, name: str) -> tuple[int, int]:
-    """Return the size of the frames that the container declares, without decoding.
-
-    Args:
-        source: A path, or an open file.
-        name: Name of the video, for errors.
-
-    Returns:
-        Width and height in pixels. A rotation is not applied.
-
-    Raises:
-        VideoError: If the source is not a video.
-        MissingExtra: If PyAV is not installed.
-    """
+    """Return width and height of the frames as the container declares them. They are not rotated."""
     with _open_stream(source, name) as (_, stream):
         return stream.width, stream.height
 
@@ -269,22 +192,7 @@ def frame_size(source: VideoSource, name: str) -> tuple[int, int]:
 def open_frames(
     source: VideoSource, name: str, frames_per_second: float, *, max_frames: int | None = None
 ) -> Iterator[tuple[int, Iterator[PILImage]]]:
-    """Open a video. Its frames are decoded at a rate, one at a time.
-
-    Args:
-        source: A path, or an open file.
-        name: Name of the video, for errors.
-        frames_per_second: The rate.
-        max_frames: Maximum number of frames. None: any number.
-
-    Yields:
-        The number of frames, and the frames as upright RGB images. A frame that is shown for longer
-        is the same image several times.
-
-    Raises:
-        VideoError: If the source is not a video, has too many frames, or cannot be decoded.
-        MissingExtra: If PyAV is not installed.
-    """
+    """Open a video: the number of frames at a rate, and upright RGB images, decoded one at a time."""
     with _open_stream(source, name) as (container, stream):
         timeline = _read_timeline(container, stream, name)
         count = timeline.num_frames(frames_per_second)
@@ -328,40 +236,14 @@ def _decode(
 
 
 def iter_frames(source: VideoSource, name: str, frames_per_second: float) -> Iterator[PILImage]:
-    """Decode the frames of a video that a model reads at once.
-
-    Args:
-        source: A path, or an open file.
-        name: Name of the video, for errors.
-        frames_per_second: The rate.
-
-    Yields:
-        Upright RGB images, as many as ``count_frames`` returns.
-
-    Raises:
-        VideoError: If the source is not a video, has more than ``MAX_FRAMES_PER_VIDEO`` frames, or
-            cannot be decoded.
-        MissingExtra: If PyAV is not installed.
-    """
+    """Decode the frames of a video that a model reads at once, as many as ``count_frames`` returns."""
     limited = open_frames(source, name, frames_per_second, max_frames=MAX_FRAMES_PER_VIDEO)
     with limited as (_, frames):
         yield from frames
 
 
 def first_frame(source: VideoSource, name: str) -> PILImage:
-    """Decode the first frame of a video.
-
-    Args:
-        source: A path, or an open file.
-        name: Name of the video, for errors.
-
-    Returns:
-        An upright RGB image.
-
-    Raises:
-        VideoError: If no frame can be decoded.
-        MissingExtra: If PyAV is not installed.
-    """
+    """Decode the first frame of a video."""
     with _open_stream(source, name) as (container, stream):
         for frame in container.decode(stream):
             return _to_image(frame)
@@ -369,19 +251,8 @@ def first_frame(source: VideoSource, name: str) -> PILImage:
 
 
 def frame_at(source: VideoSource, name: str, seconds: float) -> PILImage:
-    """Decode the frame that is shown at a time.
-
-    Args:
-        source: A path, or an open file.
-        name: Name of the video, for errors.
-        seconds: Time after the first frame. The last frame is used if the video is shorter.
-
-    Returns:
-        An upright RGB image.
-
-    Raises:
-        VideoError: If no frame can be decoded.
-        MissingExtra: If PyAV is not installed.
+    """Decode the frame that is shown at a time, in seconds after the first frame. A shorter video
+    shows its last frame.
     """
     if seconds <= 0:
         return first_frame(source, name)
@@ -446,15 +317,13 @@ def _shown_stream(container: Any) -> Any:
     """
     from av.stream import Disposition
 
-    def is_still(stream: Any) -> bool:
-        codec = stream.codec_context.name if stream.codec_context else ""
-        return Disposition.attached_pic in stream.disposition or (
-            codec in _IMAGE_CODECS and stream.frames <= 1
-        )
-
     best = container.streams.best("video")
-    streams = container.streams.video
-    moving = [stream for stream in streams if not is_still(stream)]
+    moving = []
+    for stream in container.streams.video:
+        codec = stream.codec_context.name if stream.codec_context else ""
+        is_image = codec in _IMAGE_CODECS and stream.frames <= 1
+        if Disposition.attached_pic not in stream.disposition and not is_image:
+            moving.append(stream)
     return best if best in moving or not moving else moving[0]
 
 

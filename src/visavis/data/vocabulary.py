@@ -18,13 +18,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from visavis.core.encoded import Encoded
-from visavis.data.sequences import LazySequence, read_items
 from visavis.data.words import tokenize
 
+# A text query needs no torch, whose import takes longer than a search.
 if TYPE_CHECKING:
+    from visavis.core.encoded import Encoded
     from visavis.data.columns import TextColumn
 
 PAD = "<pad>"
@@ -53,15 +52,7 @@ class Vocabulary:
 
     @classmethod
     def from_captions(cls, captions: Iterable[str], min_count: int = 4) -> Vocabulary:
-        """Collect the frequent words of captions.
-
-        Args:
-            captions: The captions.
-            min_count: Smallest number of occurrences (VSE++ family: 4).
-
-        Returns:
-            The words in alphabetical order.
-        """
+        """Collect the words that occur ``min_count`` times or more (VSE++ family: 4), sorted."""
         # A search encodes words, and needs no table.
         from visavis.data.columns import TextColumn
 
@@ -84,14 +75,7 @@ class Vocabulary:
         return len(self.words)
 
     def extended_by(self, other: Vocabulary) -> Vocabulary:
-        """Add the words of another vocabulary that are not known, after all others.
-
-        Args:
-            other: The other vocabulary.
-
-        Returns:
-            The words, in which the known ones keep their token ids.
-        """
+        """Add the unknown words of another vocabulary at the end, so that no token id changes."""
         return Vocabulary((*self.words, *(word for word in other.words if word not in self._id_of)))
 
     @cached_property
@@ -102,36 +86,15 @@ class Vocabulary:
         }
 
     def unknown_words(self, caption: str) -> list[str]:
-        """Return the unknown words of a caption, in order.
-
-        Args:
-            caption: The caption.
-
-        Returns:
-            The unknown words.
-        """
+        """Return the unknown words of a caption, in order."""
         return [word for word in tokenize(caption) if word not in self._id_of]
 
     def knows(self, caption: str) -> bool:
-        """Check whether a caption has a known word.
-
-        Args:
-            caption: The caption.
-
-        Returns:
-            Whether it has one.
-        """
+        """Check whether a caption has a known word."""
         return any(word in self._id_of for word in tokenize(caption))
 
     def token_ids(self, caption: str) -> list[int]:
-        """Convert a caption to token ids between start and end.
-
-        Args:
-            caption: The caption.
-
-        Returns:
-            The token ids.
-        """
+        """Convert a caption to token ids between start and end."""
         unknown = self._id_of[UNKNOWN]
         return [
             self._id_of[START],
@@ -140,14 +103,7 @@ class Vocabulary:
         ]
 
     def encode(self, captions: Sequence[str]) -> Encoded:
-        """Convert captions to padded token ids.
-
-        Args:
-            captions: The captions.
-
-        Returns:
-            Token ids ``[N, L]``, padded with 0, and their mask.
-        """
+        """Convert captions to token ids ``[N, L]``, padded with 0, and their mask."""
         return pad_token_ids([self.token_ids(caption) for caption in captions])
 
 
@@ -183,50 +139,20 @@ def _count_words_of_column(captions: TextColumn) -> Counter[str]:
 
 
 def pad_token_ids(sequences: Sequence[Sequence[int]]) -> Encoded:
-    """Pad the token ids of captions to the length of the longest caption.
+    """Pad the token ids of captions with 0: int64 ``[N, L]``, and their mask."""
+    import torch
 
-    Args:
-        sequences: Token ids of each caption.
+    from visavis.core.encoded import Encoded
 
-    Returns:
-        A LongTensor ``[N, L]``, padded with 0, and its mask.
-    """
-    lengths = torch.tensor([len(token_ids) for token_ids in sequences])
+    token_ids, mask = pad_rows(sequences)
+    return Encoded(torch.from_numpy(token_ids), torch.from_numpy(mask))
+
+
+def pad_rows(sequences: Sequence[Sequence[int]], padding: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Pad token ids to int64 ``[N, L]``, and return their mask as well."""
+    lengths = np.array([len(token_ids) for token_ids in sequences])
     # One assignment through the mask is faster than padding each caption.
-    mask = torch.arange(int(lengths.max())) < lengths[:, None]
-    tokens = torch.zeros(mask.shape, dtype=torch.long)
-    tokens[mask] = torch.tensor([token_id for token_ids in sequences for token_id in token_ids])
-    return Encoded(tokens, mask)
-
-
-class TokenizedCaptions:
-    """Captions as token ids of a vocabulary, tokenized once, or when they are read if they are
-    lazy.
-
-    Args:
-        captions: The captions.
-        vocabulary: The vocabulary.
-    """
-
-    def __init__(self, captions: Sequence[str], vocabulary: Vocabulary):
-        self.captions = captions
-        self.vocabulary = vocabulary
-        self.token_ids = (
-            None
-            if isinstance(captions, LazySequence)
-            else [vocabulary.token_ids(caption) for caption in captions]
-        )
-
-    def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
-        """Read items, as ``ItemSource.read``.
-
-        Args:
-            index: Indices of the items.
-            seeds: Not used.
-
-        Returns:
-            Padded token ids in the given order.
-        """
-        if self.token_ids is None:
-            return self.vocabulary.encode(read_items(self.captions, index))
-        return pad_token_ids([self.token_ids[i] for i in index])
+    mask = np.arange(lengths.max()) < lengths[:, None]
+    tokens = np.full(mask.shape, padding, np.int64)
+    tokens[mask] = [token_id for token_ids in sequences for token_id in token_ids]
+    return tokens, mask

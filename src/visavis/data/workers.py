@@ -57,18 +57,10 @@ MIN_SHARED_MEMORY = 2**30
 
 
 def choose_workers(setting: int, num_images: int, *, has_gpu: bool) -> int:
-    """Choose the number of workers of a training.
-
-    Args:
-        setting: The number in the recipe. -1: the default, a worker for each core and at most 16.
-        num_images: Number of training images that are read as pixels.
-        has_gpu: Whether a GPU trains.
-
-    Returns:
-        The number of workers. By default 0 for few images, for few cores without a GPU, and for
-        little shared memory, through which workers send batches.
+    """Choose the number of workers of a training. -1: one for each core and at most 16, but 0 for few
+    images, for few cores without a GPU, and for little shared memory.
     """
-    # Linux. Elsewhere workers send batches in another way.
+    # Workers send batches through it on Linux. Elsewhere they send them in another way.
     shared_memory = "/dev/shm"
     has_memory = (
         not os.path.isdir(shared_memory)
@@ -84,37 +76,17 @@ def choose_workers(setting: int, num_images: int, *, has_gpu: bool) -> int:
 
 
 def choose_readers(setting: int | None, device: torch.device, num_images: int) -> int:
-    """Choose the number of workers that read images for an encoder.
-
-    Threads of one process read about 1,000 small images per second on 16 cores, which can be too
-    few for a GPU.
-
-    Args:
-        setting: The number, if the user sets it.
-        device: Device of the encoder.
-        num_images: Number of images.
-
-    Returns:
-        The number of workers. 0: threads read the images.
-
-    Raises:
-        VisavisError: If the setting is negative.
-    """
+    """Choose the number of workers that read images for an encoder. 0: threads read the images."""
     validate_workers(setting)
+    # Threads of one process read about 1,000 small images per second on 16 cores, which can be too
+    # few for a GPU.
     if setting is None:
         return choose_workers(-1, num_images, has_gpu=True) if device.type != "cpu" else 0
     return setting
 
 
 def validate_workers(setting: int | None) -> None:
-    """Raise VisavisError if a number of workers is negative.
-
-    Args:
-        setting: The number, if the user sets it.
-
-    Raises:
-        VisavisError: If it is negative.
-    """
+    """Raise VisavisError if a number of workers is negative."""
     if setting is not None and setting < 0:
         raise VisavisError(
             f"workers: expected an integer >= 0, got {setting}. Set 0 to read with threads."
@@ -140,16 +112,11 @@ class BatchRequest:
     seeds: np.ndarray | None
 
     def split(self, size: int) -> tuple[list[BatchRequest], np.ndarray]:
-        """Divide the images of this rank. Equal images stay together, because they are decoded
-        once. All captions are in the first part.
-
-        Args:
-            size: Number of different images in a part.
-
-        Returns:
-            The parts, and the position of each of their images in this rank's part of the batch.
+        """Divide the images of this rank into parts of ``size`` different images. Return the parts,
+        and the position of each of their images in this rank's part of the batch.
         """
-        # Images are numbered by first occurrence, so that the first part has the first images.
+        # Equal images stay together, because they are decoded once. They are numbered by their first
+        # occurrence, so that the first part has the first images.
         images = self.images[self.own_images]
         captions = self.own_captions
         _, first_positions, unique_index = np.unique(images, return_index=True, return_inverse=True)
@@ -163,6 +130,7 @@ class BatchRequest:
                 self,
                 images=images[part_positions],
                 own_images=slice(0, len(part_positions)),
+                # All captions are in the first part.
                 own_captions=slice(0, 0) if part else captions,
                 seeds=None if self.seeds is None else self.seeds[part_positions],
             )
@@ -229,19 +197,7 @@ class WorkerPool:
         )
 
     def read(self, requests: Iterable[Any], reader: int = 0) -> Iterator[Any]:
-        """Read batches in order. An earlier call that did not end is abandoned.
-
-        Args:
-            requests: Argument of the reader for each batch.
-            reader: Number of the reader.
-
-        Yields:
-            The batches.
-
-        Raises:
-            VisavisError: As the reader raises it.
-            DataError: If a worker ends unexpectedly.
-        """
+        """Read batches in order. An earlier call that did not end is abandoned."""
         # The identity of this generator marks the epoch in progress.
         numbered_requests = ((reader, request) for request in requests)
         self._sampler.requests = numbered_requests
@@ -254,6 +210,7 @@ class WorkerPool:
                 atexit.register(_close, weakref.ref(self))
                 self._closes_at_exit = True
             for content in contents:
+                # An error of the reader, see _RequestDataset.
                 if isinstance(content, VisavisError):
                     raise content
                 yield content
@@ -292,19 +249,8 @@ class WorkerPool:
 def read_in_workers(
     reader: Callable[[Any], Any], requests: Iterable[Any], workers: int
 ) -> Iterator[Any]:
-    """Read batches in worker processes, which end with the last batch.
-
-    Args:
-        reader: Function that reads a batch. It is sent to each worker, so it must be picklable.
-        requests: Argument of the reader for each batch.
-        workers: Number of processes.
-
-    Yields:
-        The batches.
-
-    Raises:
-        VisavisError: As the reader raises it.
-        DataError: If a worker ends unexpectedly.
+    """Read batches in worker processes, which end with the last batch. The reader is sent to each
+    worker, so it must be picklable.
     """
     pool = WorkerPool([reader], workers)
     try:
@@ -343,6 +289,7 @@ class _RequestSampler(Sampler[Any]):
         return iter(self.requests)
 
 
+# A function of the module, because a lambda cannot be sent to a worker.
 def _return_unchanged(content: Any) -> Any:
     return content
 
@@ -368,13 +315,12 @@ def _end_with_training() -> None:
 def start_resource_tracker() -> None:
     """Start the process with which Python removes the semaphores of killed processes, without its
     warning about them.
-
-    It prints "leaked semaphore objects" each time that a program with workers is killed, while it
-    removes them. A tracker that the program has started before stays as it is.
     """
     # Windows removes them itself.
     if sys.platform != "win32":
-        # The tracker receives the options of this interpreter.
+        # It prints "leaked semaphore objects" each time that a program with workers is killed, while
+        # it removes them. A tracker that the program has started before stays as it is. The tracker
+        # receives the options of this interpreter.
         sys.warnoptions.append("ignore:resource_tracker:UserWarning")
         try:
             with current_folder_excluded():

@@ -19,15 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from visavis.core.encoded import DIRECTIONS
 from visavis.core.errors import ShapeError
-from visavis.evaluation.feedback_metrics import JudgedQueryResult, feedback_metrics
-from visavis.evaluation.metrics.catalog import RECALLS, RSUM
+from visavis.evaluation.feedback_metrics import KS, JudgedQueryResult, feedback_metrics
+from visavis.evaluation.metrics.catalog import RSUM, SIX_RECALLS
+from visavis.evaluation.metrics.ranking import RSUM_CUTOFFS
 from visavis.evaluation.query_ranks import QueryRanks
 from visavis.evaluation.statistics import CONFIDENCE, ROUNDING_TOLERANCE, Interval, format_number
 
-KS = (1, 5, 10)
-BOOTSTRAP_METRICS = (*(metric.key(way) for way in DIRECTIONS for metric in RECALLS), RSUM.name)
+BOOTSTRAP_METRICS = (*SIX_RECALLS, RSUM.name)
 """Metrics that are resampled, in this order."""
 NUM_SAMPLES = 2000
 SAMPLES_PER_BATCH = 250
@@ -60,18 +59,7 @@ class BootstrapEstimate:
     def from_samples(
         cls, value: float, samples: np.ndarray, unit: str, num_units: int
     ) -> BootstrapEstimate:
-        """Summarize bootstrap samples.
-
-        Args:
-            value: Measured value.
-            samples: Value on each bootstrap sample, shape ``[S]``. NaN where it is undefined.
-            unit: Resampled unit.
-            num_units: Number of resampled units.
-
-        Returns:
-            The estimate.
-        """
-        # undefined samples do not count
+        """Summarize bootstrap samples ``[S]``, NaN where the value is undefined."""
         tail = (1 - CONFIDENCE) / 2
         samples = samples[np.isfinite(samples)]
         varies = bool(
@@ -88,14 +76,7 @@ class BootstrapEstimate:
         )
 
     def describe(self, metric: str) -> str:
-        """Describe an estimate of a difference in a sentence.
-
-        Args:
-            metric: Label of the metric.
-
-        Returns:
-            The sentence.
-        """
+        """Describe an estimate of a difference in a sentence."""
         difference = f"{format_number(self.value, signed=True)} {metric}"
         if self.interval is None:
             return (
@@ -126,34 +107,16 @@ class BootstrapSamples:
     metrics: Sequence[str]
 
     def value(self, row: str, metric: str = "rsum") -> BootstrapEstimate:
-        """Estimate the mean of a row over its seeds.
-
-        Args:
-            row: Name of the row.
-            metric: Name of the metric.
-
-        Returns:
-            The estimate.
-        """
+        """Estimate the mean of a row over its seeds."""
         return BootstrapEstimate.from_samples(
             *self._mean(row, set(self.measured[row]), metric), self.unit, self.num_units
         )
 
     def difference(self, a: str, b: str, metric: str = "rsum") -> BootstrapEstimate:
-        """Estimate the difference of two rows.
-
-        Args:
-            a: Name of the first row.
-            b: Name of the second row, which is subtracted.
-            metric: Name of the metric.
-
-        Returns:
-            Difference of the means over the common seeds, or over each row's own seeds if none are
-            common.
-        """
+        """Estimate the difference of two rows, a minus b."""
         seeds_a = set(self.measured[a])
         seeds_b = set(self.measured[b])
-        # Paired by seed where possible, which removes the spread that both rows share.
+        # Paired by the common seeds where possible, which removes the spread that both rows share.
         common = seeds_a & seeds_b
         value_a, samples_a = self._mean(a, common or seeds_a, metric)
         value_b, samples_b = self._mean(b, common or seeds_b, metric)
@@ -172,19 +135,7 @@ class BootstrapSamples:
 def bootstrap_images(
     rows: Mapping[str, Mapping[int, QueryRanks]], *, num_samples: int = NUM_SAMPLES, seed: int = 0
 ) -> BootstrapSamples:
-    """Resample the test images, with the same samples for all rows.
-
-    Args:
-        rows: Ranks of the queries of each run, by row and seed.
-        num_samples: Number of samples.
-        seed: Seed of the samples.
-
-    Returns:
-        Metrics of all runs, as measured and on each sample.
-
-    Raises:
-        ShapeError: If there are no runs, or the runs ranked different queries.
-    """
+    """Resample the test images, with the same samples for all rows."""
     runs = {
         f"{name}, seed {run_seed}": ranks
         for name, by_seed in rows.items()
@@ -222,7 +173,7 @@ def bootstrap_images(
                     (unit_of_image, ranks.image_ranks),
                     (unit_of_text, ranks.text_ranks),
                 )
-                for k in KS
+                for k in RSUM_CUTOFFS
             ]
             for ranks in runs.values()
         ]
@@ -232,7 +183,7 @@ def bootstrap_images(
         np.bincount(unit_of_query, minlength=num_images)
         for unit_of_query in (unit_of_image, unit_of_text)
     ]
-    trials = np.repeat(np.stack(num_queries, 1), len(KS), axis=1)  # [N, 6]
+    trials = np.repeat(np.stack(num_queries, 1), len(RSUM_CUTOFFS), axis=1)  # [N, 6]
 
     def metrics(counts: np.ndarray) -> np.ndarray:
         recalls = _hit_percentages(counts, hits, trials)  # [B, runs, 6]
@@ -247,19 +198,10 @@ def bootstrap_queries(
     num_samples: int = NUM_SAMPLES,
     seed: int = 0,
 ) -> BootstrapSamples:
-    """Resample the judged text queries, each with its pairs, with the same samples for all rows.
-
-    Args:
-        rows: Results of the judged queries, by row and seed.
-        num_samples: Number of samples.
-        seed: Seed of the samples.
-
-    Returns:
-        Metrics of all runs, as measured and on each sample. A sample without a pair has no pairwise
-        accuracy.
-    """
+    """Resample the judged text queries, each with its pairs, with the same samples for all rows."""
     runs = [queries for by_seed in rows.values() for queries in by_seed.values()]
-    trials = np.array([[1.0, 1.0, 1.0, query.num_pairs] for query in runs[0]])  # [N, 4]
+    # [N, 4]: one query for each recall, and the judged pairs for the pairwise accuracy.
+    trials = np.array([[*[1.0] * len(KS), query.num_pairs] for query in runs[0]])
     hits = np.array(
         [
             [[query.rank <= k for query in queries] for k in KS]
@@ -289,9 +231,7 @@ def _resample(
     seed: int,
 ) -> BootstrapSamples:
     """Sample units with replacement, in batches of samples, and compute the metrics of each sample.
-
-    ``metrics`` maps how often each sample contains each unit ``[B, N]`` to metrics ``[B, runs,
-    M]``.
+    ``metrics`` maps how often each sample contains each unit ``[B, N]`` to ``[B, runs, M]``.
     """
     random = np.random.default_rng(seed)
     samples = []
@@ -319,12 +259,9 @@ def _resample(
 
 
 def _hit_percentages(counts: np.ndarray, hits: np.ndarray, trials: np.ndarray) -> np.ndarray:
-    """Hits in percent of the trials ``[B, runs, M]``, with unit n counted ``counts[b, n]`` times.
-    NaN without trials.
-
-    Shapes: ``counts`` ``[B, N]``, ``hits`` ``[runs, M, N]``, ``trials`` ``[N, M]``.
+    """Hits ``[runs, M, N]`` in percent of the trials ``[N, M]``, with unit n counted ``counts[b, n]``
+    times: ``[B, runs, M]``. NaN without trials.
     """
-    # [B, runs, M]
     num_hits = (counts @ hits.reshape(-1, hits.shape[-1]).T).reshape(len(counts), *hits.shape[:2])
     num_trials = np.broadcast_to((counts @ trials)[:, None], num_hits.shape)
     return 100 * np.divide(

@@ -101,11 +101,7 @@ class ZeroShotResult(Result):
         return [*tables[:-1], replace(tables[-1], notes=note)]
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain values.
-
-        Returns:
-            The protocol, each accuracy with its interval, and the classes.
-        """
+        """Convert to plain values."""
         estimates = {
             name: {
                 "value": estimate.value,
@@ -125,37 +121,17 @@ class ZeroShotResult(Result):
 
 
 def class_vectors(prompts: Tensor) -> Tensor:
-    """Combine the prompts of each class into one vector: the mean of the unit vectors, as CLIP does.
-
-    Args:
-        prompts: Vectors of the prompts, shape ``[classes, templates, D]``.
-
-    Returns:
-        Unit vectors, shape ``[classes, D]``.
-
-    Source:
-        Radford et al., CLIP (2021), section 3.1.4. CLIP_benchmark has the same rule.
-    """
+    """Combine prompts ``[classes, templates, D]`` into a unit vector per class, ``[classes, D]``."""
+    # The mean of unit vectors: Radford et al., CLIP (2021), section 3.1.4. CLIP_benchmark has the
+    # same rule.
     return unit_rows(unit_rows(prompts).mean(1))
 
 
 def zero_shot_accuracy(
     scores: Tensor, labels: Tensor, classes: Sequence[str], protocol: str, seed: int = 0
 ) -> ZeroShotResult:
-    """Compute accuracies from the scores of images and classes. A tie counts against the model.
-
-    Args:
-        scores: Scores, shape ``[images, classes]``.
-        labels: Class of each image, shape ``[images]``. Each class has an image.
-        classes: Names of the classes.
-        protocol: Description of the evaluation.
-        seed: Seed of the bootstrap samples.
-
-    Returns:
-        The accuracies. Intervals resample the images of each class.
-
-    Raises:
-        DataError: If a score is NaN.
+    """Compute accuracies from scores ``[images, classes]`` and the class of each image. A tie counts
+    against the model, and each class has an image.
     """
     raise_on_invalid_row(
         scores.isnan(), "scores of image {}: expected numbers, got NaN. Check the model."
@@ -163,6 +139,7 @@ def zero_shot_accuracy(
     targets = Targets(query_ids=labels, candidate_ids=torch.arange(len(classes)))
     # Rank of the own class, from 1.
     ranks = best_ranks(scores, targets).numpy()
+    # The best-scored other class.
     others = scores.scatter(1, labels[:, None], float("-inf")).argmax(1).numpy()
     of_class = labels.numpy()
     sizes = np.bincount(labels.numpy(), minlength=len(classes))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from visavis.core.blocking import Score, ScoreCost
-from visavis.core.encoded import Encoded, EncodedBatches
+from visavis.core.encoded import Encoded, RaggedItems
 from visavis.core.errors import ShapeError, SpecError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.process_group import ONE_PROCESS, ProcessGroup
@@ -84,7 +84,15 @@ def evaluate(
         )
     protocol.validate(image_ids, text_ids)
     _check_ids(visual, text, image_ids, text_ids)
-    keys = _keys_of(protocol, keys, len(text_ids))
+    text_keys = None
+    if protocol.equal_texts != "negatives":
+        if keys is None or len(keys) != len(text_ids):
+            raise ShapeError(
+                "keys: expected one number per text, because equal texts of protocol "
+                f"{protocol.name} are positives, got {'none' if keys is None else len(keys)} for "
+                f"{len(text_ids)}. Pass keys=text_keys(texts)."
+            )
+        text_keys = to_id_tensor(keys, "keys").cpu()
     folds = protocol.split_folds(image_ids, text_ids)
     rankings = [
         rank_by_tiles(
@@ -94,7 +102,7 @@ def evaluate(
             image_ids[images],
             text_ids[texts],
             targets=pair_targets(
-                image_ids[images], text_ids[texts], None if keys is None else keys[texts]
+                image_ids[images], text_ids[texts], None if text_keys is None else text_keys[texts]
             ),
             ties=ties,
             memory=memory,
@@ -174,26 +182,13 @@ def _merge_folds(
     return queries[order], ranks[order], top_candidates[order]
 
 
-def _keys_of(protocol: Protocol, keys: Ids | None, num_texts: int) -> Tensor | None:
-    """The keys of the texts. None: the equal texts of the protocol are negatives."""
-    if protocol.equal_texts == "negatives":
-        return None
-    if keys is None or len(keys) != num_texts:
-        raise ShapeError(
-            f"keys: expected one number per text, because equal texts of protocol {protocol.name} "
-            f"are positives, got {'none' if keys is None else len(keys)} for {num_texts}. Pass "
-            "keys=text_keys(texts)."
-        )
-    return to_id_tensor(keys, "keys").cpu()
-
-
 def _check_ids(visual: Encoded, text: Encoded, image_ids: Tensor, text_ids: Tensor) -> None:
     """Check that there is one id per item, and that each image has a text and each text an image."""
     for encoded, ids in ((visual, image_ids), (text, text_ids)):
-        # A part with more rows than items would be read in part. The blocks of a batch are joined
-        # from parts of equal length.
-        is_batch = isinstance(encoded, EncodedBatches)
-        lengths = [len(encoded)] if is_batch else [len(part) for part in encoded.tensors]
+        # A part with more rows than items would be read in part. Ragged items are selected from
+        # each part by the same index.
+        is_ragged = isinstance(encoded, RaggedItems)
+        lengths = [len(encoded)] if is_ragged else [len(part) for part in encoded.tensors]
         if set(lengths) != {len(ids)}:
             raise ShapeError(
                 f"ids: expected one per row of the encoded items, got {len(ids)} for "

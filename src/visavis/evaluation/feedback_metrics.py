@@ -91,14 +91,7 @@ def pairwise_accuracy(results: Sequence[JudgedQueryResult]) -> float | None:
 
 
 def feedback_metrics(results: Sequence[JudgedQueryResult]) -> dict[str, float | None]:
-    """Compute recall and pairwise accuracy.
-
-    Args:
-        results: Result of each query.
-
-    Returns:
-        Values in percent, by the keys of `FeedbackTest.labels`.
-    """
+    """Compute recall and pairwise accuracy."""
     return {f"judged_r{k}": value for k, value in recall_by_k(results).items()} | {
         PAIRWISE_ACCURACY_KEY: pairwise_accuracy(results)
     }

@@ -233,18 +233,7 @@ CATALOG: tuple[Protocol, ...] = (
 
 
 def get_protocol(protocol: str | Protocol) -> Protocol:
-    """Look up a protocol of the CATALOG.
-
-    Args:
-        protocol: A name, also with ``+equal-texts`` at its end or as a result states it (see
-            `Protocol.describe`), or a protocol, which is returned as it is.
-
-    Returns:
-        The protocol.
-
-    Raises:
-        SpecError: If the name is unknown.
-    """
+    """Look up a protocol by its name, also with ``+equal-texts`` or as a result states it."""
     if isinstance(protocol, Protocol):
         return protocol
     by_name = {entry.name: entry for entry in CATALOG}
@@ -260,14 +249,7 @@ def get_protocol(protocol: str | Protocol) -> Protocol:
 
 
 def get_protocols(protocols: str | Protocol | Sequence[str | Protocol]) -> list[Protocol]:
-    """Look up one or several protocols.
-
-    Args:
-        protocols: Names or protocols.
-
-    Returns:
-        The protocols.
-    """
+    """Look up one or several protocols."""
     return [
         get_protocol(protocol)
         for protocol in ([protocols] if isinstance(protocols, str | Protocol) else protocols)
@@ -275,16 +257,8 @@ def get_protocols(protocols: str | Protocol | Sequence[str | Protocol]) -> list[
 
 
 def pair_targets(image_ids: Tensor, text_ids: Tensor, keys: Tensor | None = None) -> Targets:
-    """Make the targets of images against texts.
-
-    Args:
-        image_ids: One id per image, shape ``[V]``. -1: an image without a text.
-        text_ids: One id per text, shape ``[T]``. -1: a text without an image.
-        keys: Number of each different text, see `visavis.data.equal_texts.text_keys`. An image is then a positive of all
-            texts that are equal to one of its own. None: of its own texts.
-
-    Returns:
-        The targets.
+    """Make the targets of images against texts, ``[V, T]``. An id of -1 has no partner. With the keys
+    of the texts, an image is a positive of all texts that are equal to one of its own.
     """
     # Items without a partner get an id that no other item has.
     ids = torch.cat([image_ids, text_ids])

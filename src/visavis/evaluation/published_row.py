@@ -72,11 +72,7 @@ class PublishedRow:
         return f"{self.paper}/{self.table}/{self.row}"
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON values.
-
-        Returns:
-            The fields, and means by key with standard deviations under the key plus ``_std``.
-        """
+        """Convert to JSON values."""
         means = {key: mean for key, (mean, _) in self.values.items()}
         stds = {f"{key}_std": std for key, (_, std) in self.values.items() if std is not None}
         described = {
@@ -87,29 +83,14 @@ class PublishedRow:
         return described | {"published": means | stds}
 
     def differences(self, reached: Mapping[str, float | None]) -> list[MetricDifference]:
-        """Compare a result with the row.
-
-        Args:
-            reached: Metrics of the result by key.
-
-        Returns:
-            One comparison for each published metric.
-        """
+        """Compare a result with the row."""
         return [
             MetricDifference(key, mean, std, reached.get(key))
             for key, (mean, std) in self.values.items()
         ]
 
     def comparison_table(self, reached: Mapping[str, float | None], protocol: str) -> Table:
-        """Make a table of published and reached values, with remarks about the row.
-
-        Args:
-            reached: Metrics of the result by key.
-            protocol: Protocol of the result.
-
-        Returns:
-            The table.
-        """
+        """Make a table of published and reached values, with remarks about the row."""
         rows = [
             tuple(comparison_cells(each.key, each.published, each.std, each.reached))
             for each in self.differences(reached)
@@ -156,11 +137,7 @@ class MetricDifference:
         return None if self.reached is None else self.reached - self.published
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON values.
-
-        Returns:
-            Published mean, standard deviation if published, reached value and difference.
-        """
+        """Convert to JSON values."""
         std = {} if self.std is None else {"std": self.std}
         return {
             "published": self.published,
@@ -171,31 +148,14 @@ class MetricDifference:
 
 
 def find_metric(key: str) -> Metric:
-    """Find the metric of a key in results, where K is a number.
-
-    Args:
-        key: Key in results.
-
-    Returns:
-        The metric.
-
-    Raises:
-        KeyError: If the key is unknown.
-    """
+    """Find the metric of a key in results, where K is a number."""
     by_key = {metric.name: metric for metric in (*CATALOG, *own_metrics())}
     # Keys of the catalog with a number have "K" in its place, such as i2t_cs_at_K.
     return by_key[key] if key in by_key else by_key[re.sub(r"(_at_)\d+", r"\1K", key)]
 
 
 def metric_label(key: str) -> str:
-    """Return the label of a metric, or of a measure of contributing samples, in tables.
-
-    Args:
-        key: Key in results.
-
-    Returns:
-        The label, without direction.
-    """
+    """Return the label of a metric, or of a measure of contributing samples, in tables."""
     if (measure := key.partition("_")[2]) in MEASURES:
         return MEASURES[measure]
     number = re.search(r"_at_(\d+)", key)
@@ -203,26 +163,12 @@ def metric_label(key: str) -> str:
 
 
 def metric_title(key: str) -> str:
-    """Return the label of a metric with its direction.
-
-    Args:
-        key: Key in results.
-    """
+    """Return the label of a metric with its direction."""
     return f"{DIRECTIONS.get(key.partition('_')[0], '')} {metric_label(key)}".strip()
 
 
 def format_metric(key: str, value: float, std: float | None = None, *, sign: str = "") -> str:
-    """Format a value and its standard deviation with the digits of their unit.
-
-    Args:
-        key: Key in results.
-        value: Value, or difference of two values.
-        std: Standard deviation.
-        sign: "+" for a difference.
-
-    Returns:
-        A text such as ``61.2 ± 0.4``.
-    """
+    """Format a value and its standard deviation with the digits of their unit: ``61.2 ± 0.4``."""
     digits = (
         2
         if key.partition("_")[2] in MEASURES
@@ -240,18 +186,7 @@ def comparison_cells(
     reached: float | None,
     reached_std: float | None = None,
 ) -> list[str]:
-    """Format a published and a reached value as a line of a table.
-
-    Args:
-        key: Key in results.
-        published: Published value.
-        std: Published standard deviation.
-        reached: Reached value. None: not measured.
-        reached_std: Standard deviation of the reached value.
-
-    Returns:
-        Title of the metric, published value, reached value and difference.
-    """
+    """Format a line of a table: title, published and reached value, and their difference."""
     start = [metric_title(key), format_metric(key, published, std)]
     if reached is None:
         return [*start, "-", "-"]

@@ -12,6 +12,9 @@ import torch
 from visavis.core import storage
 from visavis.core.errors import RunError, ShapeError
 
+RANK_TYPES = (torch.int32, torch.int64, torch.float32, torch.float64)
+"""Types of ranks and ids in a file."""
+
 
 @dataclass(frozen=True, eq=False)
 class QueryRanks:
@@ -39,12 +42,7 @@ class QueryRanks:
 
 
 def write_query_ranks(path: str | Path, ranks: Mapping[str, QueryRanks]) -> None:
-    """Write the ranks of several protocols to one safetensors file.
-
-    Args:
-        path: The file.
-        ranks: Ranks by protocol.
-    """
+    """Write the ranks of several protocols to one safetensors file."""
     tensors = {}
     for protocol, query_ranks in ranks.items():
         for name, numbers in vars(query_ranks).items():
@@ -57,19 +55,15 @@ def write_query_ranks(path: str | Path, ranks: Mapping[str, QueryRanks]) -> None
 
 
 def read_query_ranks(path: str | Path) -> dict[str, QueryRanks]:
-    """Read the ranks of several protocols.
-
-    Args:
-        path: The file.
-
-    Returns:
-        Ranks by protocol.
-
-    Raises:
-        RunError: If the file holds no ranks.
-    """
+    """Read the ranks of several protocols."""
     by_protocol: dict[str, dict[str, np.ndarray]] = {}
     for name, tensor in storage.read_tensors(path, error=RunError).items():
+        if tensor.dtype not in RANK_TYPES:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise RunError(
+                f"{path}: expected ranks as integers or floating-point numbers, got {kind} in "
+                f"{name}. Evaluate the run again."
+            )
         protocol, _, field = name.rpartition("/")  # protocol names may have slashes
         by_protocol.setdefault(protocol, {})[field] = tensor.numpy()
     expected = {field.name for field in fields(QueryRanks)}

@@ -13,15 +13,13 @@ from torch import Tensor
 from visavis.core.encoded import DIRECTIONS
 from visavis.core.result import Result, flat_record
 from visavis.core.table import Column, Row, Table
-from visavis.evaluation.metrics.catalog import equivalent_measures
+from visavis.evaluation.metrics.catalog import RECALLS, equivalent_measures
 from visavis.evaluation.metrics.ranking import TIES_IN_WORDS
 from visavis.evaluation.published_row import PublishedRow, format_metric, metric_title
 from visavis.evaluation.query_ranks import QueryRanks
 
 RECALL_COLUMNS = {
-    "r1": Column("R@1", ".1f"),
-    "r5": Column("R@5", ".1f"),
-    "r10": Column("R@10", ".1f"),
+    **{metric.name: Column(metric.label, ".1f") for metric in RECALLS},
     "medr": Column("median rank", ".0f"),
     "meanr": Column("mean rank", ".1f"),
 }

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from visavis.core.blocking import Score, checked_scores, chunk_slices
+from visavis.core.blocking import Score, checked_scores
 from visavis.core.encoded import Direction, Encoded
 from visavis.core.errors import DataError
-from visavis.core.memory_budget import MemoryLimit
+from visavis.core.memory_budget import MemoryLimit, chunk_slices
 from visavis.core.process_group import ONE_PROCESS, ProcessGroup
 from visavis.evaluation.metrics.ranking import (
     Ties,
@@ -127,34 +127,18 @@ def rank_by_tiles(
     max_tile: tuple[int, int] | None = None,
     group: ProcessGroup = ONE_PROCESS,
 ) -> tuple[RankedQueries, RankedQueries]:
-    """Rank all texts for each image and all images for each text.
-
-    Args:
-        visual: Encoded images.
-        text: Encoded texts.
-        score: ``score(visual[rows], text[columns]) -> [rows, columns]``. A two-stage or
-            directed score orders the candidates of each direction differently, so it is computed
-            by rows, once per direction.
-        image_ids: One id per image, shape ``[V]``. Equal ids belong together.
-        text_ids: One id per text, shape ``[T]``.
-        targets: Targets of the images against all texts, by ids or by a relation. None: equal ids
-            are positives.
-        ties: How candidates with the score of a positive count.
-        memory: Memory of a tile. It never changes the result.
-        max_tile: Largest number of images and texts that are scored at once. None: from the memory.
-        group: Processes that share out the tiles. Each holds all items and receives all ranks.
-
-    Returns:
-        Ranks of the images as queries and of the texts as queries. An item without a positive is
-        only a candidate.
-
-    Raises:
-        DataError: If a score is NaN.
+    """Rank all texts for each image and all images for each text. An item without a positive is only
+    a candidate.
     """
     if targets is None:
         targets = Targets(query_ids=image_ids, candidate_ids=text_ids)
-    image, text_of_pair = _all_pairs(targets)
+    # The image and the text of all positive pairs, [P].
+    if targets.relation is None:
+        image, text_of_pair = targets.positive_pairs([])
+    else:
+        image, text_of_pair = targets.relation.unique(dim=0).T
     if isinstance(score, TwoStageScore | DirectedScore):
+        # These order the candidates of each direction differently.
         images = image.unique()
         texts = text_of_pair.unique()
         by_images = rank_by_rows(
@@ -212,20 +196,7 @@ def rank_by_rows(
     ties: Ties = "pessimistic",
     memory: MemoryLimit = None,
 ) -> RankedQueries:
-    """Rank the candidates of one direction by blocks of queries, with positives of any relation.
-
-    Args:
-        visual: Encoded images.
-        text: Encoded texts.
-        score: Score function.
-        targets: Targets of the queries against all candidates.
-        direction: "i2t": the images are the queries. "t2i": the texts are.
-        ties: How candidates with the score of a positive count.
-        memory: Memory of a block. It never changes the result.
-
-    Returns:
-        Ranks of the queries.
-    """
+    """Rank the candidates of one direction by blocks of queries, with positives of any relation."""
     # One entry for each block of queries.
     ranks = []
     positive_scores = []
@@ -249,16 +220,7 @@ def rank_by_rows(
 
 
 def stack_rows(blocks: list[Tensor], padding: float) -> Tensor:
-    """Concatenate rows of different lengths.
-
-    Args:
-        blocks: Rows of one length each, ``[Q, L]``.
-        padding: Value after shorter rows.
-
-    Returns:
-        All rows, as long as the longest.
-    """
-    # the largest number of positives differs between blocks
+    """Concatenate blocks of rows ``[Q, L]`` whose lengths L differ."""
     width = max(block.shape[1] for block in blocks)
     return torch.cat([pad(block, (0, width - block.shape[1]), value=padding) for block in blocks])
 
@@ -272,18 +234,7 @@ def iter_score_rows(
     *,
     memory: MemoryLimit = None,
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Score blocks of queries against all candidates. Equal candidates have equal scores.
-
-    Args:
-        visual: Encoded images.
-        text: Encoded texts.
-        score: Score function.
-        direction: "i2t": the images are the queries. "t2i": the texts are.
-        memory: Memory of a block.
-
-    Yields:
-        The queries of a block and their scores ``[R, C]``.
-    """
+    """Score blocks of queries against all candidates, ``[R, C]``. Equal candidates have equal scores."""
     (kind, queries), (_, candidates) = (("image", visual), ("text", text))[
         :: 1 if direction == "i2t" else -1
     ]
@@ -300,14 +251,6 @@ def iter_score_rows(
         raise_on_invalid_row(block.isnan(), message, range(len(queries))[rows])
         # Back to all candidates: [R, distinct] to [R, C].
         yield rows, block.cpu()[:, side.index]
-
-
-def _all_pairs(targets: Targets) -> tuple[Tensor, Tensor]:
-    """The query and the candidate of all positive pairs, ``[P]`` each."""
-    if targets.relation is None:
-        return targets.positive_pairs([])
-    query, candidate = targets.relation.unique(dim=0).T
-    return query, candidate
 
 
 class _PositivePairs(NamedTuple):
@@ -413,13 +356,8 @@ class _RankCounter:
         """Ranks of the queries."""
         num_positives = torch.bincount(self.pairs.query, minlength=len(self.hardest))
         ranks = ranks_from_counts(self.num_before, self.positive_scores, num_positives, self.ties)
-        top_candidates = self.candidates.items[self._top_candidates()]
-        queries = num_positives.nonzero()[:, 0]
-        columns = ranks, top_candidates, self.positive_scores, self.hardest
-        return RankedQueries(queries, *(values[queries] for values in columns))
-
-    def _top_candidates(self) -> Tensor:
-        """The distinct candidate with the highest score, ``[Q]``, of equal ones the first."""
+        # The distinct candidate with the highest score, [Q], of equal ones the first: the first of
+        # the best positives, or the hardest negative.
         query, candidate, scores = self.pairs
         best = self.positive_scores[:, 0]
         is_best = scores == best[query]
@@ -428,7 +366,11 @@ class _RankCounter:
         is_positive = (best > self.hardest) | (
             (best == self.hardest) & (first < self.hardest_candidate)
         )
-        return torch.where(is_positive, first, self.hardest_candidate)
+        top = torch.where(is_positive, first, self.hardest_candidate)
+        top_candidates = self.candidates.items[top]
+        queries = num_positives.nonzero()[:, 0]
+        columns = ranks, top_candidates, self.positive_scores, self.hardest
+        return RankedQueries(queries, *(values[queries] for values in columns))
 
 
 @dataclass(frozen=True, eq=False)
@@ -521,20 +463,14 @@ class _ScoreTiles:
                             f"score of image {image} and text {item}: expected a number, got NaN. "
                             "Check the model and its features."
                         )
+                # The same memory for all tiles. Fresh memory for each of them would cost as much time
+                # as the count.
+                buffer = self.buffer
+                if buffer is None or (buffer.shape, buffer.dtype) != (block.shape, block.dtype):
+                    self.buffer = buffer = torch.empty_like(block)
                 rows = images.index[self.pair_image[pairs]] - images.cuts[row_tile]
                 columns = texts.index[self.pair_text[pairs]] - texts.cuts[column_tile]
-                yield _ScoredTile(
-                    block, self._buffer_like(block), (row_tile, column_tile), pairs, rows, columns
-                )
-
-    def _buffer_like(self, scores: Tensor) -> Tensor:
-        """Memory like the scores, the same one for all tiles. Fresh memory for each of them would
-        cost as much time as the count.
-        """
-        buffer = self.buffer
-        if buffer is None or (buffer.shape, buffer.dtype) != (scores.shape, scores.dtype):
-            self.buffer = buffer = torch.empty_like(scores)
-        return buffer
+                yield _ScoredTile(block, buffer, (row_tile, column_tile), pairs, rows, columns)
 
 
 def _split_side(encoded: Encoded, ids: Tensor, max_items: int) -> _Side:
@@ -556,12 +492,10 @@ def _split_side(encoded: Encoded, ids: Tensor, max_items: int) -> _Side:
 def _first_copies(encoded: Encoded, order: Tensor) -> Tensor:
     """For each item the first one in an order that is bit-identical, except for zero padding,
     ``[N]``.
-
-    A sum of the first bytes with pseudorandom weights, 8 bytes at once, is unequal for most
-    different items, and a sum of all bytes for almost all of the others. Only items with equal sums
-    are compared by all their bytes.
     """
     candidates = torch.arange(len(encoded))
+    # A sum of the first bytes with pseudorandom weights, 8 bytes at once, is unequal for most
+    # different items, and a sum of all bytes for almost all of the others.
     for max_bytes in (FIRST_BYTES, None):
         sums = _content_sums(encoded, candidates, max_bytes)
         _, group, sizes = sums.unique(return_inverse=True, return_counts=True)
@@ -569,6 +503,7 @@ def _first_copies(encoded: Encoded, order: Tensor) -> Tensor:
         if not len(candidates):
             break
     originals = torch.arange(len(encoded))
+    # Only items with equal sums are compared by all their bytes.
     candidates = order[torch.isin(order, candidates)]
     first_by_content: dict[tuple[bytes, ...], int] = {}
     for item in candidates.tolist():
@@ -579,9 +514,8 @@ def _first_copies(encoded: Encoded, order: Tensor) -> Tensor:
 
 
 def _content_sums(encoded: Encoded, selected: Tensor, max_bytes: int | None) -> Tensor:
-    """Sums of the bytes of the selected items, in ascending order, with weights, modulo 2^64.
-
-    Padding is 0 and adds nothing.
+    """Weighted sums of the bytes of the selected items, in ascending order, modulo 2^64. Padding is 0
+    and adds nothing.
     """
     sums = torch.zeros(len(encoded), dtype=torch.long)
     is_selected = torch.zeros(len(encoded), dtype=torch.bool)

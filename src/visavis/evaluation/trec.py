@@ -67,16 +67,8 @@ class TrecRankings:
 def top_candidates(
     scores: Tensor, relevance: Tensor, top: int = MAX_CANDIDATES
 ) -> tuple[Tensor, Tensor]:
-    """Select the best candidates of each query. Of candidates with equal scores, the less relevant
-    comes first.
-
-    Args:
-        scores: Scores, shape ``[Q, C]``.
-        relevance: Relevance, shape ``[Q, C]``.
-        top: Number of candidates per query.
-
-    Returns:
-        Candidates and their strictly falling scores, shape ``[Q, top]`` each.
+    """Select the best candidates of each query ``[Q, top]``, with strictly falling scores. Of
+    candidates with equal scores, the less relevant comes first.
     """
     scores = scores.double()  # exact for float32
     top = min(top, scores.shape[1])
@@ -132,20 +124,7 @@ def trec_rankings(
     top: int = MAX_CANDIDATES,
     memory: MemoryLimit = None,
 ) -> dict[Direction, TrecRankings]:
-    """Rank the candidates of each part.
-
-    Args:
-        visual: Encoded images.
-        text: Encoded texts.
-        score: Score function.
-        names: Names of the images ("image") and of the texts ("text").
-        parts: The parts of each direction.
-        top: Number of candidates per query.
-        memory: Memory for blocks of scores.
-
-    Returns:
-        Rankings by direction.
-    """
+    """Rank the candidates of each part, with the names of the images ("image") and texts ("text")."""
     escaped = {kind: escape_names(of_kind) for kind, of_kind in names.items()}
     rankings: dict[Direction, TrecRankings] = {}
     for direction, ranked_parts in parts.items():
@@ -188,17 +167,6 @@ def trec_rankings(
 def write_trec(folder: str | Path, tag: str, lists: dict[Direction, TrecRankings]) -> list[Path]:
     """Write ``TAG.i2t.run`` and ``TAG.t2i.run``, and the ``i2t.qrels`` and ``t2i.qrels`` that all
     runs on the same queries share.
-
-    Args:
-        folder: Folder of the files.
-        tag: Name of the run.
-        lists: Rankings by direction.
-
-    Returns:
-        Paths of the files.
-
-    Raises:
-        RefusedOverwrite: If a run file of this tag, or qrels of other queries, exist.
     """
     folder = Path(folder)
     stem = re.sub(r"[^\w.+=-]+", "_", tag)

@@ -18,7 +18,7 @@ from visavis.data.images import decode_image
 from visavis.models.retriever import Retriever
 from visavis.retrieval.items import NO_FILTER, ItemFilter
 from visavis.retrieval.open_index import SharedIndex
-from visavis.retrieval.search import SearchQuery, SearchResult, parse_query
+from visavis.retrieval.search import SearchQuery, parse_query
 
 with requires_extra("llama-index", "visavis.integrations.llama_index"):
     from llama_index.core.base.base_retriever import BaseRetriever
@@ -62,30 +62,32 @@ class VisavisIndexRetriever(BaseRetriever):
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         text = query_bundle.query_str
         image = query_bundle.image_path
+        # A query with an image needs no text.
         texts = parse_query(text) or (() if image else ((1.0, text),))
         query = SearchQuery(texts, images=((1.0, image),) if image else ())
         results = self._opened.search(query, self.similarity_top_k, self.item_filter)
-        return [NodeWithScore(node=_to_node(result), score=result.score) for result in results]
+        nodes = []
+        for result in results:
+            metadata = {name: value for name, value in result.to_json().items() if name != "score"}
+            node: dict[str, Any] = {
+                "id_": result.key,
+                "text": result.item.text,
+                # Language models get the text and the name, and the image of an ImageNode.
+                "metadata": metadata,
+                "excluded_embed_metadata_keys": list(metadata),
+                "excluded_llm_metadata_keys": [name for name in metadata if name != "name"],
+            }
+            location = None if result.image is None else result.image.location
+            # LlamaIndex reads whole files, not parts of archives.
+            if result.item.kind == "image" and location is not None and location.size is None:
+                content: TextNode = ImageNode(image_path=str(location.path), **node)
+            else:
+                content = TextNode(**node)
+            nodes.append(NodeWithScore(node=content, score=result.score))
+        return nodes
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return await asyncio.to_thread(self._retrieve, query_bundle)
-
-
-def _to_node(result: SearchResult) -> TextNode:
-    """A result as a node. Language models get its text and name, and the image of an image."""
-    metadata = {name: value for name, value in result.to_json().items() if name != "score"}
-    node: dict[str, Any] = {
-        "id_": result.key,
-        "text": result.item.text,
-        "metadata": metadata,
-        "excluded_embed_metadata_keys": list(metadata),
-        "excluded_llm_metadata_keys": [name for name in metadata if name != "name"],
-    }
-    location = None if result.image is None else result.image.location
-    # LlamaIndex reads whole files, not parts of archives.
-    if result.item.kind == "image" and location is not None and location.size is None:
-        return ImageNode(image_path=str(location.path), **node)
-    return TextNode(**node)
 
 
 class VisavisEmbedding(MultiModalEmbedding):
@@ -129,6 +131,7 @@ class VisavisEmbedding(MultiModalEmbedding):
     def _get_image_embedding(self, img_file_path: Any) -> list[float]:
         return self._get_image_embeddings([img_file_path])[0]
 
+    # In threads, because a model would block the event loop.
     async def _aget_text_embeddings(self, texts: list[str]) -> list[list[float]]:
         return await asyncio.to_thread(self._get_text_embeddings, texts)
 

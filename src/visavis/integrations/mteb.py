@@ -129,43 +129,38 @@ class MtebEncoder:
         ):
             from mteb.models.modality_collators import FramesCollator
 
+            # Frames at the rate of the model, or a number of frames of each video.
             inputs.collate_fn = FramesCollator(
                 fps=self.frames_per_second or None, num_frames=self.num_frames or None
             )
-        return torch.cat(
-            [
-                self._encode_items(items)
-                for items in _group_items(inputs, batch_size or self.model.batch_size)
-            ]
-        )
-
-    def _encode_items(self, items: dict[str, list[Any]]) -> Tensor:
-        vectors = []
-        if "text" in items:
-            # Benchmarks have empty documents. Their zero vectors match nothing.
-            is_empty = torch.tensor([not text.strip() for text in items["text"]])
-            known = self.model.processor.known_text
-            texts = [text if text.strip() else known for text in items["text"]]
-            vectors.append(self.model.encode_texts(texts).masked_fill(is_empty[:, None], 0.0))
-        if "image" in items:
-            vectors.append(self.model.encode_images(items["image"]))
-        if "video" in items and self.frames_per_second:
-            clips = [[_to_image(frame) for frame in clip] for clip in items["video"]]
-            vectors.append(self.model.to_unit_rows(self.model.encode_visual(clips)))
-        elif "video" in items and self.num_frames:
-            frames = self.model.encode_images([frame for clip in items["video"] for frame in clip])
-            vectors.append(
-                torch.stack(
-                    [clip.mean(0) for clip in frames.split([len(clip) for clip in items["video"]])]
+        encoded = []
+        for items in _group_items(inputs, batch_size or self.model.batch_size):
+            vectors = []
+            if "text" in items:
+                # Benchmarks have empty documents. Their zero vectors match nothing.
+                is_empty = torch.tensor([not text.strip() for text in items["text"]])
+                known = self.model.processor.known_text
+                texts = [text if text.strip() else known for text in items["text"]]
+                vectors.append(self.model.encode_texts(texts).masked_fill(is_empty[:, None], 0.0))
+            if "image" in items:
+                vectors.append(self.model.encode_images(items["image"]))
+            if "video" in items and self.frames_per_second:
+                clips = [[_to_image(frame) for frame in clip] for clip in items["video"]]
+                vectors.append(self.model.to_unit_rows(self.model.encode_visual(clips)))
+            elif "video" in items and self.num_frames:
+                # A model of images encodes all frames at once. A clip is the mean of its frames.
+                clips = items["video"]
+                frames = self.model.encode_images([frame for clip in clips for frame in clip])
+                parts = frames.split([len(clip) for clip in clips])
+                vectors.append(torch.stack([part.mean(0) for part in parts]))
+            if not vectors:
+                raise DataError(
+                    f"{self.mteb_model_meta.name}: expected texts or images, got "
+                    f"{', '.join(items) or 'other columns'}. Choose another task."
                 )
-            )
-        if not vectors:
-            raise DataError(
-                f"{self.mteb_model_meta.name}: expected texts or images, got "
-                f"{', '.join(items) or 'other columns'}. Choose another task."
-            )
-        # [N, D]: the sum of the vectors of an item of several modalities.
-        return torch.stack(vectors).sum(0)
+            # [N, D]: the sum of the vectors of an item of several modalities.
+            encoded.append(torch.stack(vectors).sum(0))
+        return torch.cat(encoded)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
         """Compute the cosines of all pairs.
@@ -222,48 +217,8 @@ def _to_image(frame: Tensor) -> Any:
     return Image.fromarray(torch.as_tensor(frame).permute(1, 2, 0).contiguous().numpy())
 
 
-def find_tasks(names: Sequence[Any]) -> list[Any]:
-    """Find tasks of mteb.
-
-    Args:
-        names: Names of tasks or of benchmarks, such as ``MIEB(lite)``, or tasks.
-
-    Returns:
-        The tasks.
-
-    Raises:
-        MissingExtra: If mteb is not installed.
-        VisavisError: If a name is unknown.
-    """
-    with requires_extra("mteb", "visavis mteb"):
-        import mteb
-    tasks: list[Any] = []
-    for name in names:
-        if isinstance(name, mteb.AbsTask):
-            tasks.append(name)
-            continue
-        try:
-            tasks.append(mteb.get_task(name))
-        except KeyError:
-            try:
-                tasks += mteb.get_benchmark(name).tasks
-            except KeyError:
-                raise VisavisError(
-                    f"tasks: expected the name of a task or benchmark of mteb, got {name!r}. "
-                    "List them with mteb available-tasks and mteb available-benchmarks."
-                ) from None
-    return tasks
-
-
 def check_output(folder: Path) -> None:
-    """Check that a folder is new, or has results of mteb only.
-
-    Args:
-        folder: Folder of the results.
-
-    Raises:
-        RefusedOverwrite: If it has other content.
-    """
+    """Check that a folder is new, or has results of mteb only."""
     if os.path.isdir(folder) and (
         other := [file.name for file in folder.iterdir() if file.name != RESULTS_FOLDER]
     ):
@@ -274,25 +229,27 @@ def check_output(folder: Path) -> None:
 
 
 def run_tasks(model: Any, name: str, tasks: Sequence[Any], folder: Path) -> MtebReport:
-    """Evaluate a model on tasks of mteb. Finished tasks of the same model are read from the folder.
-
-    Args:
-        model: A Retriever.
-        name: Name of the model in mteb.
-        tasks: Names or tasks, see `find_tasks`.
-        folder: Folder of mteb's results.
-
-    Returns:
-        The results.
-
-    Raises:
-        DataError: If the data of a task cannot be loaded.
-        VisavisError: If a name is unknown, or the model cannot read the items of a task.
+    """Evaluate a model on tasks, or names of tasks or benchmarks such as ``MIEB(lite)``, of mteb.
+    Finished tasks of the same model are read from the folder.
     """
-    selected = find_tasks(tasks)
+    with requires_extra("mteb", "visavis mteb"):
+        import mteb
+    selected: list[Any] = []
+    for task in tasks:
+        if isinstance(task, mteb.AbsTask):
+            selected.append(task)
+            continue
+        try:
+            selected.append(mteb.get_task(task))
+        except KeyError:
+            try:
+                selected += mteb.get_benchmark(task).tasks
+            except KeyError:
+                raise VisavisError(
+                    f"tasks: expected the name of a task or benchmark of mteb, got {task!r}. "
+                    "List them with mteb available-tasks and mteb available-benchmarks."
+                ) from None
     encoder = MtebEncoder(model, name)
-    import mteb
-
     cache = mteb.ResultCache(folder)
     task_results = []
     for task in selected:
@@ -310,6 +267,7 @@ def run_tasks(model: Any, name: str, tasks: Sequence[Any], folder: Path) -> Mteb
                 show_progress_bar=False,
             )
             task_results += result.task_results
+    # mteb keeps the results of a model under its name and revision.
     meta = encoder.mteb_model_meta
     return MtebReport(
         meta.name,

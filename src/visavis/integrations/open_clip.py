@@ -62,6 +62,7 @@ class ClipLoss(nn.Module):
                 "use_horovod: expected False, got True. Use torch.distributed: start with torchrun."
             )
         self.loss = PairLoss(objective, gather=world_size > 1)
+        # An objective with a temperature gets logit_scale in its place, in each call.
         if objective.without_scale() is not None:
             self.loss = PairLoss(
                 objective, scale=1.0, bias=getattr(objective, "bias", None), gather=world_size > 1
@@ -113,9 +114,9 @@ class ClipLoss(nn.Module):
                 "scale, not its logarithm."
             )
         if self.loss.scale is None:
-            # DistributedDataParallel waits for a gradient of every parameter.
             value = self.loss(image_features, text_features, image_ids, text_ids)
-            # The scale of a sharded model has shape [1].
+            # DistributedDataParallel waits for a gradient of every parameter. The scale of a
+            # sharded model has shape [1].
             value = value + (0 * logit_scale.reshape(()) if isinstance(logit_scale, Tensor) else 0)
         else:
             value = self.loss(

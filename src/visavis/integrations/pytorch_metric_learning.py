@@ -139,6 +139,7 @@ class SelfSupervisedLoss(nn.Module):
         )
         ids = first_id + torch.arange(len(embeddings))
         validate_labels(ids, ref_emb, "embeddings", "ref_emb")
+        # Row i of both has the same id.
         if self.symmetric:
             return self.loss(torch.cat([embeddings, ref_emb]), ids.repeat(2))
         return self.loss(embeddings, ids, ref_emb=ref_emb, ref_labels=ids)
@@ -242,21 +243,14 @@ def self_comparison_loss(
     labels: Tensor,
     relevance: PairwiseAnnotation | None = None,
 ) -> Tensor:
-    """Compute a loss with the items as queries and as candidates. The pair of an item with itself
-    is ignored.
-
-    Args:
-        loss: The loss.
-        embeddings: Embeddings of shape ``[N, D]``.
-        labels: One label per item.
-        relevance: Graded relevance ``[N, N]``. None: not used.
-
-    Returns:
-        The loss, a scalar.
-    """
+    """Compute a loss with items ``[N, D]`` as queries and as candidates. Relevance: ``[N, N]``."""
     validate_labels(labels, embeddings)
     targets = Targets(
-        query_ids=labels, candidate_ids=labels, ignore=_is_same_item, relevance=relevance
+        query_ids=labels,
+        candidate_ids=labels,
+        # The pair of an item with itself, bool [Q, C].
+        ignore=lambda rows, columns: rows[:, None] == columns,
+        relevance=relevance,
     )
     return loss(embeddings, embeddings, targets=targets)
 
@@ -267,17 +261,7 @@ def validate_labels(
     labels_name: str = "labels",
     embeddings_name: str = "embeddings",
 ) -> None:
-    """Check that there is one label per embedding.
-
-    Args:
-        labels: Labels of shape ``[N]``.
-        embeddings: Embeddings of shape ``[N, D]``.
-        labels_name: Name of the labels, for error messages.
-        embeddings_name: Name of the embeddings.
-
-    Raises:
-        ShapeError: If the embeddings are not a matrix or the lengths differ.
-    """
+    """Check that there is one label ``[N]`` per embedding ``[N, D]``."""
     if not isinstance(embeddings, Tensor) or embeddings.dim() != 2:
         raise ShapeError(
             f"{embeddings_name}: expected a tensor [N, D], got {format_value(embeddings)}. Pass "
@@ -288,8 +272,3 @@ def validate_labels(
             f"{labels_name}: expected {len(embeddings)}, one per row of {embeddings_name}, got "
             f"{len(labels)}. Pass equal lengths."
         )
-
-
-def _is_same_item(rows: Tensor, columns: Tensor) -> Tensor:
-    """Report whether each query is the candidate itself, bool ``[Q, C]``."""
-    return rows[:, None] == columns

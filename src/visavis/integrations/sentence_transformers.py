@@ -184,6 +184,7 @@ class VisavisLoss(nn.Module):
             {name: value[start : start + self.mini_batch_size] for name, value in tensors.items()}
             for start in starts
         ]
+        # Features that are not tensors go to every mini-batch.
         batches = [_MiniBatch(self.model, features | part) for part in parts]
         return embedding_matrix(encode_in_chunks(lambda batch: batch(), batches))
 

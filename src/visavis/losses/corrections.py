@@ -48,14 +48,7 @@ class CandidateBias:
     is_hub: Tensor | None = None
 
     def correct(self, scores: Tensor) -> Tensor:
-        """Correct scores.
-
-        Args:
-            scores: Scores of some queries with all candidates, shape ``[R, C]``.
-
-        Returns:
-            Corrected scores, float64, shape ``[R, C]``.
-        """
+        """Correct scores ``[R, C]`` of some queries with all candidates, in float64."""
         scores = scores.double()
         corrected = scores - self.bias
         if self.is_hub is None:
@@ -183,6 +176,7 @@ class CSLS(Correction):
     def fit(self, blocks: Iterable[Tensor]) -> CandidateBias:
         """Compute the bias of each candidate, see `Correction.fit`."""
         nearest: Tensor | None = None
+        # The best k of the rows so far and of the next block, so that no bank is held as a whole.
         for block in blocks:
             nearest = block if nearest is None else torch.cat([nearest, block])
             nearest = nearest.topk(min(self.k, len(nearest)), 0).values  # [k, C]
@@ -195,17 +189,7 @@ CATALOG: tuple[type[Correction], ...] = (InvertedSoftmax, DualSoftmax, QueryBank
 
 
 def parse_correction(text: str) -> Correction:
-    """Parse a correction.
-
-    Args:
-        text: A spec such as "QueryBankNorm" or "CSLS(k=5)".
-
-    Returns:
-        The correction.
-
-    Raises:
-        SpecError: If the text names no correction, or an invalid value.
-    """
+    """Parse a correction such as "QueryBankNorm" or "CSLS(k=5)"."""
     return parse(text, CATALOG)
 
 
@@ -290,6 +274,7 @@ class CorrectedScore(DirectedScore):
         Yields:
             The queries of a block, and their scores, shape ``[R, C]``.
         """
+        # The bias belongs to these candidates. Without a bank of this side it stays None.
         bias = None
         bank = self.bank or QueryBank("", text, visual)
         bank_items = bank.images if direction == "i2t" else bank.texts

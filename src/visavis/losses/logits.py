@@ -123,45 +123,14 @@ Scale: TypeAlias = float | Tensor | LearnedScale | None
 def is_valid_scale(scale: Any) -> bool:
     """Return whether a value can scale scores: None, a number from 1e-12 to 1e12, a floating-point
     tensor of one element, or a LearnedScale.
-
-    Args:
-        scale: The value.
-
-    Returns:
-        Whether it is valid.
     """
     if scale is None or isinstance(scale, LearnedScale):
         return True
     return is_valid_bias(scale) and (isinstance(scale, Tensor) or scale > 0)
 
 
-def current_scale(scale: Scale) -> Tensor | float | None:
-    """Return the value that multiplies the scores. A parameter is first clamped to 0..`MAX_SCALE`.
-
-    Args:
-        scale: The scale of a loss.
-
-    Returns:
-        A scalar, or None without a scale.
-    """
-    if isinstance(scale, LearnedScale):
-        return scale()
-    if isinstance(scale, nn.Parameter):
-        # In place: outside a bound, a clamped copy would have no gradient that could bring the
-        # parameter back.
-        scale.data.clamp_(0, MAX_SCALE)
-    return scale
-
-
 def promote_half(scores: Tensor) -> Tensor:
-    """Convert half precision to float32.
-
-    Args:
-        scores: A tensor.
-
-    Returns:
-        The tensor in float32 or wider.
-    """
+    """Convert half precision to float32. Wider tensors stay."""
     return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
 
 
@@ -177,14 +146,7 @@ class ScaleAndBias(NamedTuple):
     bias: OptionalScalar = None
 
     def apply(self, scores: Tensor) -> Tensor:
-        """Scale and shift scores. A bias is added in float32 or wider.
-
-        Args:
-            scores: Scores.
-
-        Returns:
-            A tensor of the same shape.
-        """
+        """Scale and shift scores. A bias is added in float32 or wider."""
         scores = scores if self.scale is None else scores * self.scale
         return scores if self.bias is None else promote_half(scores) + self.bias
 
@@ -194,16 +156,6 @@ def resolve_scale_and_bias(
 ) -> ScaleAndBias:
     """Choose the scale and bias of one call: the overrides of the call, else the defaults of the
     loss.
-
-    Args:
-        defaults: Scale and bias of the loss.
-        overrides: Scale and bias of the call. Only a loss that has the value can be overridden.
-
-    Returns:
-        The scale and bias to apply.
-
-    Raises:
-        SpecError: If an override is invalid, or the loss was made without this value.
     """
     for name, default, override, is_valid in zip(
         ("scale", "bias"), defaults, overrides, (is_valid_scale, is_valid_bias), strict=True
@@ -216,22 +168,21 @@ def resolve_scale_and_bias(
         if override is not None and not is_valid(override):
             raise SpecError(f"{name}: expected one valid number, got {format_value(override)}.")
     scale, bias = overrides
-    bias = defaults[1] if bias is None else bias
-    return ScaleAndBias(
-        current_scale(defaults[0]) if scale is None else scale,
-        bias.reshape(()) if isinstance(bias, Tensor) else bias,
-    )
+    if scale is None:
+        default_scale = defaults[0]
+        if isinstance(default_scale, nn.Parameter):
+            # In place: outside a bound, a clamped copy would have no gradient that could bring the
+            # parameter back.
+            default_scale.data.clamp_(0, MAX_SCALE)
+        scale = default_scale() if isinstance(default_scale, LearnedScale) else default_scale
+    if bias is None:
+        bias = defaults[1]
+    return ScaleAndBias(scale, bias.reshape(()) if isinstance(bias, Tensor) else bias)
 
 
 def is_valid_bias(bias: Any) -> bool:
     """Return whether a value can shift scores: None, a number up to 1e12, or a floating-point
     tensor of one element.
-
-    Args:
-        bias: The value.
-
-    Returns:
-        Whether it is valid.
     """
     if isinstance(bias, Tensor):
         return bias.numel() == 1 and bias.is_floating_point()

@@ -6,9 +6,10 @@ are frozen keyword-only dataclasses. They are hashable, and ``visavis.parse`` re
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import fields, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from visavis.core.fields import (
     require_field,
     validate_fields,
 )
+from visavis.losses.auto_scale import SCALE_TIMES_SPREAD, auto_value, is_auto
 from visavis.losses.logits import promote_half
 from visavis.losses.pair_summaries import (
     HardestNegative,
@@ -53,8 +55,11 @@ class Objective(ABC):
         scores_held: Peak memory of the terms of one direction, forward and backward, as a multiple
             of the memory of the scores. PairLoss chooses the size of blocks by it. The default is
             more than that of most objectives.
+        scale_times_spread: Product of the scale and the spread of the negatives, at which a scale
+            of "auto" is set.
     """
 
+    scale_times_spread: ClassVar[float] = SCALE_TIMES_SPREAD
     scores_held: ClassVar[float] = 12.0
     integrable: ClassVar[bool] = True
     needs_pair_matrix: ClassVar[bool] = False
@@ -71,6 +76,39 @@ class Objective(ABC):
                 is_valid_parameter(entry) for entry in entries if isinstance(entry, float)
             )
             require_field(is_valid, self, field.name, EXPECTED_PARAMETER)
+
+    @property
+    def auto_fields(self) -> tuple[str, ...]:
+        """Names of the fields that are "auto": gamma, scale, tau or margin."""
+        names = (field.name for field in fields(self))  # type: ignore[arg-type]
+        return tuple(name for name in names if is_auto(name, getattr(self, name)))
+
+    def at_spread(self, spread: float) -> Self:
+        """Replace each "auto" by its value for a spread of the negatives.
+
+        Gamma and scale become ``scale_times_spread / spread``, tau its inverse, and a margin 1.5
+        spreads. Values are rounded to two digits.
+
+        Args:
+            spread: Standard deviation of the scores of a query's negatives, see
+                `negative_spread`, > 0.
+
+        Returns:
+            The objective, the same one if no field is "auto".
+
+        Raises:
+            SpecError: If the spread is not a positive number.
+        """
+        names = self.auto_fields
+        if not names:
+            return self
+        if not 0 < spread < math.inf:
+            raise SpecError(
+                f"{self!r}: expected a spread of the negatives > 0 for {' and '.join(names)}, got "
+                f"{spread:g}. Set a number, or use larger batches."
+            )
+        values = {name: auto_value(name, self.scale_times_spread, spread) for name in names}
+        return replace(self, **values)  # type: ignore[type-var]
 
     @property
     def needs_positive_scores(self) -> bool:
@@ -350,15 +388,7 @@ class PairwiseObjective(Objective):
 
 
 def validate_half_scale(objective: Objective, scale: float) -> None:
-    """Check that the gradient of scores in float16 does not overflow.
-
-    Args:
-        objective: The objective.
-        scale: Scale of the gradient.
-
-    Raises:
-        SpecError: If the scale is too large.
-    """
+    """Check that the gradient of scores in float16 does not overflow."""
     if scale > MAX_HALF_SCALE:
         raise SpecError(
             f"{objective!r}: expected a scale <= {MAX_HALF_SCALE:g} for scores in float16, got "
@@ -367,15 +397,7 @@ def validate_half_scale(objective: Objective, scale: float) -> None:
 
 
 def validate_targets(targets: Targets, shape: torch.Size) -> None:
-    """Check that targets have the shape of scores.
-
-    Args:
-        targets: The targets.
-        shape: Shape of the scores.
-
-    Raises:
-        ShapeError: If they are not a Targets or have another shape.
-    """
+    """Check that targets have the shape of scores."""
     if not isinstance(targets, Targets):
         raise ShapeError(
             f"targets: expected a Targets, got {type(targets).__name__}. Use Targets.paired or "
@@ -388,16 +410,7 @@ def validate_targets(targets: Targets, shape: torch.Size) -> None:
 
 
 def add_positive_scores(objective: Objective, scores: Tensor, targets: Targets) -> Targets:
-    """Add the detached scores of all positive pairs to targets, for an objective that reads them.
-
-    Args:
-        objective: The objective.
-        scores: Scores of shape ``[Q, C]``.
-        targets: Targets of the same shape.
-
-    Returns:
-        The targets.
-    """
+    """Add the detached scores ``[M]`` of all positive pairs to targets, if the objective reads them."""
     if not objective.needs_positive_scores or targets.positive_scores is not None:
         return targets
     return replace(targets, positive_scores=scores.detach()[targets.positive])

@@ -96,16 +96,7 @@ def tangent_norms(
 
 @torch.no_grad()
 def tangent_norms_of_slopes(slopes: Tensor, queries: Tensor, candidates: Tensor) -> TangentNorms:
-    """Compute `tangent_norms` from known derivatives.
-
-    Args:
-        slopes: Derivative with respect to each score, shape ``[Q, C]``.
-        queries: Unit vectors, shape ``[Q, D]``.
-        candidates: Unit vectors, shape ``[C, D]``.
-
-    Returns:
-        The norms.
-    """
+    """Compute `tangent_norms` from the derivatives of the scores ``[Q, C]`` and unit vectors."""
     # One query at a time: [C, D] instead of [Q, C, D].
     tangent_lengths = torch.stack(
         [_tangent(query.expand_as(candidates), candidates).norm(dim=-1) for query in queries]

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from visavis.core.fields import Auto
+from visavis.losses.auto_scale import number
 from visavis.losses.targets import Targets
 
 NEG_INF = float("-inf")
@@ -50,14 +52,7 @@ class PositivePairs(NamedTuple):
         return negative
 
     def negatives(self, scale: float = 1.0) -> Tensor:
-        """Mask the scores of pairs that are not negative.
-
-        Args:
-            scale: Factor of the scores.
-
-        Returns:
-            $scale s_ij$ where j is a negative of i, else -inf, shape ``[Q, C]``.
-        """
+        """Scores $scale s_ij$, -inf where j is not a negative of i, ``[Q, C]``."""
         scores = self.scores if scale == 1 else scale * self.scores
         if self.negative_mask is not None:
             return scores.masked_fill(~self.negative_mask, NEG_INF)
@@ -92,14 +87,7 @@ class PositivePairs(NamedTuple):
         return self.negatives().max(-1).values[self.query]
 
     def log_sum_exp(self, scale: float) -> Tensor:
-        """Compute the log-sum-exp over the negatives of the query of each pair.
-
-        Args:
-            scale: Factor of the scores.
-
-        Returns:
-            $log sum_j exp(scale s_ij)$, shape ``[P]``, -inf without negatives.
-        """
+        """Log-sum-exp of $scale s_ij$ over the negatives of each pair's query, ``[P]``, -inf without."""
         return self.negatives(scale).logsumexp(-1)[self.query]
 
     @property
@@ -138,21 +126,12 @@ def find_positive_pairs(scores: Tensor, targets: Targets) -> PositivePairs:
 
 
 def anchor_margins(
-    margin: float, query: Tensor, targets: Targets, objective: str
+    margin: float | Auto, query: Tensor, targets: Targets, objective: str
 ) -> Tensor | float:
     """Return the margin of the anchor of each positive pair: the adaptive margin of its query, or
     the margin of the objective.
-
-    Args:
-        margin: Margin of the objective, for targets without adaptive margins.
-        query: Query of each pair, shape ``[P]``.
-        targets: The targets.
-        objective: Name of the objective, for the error message.
-
-    Returns:
-        Margins of shape ``[P]``, or the margin of the objective.
     """
-    margins = targets.query_margin_or(margin, objective)
+    margins = targets.query_margin_or(number(margin), objective)
     return margins[query] if isinstance(margins, Tensor) else margins
 
 
@@ -174,14 +153,7 @@ class HardestNegative:
     """Summary $max_j s_ij$ over the negatives of a query, -inf without negatives."""
 
     def compute(self, pairs: PositivePairs) -> Tensor:
-        """Compute the summary from all scores.
-
-        Args:
-            pairs: Positive pairs with the negatives of their queries.
-
-        Returns:
-            The summary for the query of each pair, shape ``[P]``.
-        """
+        """Compute the summary for the query of each pair, ``[P]``, from all scores."""
         return pairs.hardest
 
 
@@ -196,14 +168,7 @@ class NegativeLogSumExp:
     scale: float
 
     def compute(self, pairs: PositivePairs) -> Tensor:
-        """Compute the summary from all scores.
-
-        Args:
-            pairs: Positive pairs with the negatives of their queries.
-
-        Returns:
-            The summary for the query of each pair, shape ``[P]``.
-        """
+        """Compute the summary for the query of each pair, ``[P]``, from all scores."""
         return pairs.log_sum_exp(self.scale)
 
 

@@ -28,7 +28,6 @@ from visavis.core.blocking import (
     Score,
     block_cost_of,
     block_shape,
-    chunk_slices,
     measure_score_cost,
     score_in_blocks,
 )
@@ -40,7 +39,7 @@ from visavis.core.encoded import (
     on_float64_device,
     to_float64,
 )
-from visavis.core.memory_budget import MemoryLimit, budget_bytes
+from visavis.core.memory_budget import MemoryLimit, budget_bytes, chunk_slices
 
 MAX_QUERY_ROWS = 256
 """Number of queries that are scored at once. More are not faster."""
@@ -139,20 +138,8 @@ class TwoStageScore(DeviceScore):
         direction: Direction,
         memory_bytes: int,
     ) -> Tensor:
-        """Merge both stages into scores that rank as the two stages do.
-
-        Re-ranked candidates keep their second-stage score. All others are shifted below the lowest
-        of these and keep the order and the distances of the first stage.
-
-        Args:
-            scores: Scores of the first stage, shape ``[Q, C]``.
-            visual: Visual items.
-            text: Texts.
-            direction: Which side holds the queries.
-            memory_bytes: Bytes for blocks of the second stage.
-
-        Returns:
-            Merged scores in float64, shape ``[Q, C]``.
+        """Merge the scores ``[Q, C]`` of the first stage with the second stage, in float64. The
+        result ranks as the two stages do.
         """
         scores = on_float64_device(scores)
         reranked = torch.ones_like(scores, dtype=torch.bool)
@@ -162,6 +149,8 @@ class TwoStageScore(DeviceScore):
         pairs = (query, candidate) if direction == "i2t" else (candidate, query)
         second_stage = to_float64(self._score_pairs(visual, text, pairs, memory_bytes))
         scores = scores.double()
+        # Re-ranked candidates keep their second-stage score. All others are shifted below the
+        # lowest of these and keep the order and the distances of the first stage.
         lowest_reranked = (
             torch.full_like(scores, math.inf)
             .masked_scatter(reranked, second_stage)
@@ -180,10 +169,15 @@ class TwoStageScore(DeviceScore):
         if not len(rows):
             return torch.zeros(0)
         score = DeviceScore(self.second_stage_scores, self.device)
+
+        # The cost is measured with a score of all pairs.
+        def score_all(visual: Encoded, text: Encoded) -> Tensor:
+            grid = torch.cartesian_prod(torch.arange(len(visual)), torch.arange(len(text)))
+            i, j = grid.unbind(1)
+            return self.second_stage_scores(visual[i], text[j]).view(len(visual), len(text))
+
         samples = (items.largest_items(2).to(self.device) for items in (visual, text))
-        measured = measure_score_cost(
-            _score_all_pairs(self.second_stage_scores), *samples, training=False
-        )
+        measured = measure_score_cost(score_all, *samples, training=False)
         cost = measured.pair_bytes + item_bytes(visual) + item_bytes(text)
         chunk_size = block_shape(
             1, len(rows), BlockCost(cost), memory_bytes, max_shape=(1, MAX_TILE_SHAPE[0])
@@ -196,34 +190,10 @@ class TwoStageScore(DeviceScore):
         )
 
 
-def _score_all_pairs(score_pairs: Score) -> Score:
-    """Turn a score of item i with item i into a score of all pairs, so that it can be measured."""
-
-    def score(visual: Encoded, text: Encoded) -> Tensor:
-        rows, columns = torch.cartesian_prod(
-            torch.arange(len(visual)), torch.arange(len(text))
-        ).unbind(1)
-        return score_pairs(visual[rows], text[columns]).view(len(visual), len(text))
-
-    return score
-
-
 @torch.no_grad()
 def score_matrix(score: Score, visual: Items, text: Items, memory: MemoryLimit = None) -> Tensor:
-    """Compute the whole score matrix without a gradient. Of a two-stage score, this is the first
-    stage.
-
-    Args:
-        score: The score function.
-        visual: Visual items.
-        text: Texts.
-        memory: Memory of a block, without the matrix itself.
-
-    Returns:
-        Scores, shape ``[V, T]``.
-
-    Raises:
-        VisavisError: If one pair does not fit into memory.
+    """Compute the whole score matrix ``[V, T]`` without a gradient. Of a two-stage score, this is
+    the first stage.
     """
     sides: tuple[Encoded, Encoded] = (as_encoded(visual), as_encoded(text))
     if isinstance(score, TwoStageScore):
@@ -242,24 +212,8 @@ def score_query_rows(
     caller_bytes_per_pair: float,
     memory: MemoryLimit = None,
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Yield blocks of queries with their scores against all candidates. A ``TwoStageScore`` ranks
-    by both stages.
-
-    Args:
-        score: The score function.
-        visual: Visual items.
-        text: Texts.
-        direction: "i2t" if the visual items are the queries, "t2i" if the texts are.
-        caller_bytes_per_pair: Bytes per pair that the caller holds while it uses a block, including
-            the scores. They take half of the memory, the computation of scores takes the other
-            half.
-        memory: Memory of both halves.
-
-    Yields:
-        The queries of a block, and their scores, shape ``[R, C]``.
-
-    Raises:
-        VisavisError: If one pair does not fit into memory.
+    """Yield blocks of queries with their scores ``[R, C]`` against all candidates. A
+    ``TwoStageScore`` ranks by both stages.
     """
     visual = as_encoded(visual)
     text = as_encoded(text)
@@ -274,6 +228,8 @@ def score_query_rows(
     if stages is not None:
         first_visual = stages.first_stage_items(visual)
         first_text = stages.first_stage_items(text)
+    # Half of the memory is for the caller, who holds `caller_bytes_per_pair` with the scores. The
+    # computation of scores takes the other half.
     queries, candidates = (
         (first_visual, first_text) if direction == "i2t" else (first_text, first_visual)
     )
@@ -300,21 +256,8 @@ def score_query_rows(
 def score_direction(
     score: Score, visual: Items, text: Items, direction: Direction, memory: MemoryLimit = None
 ) -> Tensor:
-    """Compute the scores of all queries of a direction with all candidates. A ``TwoStageScore``
-    ranks by both stages.
-
-    Args:
-        score: The score function.
-        visual: Visual items.
-        text: Texts.
-        direction: "i2t" if the visual items are the queries, "t2i" if the texts are.
-        memory: Memory of a block.
-
-    Returns:
-        Scores, shape ``[Q, C]``.
-
-    Raises:
-        VisavisError: If one pair does not fit into memory.
+    """Compute the scores ``[Q, C]`` of all queries of a direction with all candidates. A
+    ``TwoStageScore`` ranks by both stages.
     """
     if not isinstance(score, TwoStageScore | DirectedScore):
         scores = score_matrix(score, visual, text, memory)
@@ -328,16 +271,7 @@ def score_direction(
 def max_query_rows(
     num_candidates: int, caller_bytes_per_pair: float, memory: MemoryLimit = None
 ) -> int:
-    """Return the number of queries that fit into half of the memory.
-
-    Args:
-        num_candidates: Candidates of each query.
-        caller_bytes_per_pair: Bytes per pair.
-        memory: Memory setting.
-
-    Returns:
-        Number of queries, from 1 to ``MAX_QUERY_ROWS``.
-    """
+    """Return the number of queries that fit into half of the memory."""
     return max(
         1,
         min(
@@ -355,21 +289,7 @@ def tile_shape(
     caller_bytes_per_pair: float,
     memory: MemoryLimit = None,
 ) -> tuple[int, int]:
-    """Choose the size of tiles of the score matrix.
-
-    Args:
-        score: The score function.
-        visual: Visual items.
-        text: Texts.
-        caller_bytes_per_pair: Bytes per pair that the caller holds, without the score.
-        memory: Memory setting.
-
-    Returns:
-        Maximum visual items and texts of a tile.
-
-    Raises:
-        VisavisError: If one pair does not fit into memory.
-    """
+    """Choose the size of tiles of the score matrix: visual items and texts."""
     visual = as_encoded(visual)
     text = as_encoded(text)
     memory_bytes = _block_budget(score, visual, memory)
@@ -386,14 +306,6 @@ def tile_shape(
 def inference_block_cost(score: Score, visual: Encoded, text: Encoded) -> BlockCost:
     """Return the cost of a block without a gradient: the cost of the score, and one copy of its
     items.
-
-    Args:
-        score: The score function.
-        visual: Visual items.
-        text: Texts.
-
-    Returns:
-        The cost of a block.
     """
     if not (len(visual) and len(text)):
         return BlockCost(0.0)
@@ -411,14 +323,7 @@ def inference_block_cost(score: Score, visual: Encoded, text: Encoded) -> BlockC
 
 
 def item_bytes(items: Encoded) -> int:
-    """Return the size of the largest item in bytes.
-
-    Args:
-        items: Visual items or texts.
-
-    Returns:
-        Bytes, 0 without items.
-    """
+    """Return the size of the largest item in bytes."""
     if not len(items):
         return 0
     largest = items.largest_items(1).tensors
@@ -426,27 +331,12 @@ def item_bytes(items: Encoded) -> int:
 
 
 def select_items(items: Encoded, rows: Tensor | slice) -> Encoded:
-    """Select items. Consecutive positions give a view, others a copy.
-
-    Args:
-        items: Visual items or texts.
-        rows: Positions of the items.
-
-    Returns:
-        The selected items.
-    """
+    """Select items. Consecutive positions give a view, others a copy."""
     return items[as_slice(rows)]
 
 
 def as_slice(positions: Tensor | slice) -> Tensor | slice:
-    """Convert consecutive positions to a slice, which selects a view.
-
-    Args:
-        positions: Positions of items.
-
-    Returns:
-        A slice, or the positions if they are not consecutive.
-    """
+    """Convert consecutive positions to a slice, which selects a view."""
     if isinstance(positions, slice):
         return positions
     first = int(positions[0]) if len(positions) else 0

@@ -15,7 +15,7 @@ torch.Size([3, 2])
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from typing import Any, Literal, TypeAlias
@@ -183,9 +183,17 @@ class Targets:
                 continue
             if annotation.shape == "pairwise":
                 _check_pairwise(annotation.name, value, self.shape)
-            else:
-                _check_per_item(
-                    annotation, value, self.shape[0 if annotation.shape == "query" else 1]
+                continue
+            length = self.shape[0 if annotation.shape == "query" else 1]
+            if (
+                not isinstance(value, Tensor)
+                or value.dim() != 1 + len(annotation.axes)
+                or len(value) != length
+            ):
+                expected = ", ".join([str(length), *annotation.axes])
+                raise ShapeError(
+                    f"{annotation.name}: expected a tensor [{expected}], one entry per item, got a "
+                    f"value {_describe(value)}."
                 )
 
     @classmethod
@@ -270,12 +278,19 @@ class Targets:
             "rows": self.columns,
             "columns": self.rows,
         }
-        annotations = {
-            annotation.transposed_field or annotation.name: value
-            if (value := getattr(self, annotation.name)) is None
-            else _transpose(value, annotation)
-            for annotation in ANNOTATIONS
-        }
+        # torch.compile cannot call `dict[str, Any]`.
+        annotations: dict[str, Any] = {}
+        for annotation in ANNOTATIONS:
+            value = getattr(self, annotation.name)
+            if value is not None and annotation.shape == "pairwise":
+                if isinstance(value, Tensor):
+                    value = value.T
+                elif isinstance(value, Factors):
+                    value = Factors(value.candidate_vectors, value.query_vectors)
+                else:
+                    is_transposed = isinstance(value, _Transposed)
+                    value = value.function if is_transposed else _Transposed(value)
+            annotations[annotation.transposed_field or annotation.name] = value
         relation = None if self.relation is None else self.relation.flip(1)
         return self._with(relation=relation, **swapped, **annotations)
 
@@ -286,7 +301,16 @@ class Targets:
             name: None if (value := getattr(self, name)) is None else value[rows]
             for name in per_query
         }
-        annotations = {name: _slice(getattr(self, name), rows) for name in PAIRWISE_ANNOTATIONS}
+        # torch.compile cannot call `dict[str, Any]`.
+        annotations: dict[str, Any] = {}
+        for name in PAIRWISE_ANNOTATIONS:
+            value = getattr(self, name)
+            if isinstance(value, Factors):
+                value = Factors(value.query_vectors[rows], value.candidate_vectors)
+            elif isinstance(value, Tensor):
+                value = value[rows]
+            # A function stays as it is. It is called with the selected positions.
+            annotations[name] = value
         return self._with(**sliced, **annotations)
 
     def to(self, device: torch.device | str) -> Targets:
@@ -356,6 +380,8 @@ class Targets:
             related[self._pairs_by_id] = True
             return related
         assert self.rows is not None and self.columns is not None
+        # Positions may repeat, so the pairs are marked in a table of the distinct ones [rows, columns]
+        # and read by all.
         rows, row_index = self.rows.unique(return_inverse=True)
         columns, column_index = self.columns.unique(return_inverse=True)
         in_block = torch.isin(self.relation[:, 0], rows) & torch.isin(self.relation[:, 1], columns)
@@ -514,23 +540,15 @@ FIELD_NAMES = tuple(field.name for field in fields(Targets))
 
 
 def to_id_tensor(ids: Ids, name: str) -> Tensor:
-    """Convert ids to a LongTensor.
-
-    Args:
-        ids: Integers or texts in one dimension. Equal texts become equal integers of at least 0, in
-            each call and each process.
-        name: Name of the argument, for error messages.
-
-    Returns:
-        Ids of shape ``[N]``.
-
-    Raises:
-        ShapeError: If the ids are neither integers nor texts in one dimension.
-    """
+    """Convert ids to a LongTensor ``[N]``. Equal texts become equal integers >= 0 in each process."""
     if isinstance(ids, Tensor):
         tensor = ids
     elif _has_texts(ids):
-        return _hash_texts(ids)  # type: ignore[arg-type]
+        # Hashes of 63 bits. Two of a million texts have the same one with a probability of 5e-8.
+        codes = [text.encode("utf-8", "surrogatepass") for text in ids]  # type: ignore[union-attr]
+        return torch.tensor(
+            [int.from_bytes(blake2b(code, digest_size=8).digest()) >> 1 for code in codes]
+        )
     else:
         tensor = to_integer_tensor(ids, name)
     if tensor.dim() != 1 or (
@@ -544,18 +562,7 @@ def to_id_tensor(ids: Ids, name: str) -> Tensor:
 
 
 def to_integer_tensor(values: Any, name: str) -> Tensor:
-    """Convert numbers to a tensor.
-
-    Args:
-        values: A tensor, an array, or a sequence.
-        name: Name of the argument, for error messages.
-
-    Returns:
-        The tensor.
-
-    Raises:
-        ShapeError: If the values are not numbers.
-    """
+    """Convert numbers to a tensor."""
     if isinstance(values, Tensor):
         return values
     try:
@@ -568,15 +575,7 @@ def to_integer_tensor(values: Any, name: str) -> Tensor:
 
 
 def require_ids_of_one_kind(*ids: Ids, names: tuple[str, str]) -> None:
-    """Check that two lists of ids are both integers or both texts. Others are never equal.
-
-    Args:
-        *ids: The lists.
-        names: Names of the arguments, for error messages.
-
-    Raises:
-        ShapeError: If one list has integers and the other has texts.
-    """
+    """Check that two lists of ids are both integers or both texts. Others are never equal."""
     numbers = [values for values in ids if not _has_texts(values)]
     is_mixed = 0 < len(numbers) < len(ids)
     if is_mixed and to_integer_tensor(numbers[0], names[0]).numel():
@@ -591,17 +590,6 @@ def _has_texts(ids: Any) -> bool:
         return ids.ndim == 1 and ids.dtype.kind in "UTO" and _has_texts(ids.tolist())
     is_list = isinstance(ids, Sequence) and not isinstance(ids, str) and len(ids) > 0
     return is_list and all(isinstance(text, str) for text in ids)
-
-
-def _hash_texts(texts: Iterable[str]) -> Tensor:
-    """Integers of 63 bits for texts. Two of a million texts have the same one with a probability of
-    5e-8.
-    """
-    numbers = [
-        int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()) >> 1
-        for text in texts
-    ]
-    return torch.tensor(numbers)
 
 
 def missing_annotation(objective: str, *names: str) -> MissingSupervision:
@@ -640,19 +628,6 @@ def missing_annotation(objective: str, *names: str) -> MissingSupervision:
     )
 
 
-def _check_per_item(annotation: Annotation, value: Any, length: int) -> None:
-    if (
-        not isinstance(value, Tensor)
-        or value.dim() != 1 + len(annotation.axes)
-        or len(value) != length
-    ):
-        expected = ", ".join([str(length), *annotation.axes])
-        raise ShapeError(
-            f"{annotation.name}: expected a tensor [{expected}], one entry per item, got a value "
-            f"{_describe(value)}."
-        )
-
-
 def _check_pairwise(name: str, value: Any, shape: torch.Size) -> None:
     """Check the shape of a tensor or of factors. A function is checked when its block is computed."""
     if isinstance(value, Factors):
@@ -687,22 +662,6 @@ def _describe(value: Any) -> str:
     )
 
 
-def _transpose(value: Any, annotation: Annotation) -> Any:
-    if annotation.shape != "pairwise":
-        return value
-    if isinstance(value, Tensor):
-        return value.T
-    if isinstance(value, Factors):
-        return Factors(value.candidate_vectors, value.query_vectors)
-    return value.function if isinstance(value, _Transposed) else _Transposed(value)
-
-
-def _slice(value: PairwiseAnnotation | None, rows: slice | Tensor) -> PairwiseAnnotation | None:
-    if isinstance(value, Factors):
-        return Factors(value.query_vectors[rows], value.candidate_vectors)
-    return value[rows] if isinstance(value, Tensor) else value
-
-
 def _move(value: Any, device: torch.device | str) -> Any:
     if isinstance(value, Factors):
         return Factors(value.query_vectors.to(device), value.candidate_vectors.to(device))
@@ -710,16 +669,8 @@ def _move(value: Any, device: torch.device | str) -> Any:
 
 
 def annotations_needing_grad(targets: Targets) -> dict[str, Tensor]:
-    """Find the annotation tensors that need a gradient.
-
-    Args:
-        targets: The targets.
-
-    Returns:
-        Tensors by name, such as "weight" or "weight.query_vectors" for factors.
-
-    Raises:
-        VisavisError: If a function returns values that need a gradient.
+    """Find the annotation tensors that need a gradient, by names such as "weight" or
+    "weight.query_vectors".
     """
     tensors: dict[str, Tensor] = {}
     for name in ANNOTATION_NAMES:
@@ -744,29 +695,14 @@ def annotations_needing_grad(targets: Targets) -> dict[str, Tensor]:
 
 
 def has_annotations(targets: Targets) -> bool:
-    """Return whether the targets hold more than ids.
-
-    Args:
-        targets: The targets.
-
-    Returns:
-        Whether there is a relation or an annotation.
-    """
+    """Return whether the targets hold more than ids."""
     return targets.relation is not None or any(
         getattr(targets, name) is not None for name in ANNOTATION_NAMES
     )
 
 
 def get_annotation_tensor(targets: Targets, name: str) -> Tensor:
-    """Return an annotation tensor by its name.
-
-    Args:
-        targets: The targets.
-        name: A name as in `annotations_needing_grad`.
-
-    Returns:
-        The tensor.
-    """
+    """Return an annotation tensor by a name of `annotations_needing_grad`."""
     value: Any = targets
     for attribute in name.split("."):
         value = getattr(value, attribute)
@@ -774,15 +710,7 @@ def get_annotation_tensor(targets: Targets, name: str) -> Tensor:
 
 
 def replace_annotation_tensors(targets: Targets, new: dict[str, Tensor]) -> Targets:
-    """Replace annotation tensors.
-
-    Args:
-        targets: The targets.
-        new: Tensors by name.
-
-    Returns:
-        The targets with the new tensors.
-    """
+    """Replace annotation tensors by name."""
     for name, tensor in new.items():
         field, _, part = name.partition(".")
         targets = replace(
@@ -793,15 +721,7 @@ def replace_annotation_tensors(targets: Targets, new: dict[str, Tensor]) -> Targ
 
 
 def with_annotation_leaves(targets: Targets, names: list[str]) -> tuple[Targets, list[Tensor]]:
-    """Detach annotation tensors and make them leaves of a new graph.
-
-    Args:
-        targets: The targets.
-        names: Names of the tensors.
-
-    Returns:
-        The targets with the leaves, and the leaves.
-    """
+    """Detach annotation tensors and make them leaves of a new graph."""
     leaves = {
         name: get_annotation_tensor(targets, name).detach().requires_grad_() for name in names
     }

@@ -75,14 +75,7 @@ def all_models() -> dict[str, type[Matcher]]:
 
 
 def suggest_model(name: str) -> str:
-    """Make the end of an error message about an unknown model.
-
-    Args:
-        name: The unknown name.
-
-    Returns:
-        The closest name or all names, and how to add the models of visavis that are missing.
-    """
+    """Make the end of an error message about an unknown model: the closest name, or all names."""
     from visavis.core.errors import suggest_name
     from visavis.core.own_code import installed_modules
 

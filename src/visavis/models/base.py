@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from visavis.core import storage
 from visavis.core.blocking import ScoreCost
-from visavis.core.encoded import AttentionWeights, Encoded, MaxSimDirection, unit_rows
+from visavis.core.encoded import AttentionWeights, Encoded, unit_rows
 from visavis.core.errors import RunError, ShapeError, VisavisError
 from visavis.core.fields import PositiveInt, validate_fields
+from visavis.core.ragged import MaxSimDirection
 from visavis.losses.logits import LearnedScale
 from visavis.models.encoders.pretrained_files import (
     PretrainedPart,
@@ -427,27 +428,13 @@ def get_vectors(encoded: Encoded) -> Tensor:
 
 
 def get_mask(encoded: Encoded) -> Tensor | None:
-    """Return the mask of items without named parts.
-
-    Args:
-        encoded: Encoded items.
-
-    Returns:
-        Mask, shape ``[N, L]``. None if all positions are valid.
-    """
+    """Return the mask ``[N, L]`` of items without named parts. None: all positions are valid."""
     assert not isinstance(encoded.mask, dict)
     return encoded.mask
 
 
 def valid_mask(encoded: Encoded) -> Tensor:
-    """Return the mask of items without named parts, also if all positions are valid.
-
-    Args:
-        encoded: Encoded items.
-
-    Returns:
-        Mask, shape ``[N, L]``.
-    """
+    """Return the mask ``[N, L]`` of items without named parts, also if all positions are valid."""
     mask = get_mask(encoded)
     vectors = get_vectors(encoded)
     return (
@@ -458,15 +445,7 @@ def valid_mask(encoded: Encoded) -> Tensor:
 
 
 def get_part(encoded: Encoded, name: str) -> Encoded:
-    """Select a named part with its mask.
-
-    Args:
-        encoded: Encoded items.
-        name: Name of the part.
-
-    Returns:
-        The vectors and the mask of this part.
-    """
+    """Select a named part with its mask."""
     assert isinstance(encoded.vectors, dict) and isinstance(encoded.mask, dict)
     return Encoded(encoded.vectors[name], encoded.mask[name])
 
@@ -491,14 +470,8 @@ _EMBEDDING_OBSERVER = ContextVar[Callable[[Tensor], None] | None]("observer", de
 
 @contextmanager
 def observe_embeddings(observer: Callable[[Tensor], None]) -> Iterator[None]:
-    """Pass the embeddings that are encoded within this block to a function, before they are
-    normalized.
-
-    Args:
-        observer: The function, which must not change the embeddings.
-
-    Yields:
-        Nothing.
+    """Call a function with the embeddings ``[N, D]`` that are encoded within this block, before
+    they are normalized. It must not change them.
     """
     token = _EMBEDDING_OBSERVER.set(observer)
     try:
@@ -508,14 +481,7 @@ def observe_embeddings(observer: Callable[[Tensor], None]) -> Iterator[None]:
 
 
 def verify_config_hash(file: Path) -> None:
-    """Check that a ``config.json`` was not changed after it was written.
-
-    Args:
-        file: Path of ``config.json``.
-
-    Raises:
-        RunError: If its hash does not match.
-    """
+    """Check that a ``config.json`` was not changed after it was written."""
     content = storage.read_json(file, dict[str, Any], error=RunError)
     # The hash covers all entries but itself.
     stored = content.pop(CONFIG_HASH, None)
@@ -533,15 +499,7 @@ def _config_hash(content: dict[str, Any]) -> str:
 
 
 def open_image_backbone(config: MatcherConfig, name: str) -> nn.Module:
-    """Open the image encoder that a matcher of pixels trains.
-
-    Args:
-        config: Architecture of the matcher.
-        name: Name of the encoder.
-
-    Returns:
-        The encoder. An identity for a matcher of stored features.
-    """
+    """Open the image encoder that a matcher of pixels trains. An identity for stored features."""
     if config.visual_granularity != "pixels":
         return nn.Identity()
     from visavis.models.encoders.frozen_encoders import open_visual_encoder
@@ -550,22 +508,10 @@ def open_image_backbone(config: MatcherConfig, name: str) -> nn.Module:
 
 
 def load_matcher(kind: type[Matcher], config: MatcherConfig, folder: Path) -> Matcher:
-    """Build a matcher with the weights of ``model.safetensors``.
-
-    Args:
-        kind: Class of the matcher.
-        config: Its architecture.
-        folder: Model folder.
-
-    Returns:
-        The matcher.
-
-    Raises:
-        RunError: If the model cannot be built, or naming the first tensor that does not match.
-    """
-    # Parts with pretrained weights (PretrainedPart) read their config from `folder` while they are
-    # constructed in this block.
+    """Build a matcher with the weights of ``model.safetensors``."""
     try:
+        # Parts with pretrained weights (PretrainedPart) read their config from `folder` while they
+        # are constructed in this block.
         with weights_loaded_from(folder):
             matcher = kind(config)
     except VisavisError:
@@ -576,8 +522,10 @@ def load_matcher(kind: type[Matcher], config: MatcherConfig, folder: Path) -> Ma
             f"cannot be built ({str(error).splitlines()[0]}). "
             "Restore a complete copy."
         ) from None
+    # Raises an error that names the first tensor of another shape.
     weights = storage.read_tensors(
         folder / "model.safetensors", matcher.saved_weights(), error=RunError
     )
+    # Weights that are not saved here stay as the construction read them.
     matcher.load_state_dict(matcher.state_dict() | weights)
     return matcher

@@ -19,35 +19,18 @@ def encode_batches(
     inputs: Iterable[Encoded],
     output_device: torch.device | str = "cpu",
 ) -> Iterator[Encoded]:
-    """Encode batches in evaluation mode, on the device of a model or encoder.
-
-    All items that a model, a split, an index or a store of features encodes pass this loop.
-
-    Args:
-        module: The model or encoder.
-        encode: Its function.
-        inputs: Items of each batch. They are read while the results are consumed.
-        output_device: Device of the results.
-
-    Yields:
-        Encoded items of each batch. They leave the device batch by batch.
-    """
+    """Encode batches in evaluation mode, on the device of a model or encoder."""
     device = device_of(module)
     with evaluation_mode(module):
+        # Models, splits, indexes and stores of features encode all items in this loop. Inputs are
+        # read while results are consumed, and results leave the device batch by batch.
         for batch in inputs:
             yield encode(batch.to(device)).to(output_device)
 
 
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Set a model or encoder to evaluation mode within a block.
-
-    Args:
-        module: The model or encoder.
-
-    Yields:
-        Nothing.
-    """
+    """Set a model or encoder to evaluation mode within a block."""
     training = module.training
     module.eval()
     try:
@@ -57,12 +40,5 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Return the device of the parameters of a model or encoder.
-
-    Args:
-        module: The model or encoder.
-
-    Returns:
-        The device.
-    """
+    """Return the device of the parameters of a model or encoder."""
     return next(module.parameters()).device

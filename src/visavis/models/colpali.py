@@ -154,17 +154,7 @@ def _named_parts(batch: Any) -> Encoded:
 
 
 def open_colpali(name: str) -> tuple[ColPali, ColPaliProcessor]:
-    """Open a pretrained model.
-
-    Args:
-        name: Folder or hub name.
-
-    Returns:
-        The model and its processor.
-
-    Raises:
-        DataError: If the model cannot be read.
-    """
+    """Open a pretrained model."""
     folder = model_folder(name)
     processor = ColPaliProcessor(EncoderSpec("visual", name, "regions"), None, None, name)
     matcher = ColPali(ColPali.Config(backbone=name, visual_input_dim=1, text_input_dim=1)).eval()

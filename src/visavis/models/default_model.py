@@ -63,27 +63,14 @@ none is on this machine.
 
 
 def settings_file() -> Path:
-    """Return the file of the user's settings: in ``VISAVIS_CONFIG``, else in ``visavis`` of the
-    user's config folder.
-
-    Returns:
-        The path. The file may not exist.
-
-    Raises:
-        StorageError: If the user has no home folder.
+    """Return the path of the user's settings, which may not exist: in ``VISAVIS_CONFIG``, else in
+    ``visavis`` of the user's config folder.
     """
     return storage.user_folder("VISAVIS_CONFIG", "XDG_CONFIG_HOME", ".config") / SETTINGS_FILE
 
 
 def saved_model() -> str | None:
-    """Return the model of the user's settings.
-
-    Returns:
-        Folder or hub name. None if no model is set.
-
-    Raises:
-        DataError: If the file cannot be read.
-    """
+    """Return the folder or hub name in the user's settings. None: no model is set."""
     try:
         file = settings_file()
     except StorageError:  # without a home folder, there are no settings
@@ -100,11 +87,8 @@ def saved_model() -> str | None:
 
 
 def available_model() -> str | None:
-    """Return a model on this machine: of the table, in the hub's cache or in the folder
-    ``backbones``, else another CLIP in it.
-
-    Returns:
-        Folder name or hub name. None if no model is on this machine.
+    """Return the name of a model on this machine: of the table, in the hub's cache or in the folder
+    ``backbones``, else another CLIP in it. None: there is none.
     """
     for candidate in DEFAULT_MODELS:
         if (
@@ -120,11 +104,7 @@ def available_model() -> str | None:
 
 
 def check_default_model() -> EnvironmentCheck:
-    """Return the line of ``visavis doctor`` about the default model, without loading it.
-
-    Returns:
-        The check.
-    """
+    """Return the line of ``visavis doctor`` about the default model, without loading it."""
     if installed_version("transformers") is None:
         return EnvironmentCheck("default model", "none", fix="pip install 'visavis[hf]'")
     try:
@@ -140,7 +120,16 @@ def check_default_model() -> EnvironmentCheck:
             return EnvironmentCheck("default model", f"{available} (on this machine)")
     first = DEFAULT_MODELS[0]
     described = f"{first.name} ({first.download_mb} MB, license: {first.license})"
-    if _can_reach_hub(first.name):
+    # A few bytes of the hub show whether the model can be downloaded.
+    can_download = False
+    if not offline_variables():
+        from huggingface_hub import HfApi
+
+        # The library raises errors of its HTTP client and of its own.
+        with suppress(Exception):
+            HfApi().model_info(first.name, timeout=CONNECTION_TEST_S)
+            can_download = True
+    if can_download:
         return EnvironmentCheck("default model", f"{described}, downloaded when first used")
     return EnvironmentCheck(
         "default model",
@@ -165,15 +154,7 @@ COPIED_FILES = (
 
 
 def how_to_copy(name: str, option: str = "--model FOLDER") -> list[str]:
-    """Return how to get a model of the hub onto a machine that cannot download it.
-
-    Args:
-        name: Name of the hub.
-        option: How a command uses the folder, with FOLDER for its name.
-
-    Returns:
-        Lines: the steps, and the command for another machine.
-    """
+    """Return lines about copying a model of the hub. ``option`` passes FOLDER to a command."""
     folder = "clip"
     advice = (
         "Or run this on another machine (pip install huggingface_hub), copy the folder with its "
@@ -182,52 +163,12 @@ def how_to_copy(name: str, option: str = "--model FOLDER") -> list[str]:
     return [advice, f"  hf download {name} {' '.join(COPIED_FILES)} --local-dir {folder}"]
 
 
-def _works_without_a_model() -> list[str]:
-    """Lines about what needs no pretrained model."""
-    program = shell_command()
-    return [
-        "These work without a pretrained model:",
-        f"  {program} demo",
-        f"  {program} index RUN FOLDER    with a run that you trained on images with captions",
-    ]
-
-
-def _can_reach_hub(name: str) -> bool:
-    """Whether a model can be downloaded. Asks the hub for a few bytes."""
-    if offline_variables():
-        return False
-    from huggingface_hub import HfApi
-
-    try:
-        HfApi().model_info(name, timeout=CONNECTION_TEST_S)
-    # The library raises errors of its HTTP client and of its own.
-    except Exception:  # noqa: BLE001
-        return False
-    return True
-
-
 @contextmanager
 def default_model(
     model: str | Path | None, progress: Progress, *, set_default: bool = False
 ) -> Iterator[str]:
     """Choose a model for this block. A model that is downloaded because none was named becomes the
     user's setting if the block succeeds.
-
-    The first of these is chosen: the named model, the model of the settings, a model on this
-    machine, the first of ``DEFAULT_MODELS``.
-
-    Args:
-        model: Named model. None: not named.
-        progress: Receives one line with name, size and license before a download.
-        set_default: Whether a named model becomes the user's setting, too.
-
-    Yields:
-        Folder or hub name of the model.
-
-    Raises:
-        HubUnreachableError: If no model is on this machine, and the hub cannot be reached.
-        DataError: If the model cannot be downloaded.
-        MissingExtra: If transformers is not installed.
     """
     import_transformers()
     name = None if model is None else str(model)
@@ -239,12 +180,15 @@ def default_model(
             f"{settings_file()}: model: expected an existing folder, got {saved}. Pass --model "
             "NAME, or delete the file."
         )
+    # The named model, the model of the settings, a model on this machine, else the first of the
+    # table.
     local = name or saved or available_model()
     selected = local or DEFAULT_MODELS[0].name
     is_downloaded = _download(selected, progress, is_default=local is None)
     yield selected
     # Only after the block: a model that cannot be loaded must not become the default.
     folder = local_model_folder(selected) or cached_hub_folder(selected)
+    # A named model becomes the default only if the caller wants it.
     is_new_default = set_default if name is not None else is_downloaded
     if not is_new_default or selected == saved or folder is None:
         return
@@ -264,7 +208,7 @@ def default_model(
 
 def _download(name: str, progress: Progress, *, is_default: bool) -> bool:
     """Download a model of the hub that is not on this machine, after a line with name, size and
-    license.
+    license. Return whether it was downloaded.
     """
     if (
         os.path.exists(name)
@@ -286,7 +230,16 @@ def _download(name: str, progress: Progress, *, is_default: bool) -> bool:
             f"Hugging Face hub, got neither: {name}{size_and_license} is not on this machine, and "
             f"{offline_reason()}. {how_to_go_online()}"
         )
-        for line in [*how_to_copy(name), *(_works_without_a_model() if is_default else ())]:
+        notes = how_to_copy(name)
+        if is_default:
+            program = shell_command()
+            trained = "with a run that you trained on images with captions"
+            notes += [
+                "These work without a pretrained model:",
+                f"  {program} demo",
+                f"  {program} index RUN FOLDER    {trained}",
+            ]
+        for line in notes:
             error.add_note(line)
         raise error from None
     with hub_errors(name, "a CLIP or SigLIP model of the Hugging Face hub"):

@@ -13,19 +13,7 @@ from visavis.core.errors import RunError
 def choose_device(
     name: str | torch.device | None = None, setting_name: str = "device"
 ) -> torch.device:
-    """Resolve the name of a device.
-
-    Args:
-        name: Name of a device. None or "auto": CUDA if available, else the GPU of an Apple computer,
-            else the CPU.
-        setting_name: Name of the setting in error messages.
-
-    Returns:
-        The device.
-
-    Raises:
-        RunError: If the name is not a device, or if torch cannot compute on it here.
-    """
+    """Resolve a device. None or "auto": CUDA, else the GPU of an Apple computer, else the CPU."""
     if name in (None, "auto"):
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -53,12 +41,7 @@ def choose_device(
 
 
 def seed_device(device: torch.device, seed: int) -> None:
-    """Seed the random numbers of a device. A training does it before each step.
-
-    Args:
-        device: The device.
-        seed: The seed.
-    """
+    """Seed the random numbers of a device. A training does it before each step."""
     if device.type == "cpu":
         # torch.manual_seed also notes a stack trace for each kind of device that is not in use.
         torch.default_generator.manual_seed(seed)
@@ -69,15 +52,8 @@ def seed_device(device: torch.device, seed: int) -> None:
 def autocast_context(
     device: torch.device, setting: bool | Literal["auto", "float16"]
 ) -> torch.autocast:
-    """Build the context in which a device multiplies matrices in half precision.
-
-    Args:
-        device: The device.
-        setting: Whether to use bfloat16. "auto": only if it is faster than float32. "float16": use
-            float16.
-
-    Returns:
-        The autocast context.
+    """Build the context in which a device multiplies matrices in half precision. "auto": bfloat16,
+    if it is faster than float32.
     """
     if setting == "float16":
         return torch.autocast(device.type, torch.float16)
@@ -91,18 +67,11 @@ def autocast_context(
 def has_native_bfloat16(device: torch.device) -> bool:
     """Report whether a processor has instructions for bfloat16 products (AMX, AVX-512 bf16, ARM's
     bf16, CUDA from Ampere).
-
-    Without them torch emulates bfloat16, more slowly than float32. An Apple GPU counts as one
-    without, because torch does not report which of them have the instructions.
-
-    Args:
-        device: The device.
-
-    Returns:
-        Whether bfloat16 is native.
     """
+    # Without them torch emulates bfloat16, more slowly than float32.
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
+    # torch does not report which Apple GPUs have the instructions.
     if device.type == "mps":
         return False
     # torch before 2.10 does not report the capabilities of a CPU. It counts as a CPU without

@@ -25,7 +25,6 @@ from visavis.models.encoders.embedding_inputs import (
     EmbeddingInputs,
     EmbeddingTokenizer,
     check_inputs,
-    load_embedding_converter,
     load_embedding_model,
 )
 from visavis.models.encoders.encoder_spec import EncoderSpec
@@ -37,13 +36,16 @@ from visavis.models.encoders.pretrained_files import (
     saved_part_folder,
     weights_checksum,
 )
-from visavis.models.encoders.sentence_encoders import without_videos
+from visavis.models.encoders.sentence_encoders import (
+    load_sentence_transformers_model,
+    without_videos,
+)
 from visavis.models.processor import Processor
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from visavis.data.dataset import Image as ListedImage
+    from visavis.data.image_file import Image as ListedImage
 
 LORA_LAYERS = ("q_proj", "k_proj", "v_proj")
 """Default endings of the names of linear layers with an adapter."""
@@ -138,7 +140,18 @@ class EmbeddingModel(GlobalMatcher):
                 config.lora_dropout,
                 config.lora_layers,
             )
-            _keep_dtypes(self.model)
+            # Adapters make all other weights buffers. transformers reads the dtype and device of a
+            # part from its parameters alone, so that parts without parameters get both from here.
+            from transformers import PreTrainedModel
+
+            first_buffer = {
+                "dtype": property(lambda part: next(part.buffers()).dtype),
+                "device": property(lambda part: next(part.buffers()).device),
+            }
+            for module in self.model.modules():
+                if isinstance(module, PreTrainedModel) and next(module.parameters(), None) is None:
+                    kind = type(module)
+                    module.__class__ = type(kind.__name__, (kind,), first_buffer)
 
     def parts(self) -> dict[str, list[nn.Module]]:
         return {"model": [self.model]}
@@ -162,10 +175,6 @@ class EmbeddingModel(GlobalMatcher):
     def save_pretrained(self, folder: str | Path, **extra: Any) -> None:
         """Write the model folder. If all weights are trained, it contains a folder of
         sentence-transformers.
-
-        Args:
-            folder: Folder of the model.
-            **extra: Additional entries of ``config.json``.
         """
         if not self.config.lora_rank:
             write_sentence_transformers_files(self, Path(folder) / VISUAL_BACKBONE_FOLDER)
@@ -198,7 +207,8 @@ class EmbeddingProcessor(Processor):
     def _inputs(self) -> dict[Modality, EmbeddingInputs]:
         """Conversion of both sides."""
         folder = self.visual_encoder_folder or model_folder(self.visual_spec.name)
-        model = load_embedding_converter(folder)
+        # Without weights, which a conversion does not need.
+        model = load_sentence_transformers_model(folder, device_map="meta").to("meta")
         return {
             "text": EmbeddingInputs(model, "text", self.query_instruction),
             "visual": EmbeddingInputs(model, "visual", self.item_instruction),
@@ -235,30 +245,9 @@ class EmbeddingProcessor(Processor):
         return self._inputs["visual"].convert(images)
 
 
-def _keep_dtypes(model: nn.Module) -> None:
-    """Let parts without parameters find their dtype and device. Adapters make all other weights
-    buffers, of which transformers does not read them.
-    """
-    from transformers import PreTrainedModel
-
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel) and next(module.parameters(), None) is None:
-            kind = type(module)
-            found = {name: _of_first_buffer(name) for name in ("dtype", "device")}
-            module.__class__ = type(kind.__name__, (kind,), found)
-
-
-def _of_first_buffer(name: str) -> property:
-    return property(lambda part: getattr(next(part.buffers()), name))
-
-
 def write_sentence_transformers_files(matcher: EmbeddingModel, folder: Path) -> None:
     """Write a model with merged adapters as a folder of sentence-transformers, whose prompts
     "query" and "document" are the instructions.
-
-    Args:
-        matcher: The model.
-        folder: Folder to write.
     """
     model = matcher.model
     if matcher.config.lora_rank:
@@ -278,17 +267,7 @@ def write_sentence_transformers_files(matcher: EmbeddingModel, folder: Path) -> 
 
 
 def open_embedding_model(name: str) -> tuple[EmbeddingModel, EmbeddingProcessor]:
-    """Open a pretrained model.
-
-    Args:
-        name: Folder or hub name.
-
-    Returns:
-        The model and its processor.
-
-    Raises:
-        DataError: If the model cannot be read.
-    """
+    """Open a pretrained model."""
     spec = EncoderSpec("visual", name, "regions")
     processor = EmbeddingProcessor(spec, None, None, name)
     matcher = EmbeddingModel(

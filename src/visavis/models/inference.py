@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from visavis.core.blocking import BlockCost, block_shape, chunk_slices
-from visavis.core.encoded import Direction, Encoded, EncodedBatches, Modality, collect_batches
-from visavis.core.memory_budget import MemoryLimit, budget_bytes
+from visavis.core.blocking import BlockCost, block_shape
+from visavis.core.encoded import Direction, Encoded, Modality, RaggedItems, collect_batches
+from visavis.core.memory_budget import MemoryLimit, budget_bytes, chunk_slices
 from visavis.losses.scoring import (
     DeviceScore,
     TwoStageScore,
@@ -41,23 +41,8 @@ def encode_items(
     output_device: torch.device | str = "cpu",
     on_batch: OnBatch | None = None,
 ) -> Encoded:
-    """Encode items of one side in evaluation mode, on the matcher's device.
-
-    Args:
-        matcher: The matcher.
-        side: "visual" or "text".
-        inputs: Items of each batch, as ``map(source.read, batches)`` does. With several processes,
-            those of ``group.part(batches)``.
-        batches: Indices in the order of encoding, each once. Batches of similar length need little
-            padding.
-        group: Processes that share the batches. Each of them gets all items. None: this process
-            alone.
-        output_device: Device of the result.
-        on_batch: Called after each batch of this process.
-
-    Returns:
-        Encoded items in ascending order of their indices.
-    """
+    """Encode items of one side in evaluation mode, in ascending order of their indices."""
+    # `batches` holds the indices of all processes, and `inputs` only the batches of this one.
     total = sum(map(len, batches if group is None else group.part(batches)))
     done = 0
     encode = matcher.encode_visual if side == "visual" else matcher.encode_text
@@ -68,20 +53,13 @@ def encode_items(
         if on_batch is not None:
             on_batch(done, total)
     if group is not None:
+        # Each process gets all items.
         encoded = group.all_gather_batches(encoded, len(batches))
     return join_batches(encoded, batches)
 
 
 def join_batches(encoded: Sequence[Encoded], batches: Sequence[np.ndarray]) -> Encoded:
-    """Join encoded batches.
-
-    Args:
-        encoded: Encoded items of each batch.
-        batches: Indices of each batch.
-
-    Returns:
-        Encoded items in ascending order of their indices.
-    """
+    """Join encoded batches in ascending order of the indices ``batches``."""
     items = collect_batches(list(encoded))
     index = np.concatenate(batches)
     # A selection of all items would copy them.
@@ -146,14 +124,7 @@ ITEM_COPIES_PER_PAIR = 3
 
 
 def device_score(matcher: Matcher) -> DeviceScore:
-    """Build the score of a matcher on its device for items on the CPU.
-
-    Args:
-        matcher: The matcher.
-
-    Returns:
-        The score, in two stages if the matcher has two.
-    """
+    """Build the score of a matcher on its device for items on the CPU."""
     if not matcher.rerank_top_k:
         return DeviceScore(matcher.score, device_of(matcher))
     return TwoStageScore(
@@ -172,20 +143,9 @@ def score_all_pairs(
     memory: MemoryLimit = None,
     direction: Direction = "t2i",
 ) -> Tensor:
-    """Score every visual item with every text, on the CPU, in one block if memory allows.
-
-    Args:
-        matcher: The matcher.
-        visual: Encoded visual items.
-        text: Encoded texts.
-        memory: Bytes, a text such as "2GiB", or None for a share of the free memory of the
-            matcher's device.
-        direction: For a matcher with two stages, which side holds the queries whose first
-            candidates are re-ranked.
-
-    Returns:
-        Scores, shape ``[V, T]``.
-    """
+    """Score every visual item with every text on the CPU, ``[V, T]``, in one block if possible."""
+    # [queries, candidates]: images are queries for i2t. With two stages, the first candidates of
+    # each query are re-ranked.
     scores = score_direction(device_score(matcher), visual, text, direction, memory)
     return scores if direction == "i2t" else scores.T
 
@@ -199,19 +159,7 @@ def score_indexed_pairs(
     text_index: Tensor,
     memory: MemoryLimit = None,
 ) -> Tensor:
-    """Score the pairs (visual_index[p], text_index[p]) with ``matcher.score_pairs``, on the CPU.
-
-    Args:
-        matcher: The matcher.
-        visual: Encoded visual items.
-        text: Encoded texts.
-        visual_index: Visual item of each pair, ``[P]``.
-        text_index: Text of each pair, ``[P]``.
-        memory: Memory setting.
-
-    Returns:
-        Scores, shape ``[P]``.
-    """
+    """Score the pairs (visual_index[p], text_index[p]) with ``score_pairs``: ``[P]`` on the CPU."""
     device = device_of(matcher)
     # The cost of one pair includes one copy of its items already.
     cost = inference_block_cost(DeviceScore(matcher.score, device), visual, text).total_bytes(1, 1)
@@ -291,24 +239,13 @@ class ScoreEnsemble(Matcher):
 
 
 def join_member_encodings(encoded: Sequence[Encoded]) -> Encoded:
-    """Join the encodings of the same items by several matchers.
-
-    Args:
-        encoded: Encodings of each member.
-
-    Returns:
-        Items as ``ScoreEnsemble`` reads them.
-    """
-    batches = [items for items in encoded if isinstance(items, EncodedBatches)]
-    if len(batches) == len(encoded) and all(items.has_same_layout(batches[0]) for items in batches):
-        return EncodedBatches(
-            [
-                join_member_encodings(blocks)
-                for blocks in zip(*(items.blocks for items in batches), strict=True)
-            ],
-            batches[0].block_index,
-            batches[0].row_index,
-        )
+    """Join the encodings of the same items by several matchers, as ``ScoreEnsemble`` reads them."""
+    ragged = [items for items in encoded if isinstance(items, RaggedItems)]
+    if len(ragged) == len(encoded) and all(
+        torch.equal(items.index, ragged[0].index) for items in ragged
+    ):
+        stored = {str(index): items.stored for index, items in enumerate(ragged)}
+        return RaggedItems((stored, None, None), ragged[0].index)
     return Encoded(
         {
             str(index): (items.vectors, items.mask, items.weights)  # type: ignore[misc]

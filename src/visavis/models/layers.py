@@ -27,19 +27,7 @@ def build_mlp(
     dropout: float,
     input_dropout: float,
 ) -> nn.Sequential:
-    """Build a multilayer perceptron with ReLU and a linear output.
-
-    Args:
-        input_dim: Dimensions of the input.
-        output_dim: Dimensions of the output.
-        hidden_layers: Number of hidden layers.
-        hidden_dim: Dimensions of each hidden layer.
-        dropout: Dropout after each hidden layer.
-        input_dropout: Dropout of the input.
-
-    Returns:
-        The layers.
-    """
+    """Build a multilayer perceptron with ReLU and a linear output."""
     layers: list[nn.Module] = [nn.Dropout(input_dropout)] if input_dropout else []
     for _ in range(hidden_layers):
         layers += [nn.Linear(input_dim, hidden_dim), nn.ReLU(), nn.Dropout(dropout)]
@@ -74,11 +62,7 @@ class Whitening(nn.Module):
 
     @torch.no_grad()
     def fit(self, features: Tensor) -> None:
-        """Compute the map from features.
-
-        Args:
-            features: Features, shape ``[N, D]``.
-        """
+        """Compute the map from features ``[N, D]``."""
         values = to_float64(features)
         mean = values.mean(0)
         # In float64: small eigenvalues would be noise in float32.
@@ -92,14 +76,7 @@ class Whitening(nn.Module):
         self.matrix.copy_((vectors * scales) @ vectors.T)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Whiten features.
-
-        Args:
-            features: Features, shape ``[..., D]``.
-
-        Returns:
-            Whitened features in float32.
-        """
+        """Whiten features ``[..., D]``, in float32."""
         # In half precision, the subtraction of the mean would lose most digits.
         with torch.autocast(features.device.type, enabled=False):
             return (features.float() - self.mean) @ self.matrix
@@ -110,14 +87,6 @@ def xavier_linear(
 ) -> nn.Linear:
     """Build a linear layer with the initialization of the VSE family: uniform within Glorot's
     bound, bias 0.
-
-    Args:
-        input_dim: Dimensions of the input.
-        output_dim: Dimensions of the output.
-        layer_type: Class of the layer.
-
-    Returns:
-        The layer.
     """
     layer = layer_type(input_dim, output_dim)
     nn.init.xavier_uniform_(layer.weight)
@@ -125,15 +94,13 @@ def xavier_linear(
     return layer
 
 
+def is_traced() -> bool:
+    """Report whether an export traces the model, for which some layers compute in another way."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+
+
 def at_least_float32(values: Tensor) -> Tensor:
-    """Convert half precision to float32, because half precision changes ranks.
-
-    Args:
-        values: Values of any floating dtype.
-
-    Returns:
-        The values in float32, or in float64 if they were.
-    """
+    """Convert half precision to float32, because half precision changes ranks."""
     return values if values.dtype.itemsize >= 4 else values.float()
 
 
@@ -164,14 +131,7 @@ class ResidualMLP(nn.Module):
         )
 
     def forward(self, items: Tensor) -> Tensor:
-        """Map every vector.
-
-        Args:
-            items: Vectors, shape ``[N, L, input_dim]``.
-
-        Returns:
-            Vectors, shape ``[N, L, output_dim]``.
-        """
+        """Map every vector of ``[N, L, input_dim]`` to ``output_dim`` dimensions."""
         # Batch norm of one dimension reads rows [N L, D].
         flat = items.flatten(0, 1)
         return (self.linear(flat) + self.mlp(flat)).unflatten(0, items.shape[:2])
@@ -185,15 +145,7 @@ class MaskedBatchNorm(nn.BatchNorm1d):
     """
 
     def forward(self, items: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Normalize valid vectors.
-
-        Args:
-            items: Vectors, shape ``[..., D]``.
-            mask: Valid vectors, shape ``[...]``. None: all.
-
-        Returns:
-            Normalized vectors, shape ``[..., D]``.
-        """
+        """Normalize the valid vectors of ``[..., D]``. Mask ``[...]``, None: all are valid."""
         rows = items.flatten(0, -2) if mask is None else items[mask]
         # The variance of a single row is 0.
         if not self.training or len(rows) < 2:
@@ -209,19 +161,12 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         normed = super().forward(rows)
         if mask is None:
             return normed.view_as(items)
+        # Padding is 0.
         return torch.zeros_like(items, dtype=normed.dtype).masked_scatter(mask[..., None], normed)
 
 
 def max_pool(items: Tensor, mask: Tensor | None) -> Tensor:
-    """Compute the maximum of each dimension over the valid positions.
-
-    Args:
-        items: Vectors, shape ``[N, L, D]``.
-        mask: Valid positions, shape ``[N, L]``. None: all.
-
-    Returns:
-        Vectors, shape ``[N, D]``.
-    """
+    """Compute the maximum over the valid positions, ``[N, L, D]`` to ``[N, D]``. No mask: all."""
     return (
         items.max(1).values
         if mask is None
@@ -230,15 +175,7 @@ def max_pool(items: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def mean_pool(items: Tensor, mask: Tensor | None) -> Tensor:
-    """Compute the mean over the valid positions.
-
-    Args:
-        items: Vectors, shape ``[N, L, D]``.
-        mask: Valid positions, shape ``[N, L]``. None: all.
-
-    Returns:
-        Vectors, shape ``[N, D]``.
-    """
+    """Compute the mean over the valid positions, ``[N, L, D]`` to ``[N, D]``. No mask: all."""
     if mask is None:
         return items.mean(1)
     # Padding must be finite, because it is multiplied by 0.
@@ -247,18 +184,7 @@ def mean_pool(items: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def pool_grid(regions: Tensor, size: int) -> Tensor:
-    """Average the regions of a square grid to a smaller grid.
-
-    Args:
-        regions: Regions in the order of rows, shape ``[N, R, D]`` with a square R.
-        size: Rows of the new grid.
-
-    Returns:
-        Regions, shape ``[N, size * size, D]``.
-
-    Raises:
-        ShapeError: If R is not a square, or smaller than the new grid.
-    """
+    """Average regions ``[N, R, D]``, a square grid row by row, to ``[N, size * size, D]``."""
     side = math.isqrt(regions.shape[1])
     if side * side != regions.shape[1] or side < size:
         raise ShapeError(
@@ -303,30 +229,20 @@ class GeneralizedPooling(nn.Module):
     def tabulate_weights(self, max_length: int) -> None:
         """Compute the weights of all sizes once. An exported graph reads them, because it cannot
         hold packed sequences.
-
-        Args:
-            max_length: Largest size of a set.
         """
         with torch.no_grad():
             self.weight_table = self.weights(torch.arange(1, max_length + 1), max_length)
 
     def forward(self, items: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Pool the valid positions.
-
-        Args:
-            items: Vectors, shape ``[N, L, D]``.
-            mask: Valid positions, shape ``[N, L]``. None: all.
-
-        Returns:
-            Vectors, shape ``[N, D]``.
-        """
+        """Pool the valid positions, ``[N, L, D]`` to ``[N, D]``. Mask ``[N, L]``, None: all."""
         # [N, D, L]: each dimension is sorted on its own, in adjacent memory.
         by_dimension = items.transpose(1, 2).contiguous()
-        if self.weight_table is not None and torch.compiler.is_compiling():
+        if self.weight_table is not None and is_traced():
             if mask is None:
                 weights = self.weight_table[items.shape[1] - 1, : items.shape[1]]
                 return torch.einsum("ndl,l->nd", by_dimension.sort(-1).values, weights.flip(-1))
-            weights = self.weight_table[mask.sum(1) - 1, : items.shape[1]]
+            # The mask is an input of the graph, so that its length is not fixed by a trace.
+            weights = self.weight_table[mask.sum(1) - 1, : mask.shape[1]]
             by_dimension = by_dimension.masked_fill(~mask[:, None, :], MASKED_VALUE)
             return torch.einsum("ndl,nl->nd", by_dimension.sort(-1).values, weights.flip(-1))
         if mask is None:
@@ -337,17 +253,12 @@ class GeneralizedPooling(nn.Module):
             lengths, length_index = mask.sum(1).unique(return_inverse=True)
             by_dimension = by_dimension.masked_fill(~mask[:, None, :], MASKED_VALUE)
         weights = self.weights(lengths, items.shape[1])[length_index].to(items.dtype)
+        # The first weight belongs to the largest value, and masked values are the smallest.
         return torch.einsum("ndl,nl->nd", sort_ascending(by_dimension), weights.flip(-1))
 
     def contributions(self, items: Tensor) -> Tensor:
-        """Compute the contribution of each position to the pooled vector, for items without
-        padding.
-
-        Args:
-            items: Vectors, shape ``[N, L, D]``.
-
-        Returns:
-            Contributions, shape ``[N, L, D]``. Their sum over L is the pooled vector.
+        """Compute the contribution of each position, ``[N, L, D]``, for items without padding. The
+        sum over L is the pooled vector.
         """
         # The inverse permutation: the rank of each position in its dimension.
         ranks = items.argsort(dim=1, descending=True, stable=True).argsort(1)
@@ -356,15 +267,7 @@ class GeneralizedPooling(nn.Module):
         return weights[..., None].expand_as(items).gather(1, ranks) * items
 
     def weights(self, lengths: Tensor, max_length: int) -> Tensor:
-        """Compute the weights for sets of the given sizes.
-
-        Args:
-            lengths: Sizes of the sets, shape ``[K]``.
-            max_length: Length of a row of weights.
-
-        Returns:
-            Weights, shape ``[K, max_length]``. Rows sum to 1 and are 0 beyond the size of the set.
-        """
+        """Compute the weights ``[K, max_length]`` of sets of K sizes, 0 beyond the size."""
         positions = sinusoidal_positions(max_length, self.position_dim, lengths.device).to(
             self.linear.weight.dtype
         )
@@ -388,17 +291,10 @@ class GeneralizedPooling(nn.Module):
 
 
 def sort_ascending(values: Tensor) -> Tensor:
-    """Sort every row of the last axis.
-
-    Args:
-        values: Values, shape ``[..., L]``.
-
-    Returns:
-        Sorted values.
-    """
-    # On a CPU, numpy sorts short rows many times faster than torch.
+    """Sort values ``[..., L]`` along the last axis."""
     if values.device.type != "cpu":
         return values.sort(-1).values
+    # On a CPU, numpy sorts short rows many times faster than torch.
     detached = at_least_float32(values.detach())
     if not values.requires_grad:
         return torch.from_numpy(np.sort(detached.numpy(), -1)).to(values.dtype)
@@ -406,16 +302,7 @@ def sort_ascending(values: Tensor) -> Tensor:
 
 
 def sinusoidal_positions(length: int, dim: int, device: torch.device | None = None) -> Tensor:
-    """Compute sinusoidal positions.
-
-    Args:
-        length: Number of positions.
-        dim: Dimensions.
-        device: Device of the result.
-
-    Returns:
-        Positions, shape ``[length, dim]``: sine in even, cosine in odd dimensions.
-    """
+    """Compute sinusoidal positions ``[length, dim]``: sine in even, cosine in odd dimensions."""
     position = torch.arange(length, device=device, dtype=torch.float32)[:, None]
     # 10000^(-2 i / dim), as in the Transformer.
     rate = torch.exp(

@@ -16,8 +16,8 @@ from visavis.core import storage
 from visavis.core.encoded import Encoded
 from visavis.core.errors import RunError, VisavisError
 from visavis.core.spec import build_object
-from visavis.data.dataset import Image as ListedImage
 from visavis.data.features.standardization import Standardization
+from visavis.data.image_file import Image as ListedImage
 from visavis.data.vocabulary import Vocabulary
 from visavis.data.words import tokenize
 from visavis.models.base import Matcher, load_matcher, verify_config_hash
@@ -34,12 +34,12 @@ from visavis.models.encoders.pretrained_files import (
     is_model_folder,
     model_folder,
 )
+from visavis.models.text_inputs import unknown_words
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from visavis.data.item_sources import PixelSource
-    from visavis.models.encoders.bert_queries import BertQueryEncoder
     from visavis.models.encoders.frozen_encoders import FrozenEncoder, TextEncoder
     from visavis.models.encoders.text_backbone import PretrainedTokenizer
 
@@ -109,15 +109,7 @@ class Processor:
 
     @classmethod
     def from_saved_config(cls, config: SavedModelConfig, folder: Path) -> Processor:
-        """Build the processor of a saved model.
-
-        Args:
-            config: Content of ``config.json``.
-            folder: Model folder.
-
-        Returns:
-            The processor.
-        """
+        """Build the processor of a saved model."""
         words = Vocabulary(tuple(config.vocabulary)) if config.vocabulary else None
         backbone_folder = folder / VISUAL_BACKBONE_FOLDER
         visual_folder = backbone_folder if is_model_folder(backbone_folder) else None
@@ -192,16 +184,6 @@ class Processor:
         return open_encoder(self.text)  # type: ignore[return-value]
 
     @cached_property
-    def query_encoder(self) -> BertQueryEncoder | TextEncoder:
-        """Encoder of new texts: without transformers where that is possible, else
-        ``text_encoder``.
-        """
-        from visavis.models.encoders.bert_queries import BertQueryEncoder
-
-        fast = None if self.text is None else BertQueryEncoder.open(self.text)
-        return fast or self.text_encoder
-
-    @cached_property
     def pretrained_tokenizer(self) -> PretrainedTokenizer | None:
         """The opened tokenizer of a pretrained model."""
         if self.tokenizer is None:
@@ -223,15 +205,7 @@ class Processor:
         )
 
     def open_images(self, images: Sequence[ListedImage], augment_crop: str = "") -> PixelSource:
-        """Open listed images as pixels.
-
-        Args:
-            images: The images.
-            augment_crop: Name of the crop function of a training. "": no cropping and flipping.
-
-        Returns:
-            The pixels. They are normalized batch by batch where this is possible.
-        """
+        """Open listed images as pixels. ``augment_crop``: crop function of a training. "": none."""
         from visavis.data.item_sources import PixelSource
 
         converter = self.preprocess
@@ -262,17 +236,8 @@ class Processor:
         granularity: str,
         device: torch.device | str = "cpu",
     ) -> Encoded:
-        """Convert images, or clips of a model with ``frames_per_second``, to the input of a
-        matcher.
-
-        Args:
-            images: The images, or the frames of each clip.
-            granularity: Visual granularity of the matcher.
-            device: Device of a frozen encoder.
-
-        Returns:
-            Pixels or features. Clips have frames in the place of regions, ``[N, F, D]`` with a
-            mask.
+        """Convert images, or clips as lists of frames, to the input of a matcher. Clips have frames
+        in the place of regions, ``[N, F, D]`` with a mask.
         """
         if granularity == "pixels":
             return Encoded(self.preprocess(images))  # type: ignore[arg-type]
@@ -291,23 +256,14 @@ class Processor:
     def encode_pixels(
         self, pixels: Encoded, granularity: str, device: torch.device | str = "cpu"
     ) -> Encoded:
-        """Convert images or clips to the input of a matcher, as ``process_images``.
-
-        Args:
-            pixels: The images, converted by ``preprocess``, or the padded frames of clips, on the
-                device of the frozen encoder.
-            granularity: Visual granularity of the matcher.
-            device: Device of a frozen encoder.
-
-        Returns:
-            Pixels or features.
-        """
+        """Convert pixels of ``preprocess``, or padded frames of clips, as ``process_images``."""
         if granularity == "pixels":
             return pixels
         return self._standardize(self.visual_encoder.to(device)(pixels))
 
     def _standardize(self, features: Encoded) -> Encoded:
         """Average the crops of frozen features, then standardize them as in training."""
+        # [N, crops, ...]
         features = (
             features.map(lambda part: part.mean(1)) if self.visual_spec.crops > 1 else features
         )
@@ -319,20 +275,12 @@ class Processor:
         return self.visual.frames_per_second if self.visual else 0.0
 
     def process_texts(self, texts: Sequence[str], device: torch.device | str = "cpu") -> Encoded:
-        """Convert texts to the input of a matcher.
-
-        Args:
-            texts: The texts.
-            device: Device of a frozen encoder.
-
-        Returns:
-            Token ids or features.
-        """
+        """Convert texts to token ids or features, the input of a matcher."""
         # A vocabulary of the captions, a tokenizer of a trained text encoder, or features of a
         # frozen one.
         tokenizer = self.vocabulary or self.pretrained_tokenizer
         return (
-            self.query_encoder.to(device).encode(texts)
+            self.text_encoder.to(device).encode(texts)
             if tokenizer is None
             else tokenizer.encode(texts)
         )
@@ -340,39 +288,17 @@ class Processor:
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Count the tokens that the model reads of each text, including start and end. The rest of
         a long text is cut off.
-
-        Args:
-            texts: The texts.
-
-        Returns:
-            Number of tokens of each text. Of words, if only sentence-transformers knows the tokens.
         """
         if self.vocabulary is not None:
             return [len(self.vocabulary.token_ids(text)) for text in texts]
         if (tokenizer := self.pretrained_tokenizer) is not None:
             return np.minimum(tokenizer.count_tokens(texts), tokenizer.max_length).tolist()
-        return self.query_encoder.count_tokens(texts).tolist()
+        # Number of words, if only sentence-transformers knows the tokens.
+        return self.text_encoder.count_tokens(texts).tolist()
 
     def unknown_words(self, text: str) -> list[str]:
-        """Find the words of a text that are not in the vocabulary.
-
-        Args:
-            text: The text.
-
-        Returns:
-            The unknown words.
-
-        Raises:
-            VisavisError: If all words are unknown.
-        """
-        if self.vocabulary is None:
-            return []
-        if not self.vocabulary.knows(text):
-            raise VisavisError(
-                f"{text!r}: expected at least one of the {len(self.vocabulary):,} words of the "
-                "vocabulary, got unknown words only. Use other words."
-            )
-        return self.vocabulary.unknown_words(text)
+        """Find the words of a text that are not in the vocabulary."""
+        return unknown_words(text, self.vocabulary)
 
     @property
     def known_text(self) -> str:
@@ -381,14 +307,7 @@ class Processor:
         return "a" if self.vocabulary is None else self.vocabulary.words[-1]
 
     def split_words(self, text: str) -> list[str | None]:
-        """Split a text into the words or word pieces that a matcher reads.
-
-        Args:
-            text: The text.
-
-        Returns:
-            The words. None for tokens that mark the beginning and the end.
-        """
+        """Split a text into the words or word pieces that a matcher reads. None: start or end."""
         if self.vocabulary is not None:
             return [None, *tokenize(text), None]
         pretrained = self.pretrained_tokenizer
@@ -406,28 +325,18 @@ class Processor:
     def save(self, matcher: Matcher, folder: Path) -> None:
         """Write a model folder: config and weights of the matcher, with this processor in the
         config.
-
-        Args:
-            matcher: The matcher.
-            folder: Model folder.
         """
         matcher.save_pretrained(folder, **self.to_config)
 
 
 def unsupported_content(folder: Path) -> str | None:
-    """Describe a folder that holds no saved matcher.
-
-    Args:
-        folder: Any path.
-
-    Returns:
-        The description. None for the folder of a matcher.
-    """
+    """Describe a folder that holds no saved matcher. None: it holds one."""
     if os.path.exists(folder / "modules.json"):
         return "a sentence-transformers model that does not read images"
     if not os.path.exists(folder / "config.json"):
         return "none of them" if os.path.exists(folder) else "no such folder"
     config = storage.read_json(folder / "config.json", dict[str, Any], error=RunError)
+    # Configs of transformers have a model_type. A saved matcher has a kind.
     if (model_type := config.get("model_type")) is None:
         return None
     has_code = " with code of its own, which is never run" if config.get("auto_map") else ""
@@ -435,17 +344,7 @@ def unsupported_content(folder: Path) -> str | None:
 
 
 def load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
-    """Load the matcher of a model folder, with its processor.
-
-    Args:
-        folder: Model folder.
-
-    Returns:
-        The matcher and its processor.
-
-    Raises:
-        RunError: If the folder has no model of this version.
-    """
+    """Load the matcher of a model folder, with its processor."""
     from visavis.models import find_model, suggest_model
 
     file = folder / "config.json"

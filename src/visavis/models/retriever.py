@@ -23,12 +23,13 @@ from torch import Tensor
 
 from visavis.core import storage
 from visavis.core.encoded import Direction, Encoded, unit_rows
-from visavis.core.errors import DataError, RunError, ShapeError, SpecError, format_value, warn
+from visavis.core.errors import DataError, RunError, ShapeError, SpecError, format_value
 from visavis.core.memory_budget import MemoryLimit, parse_memory
+from visavis.data.file_names import is_video
 from visavis.data.images import convert_image, decode_image
 from visavis.data.parallel import map_in_order
 from visavis.data.sequences import pad_items
-from visavis.data.video import is_video, iter_frames
+from visavis.data.video import iter_frames
 from visavis.models.base import Matcher, get_vectors, valid_mask
 from visavis.models.batch_encoding import device_of
 from visavis.models.device import choose_device
@@ -40,6 +41,7 @@ from visavis.models.encoders.pretrained_files import (
 )
 from visavis.models.inference import OnBatch, consecutive_batches, encode_items, score_all_pairs
 from visavis.models.processor import Processor, load_saved_model
+from visavis.models.text_inputs import check_texts, count_items, warn_of_unknown_texts
 
 ImageInput: TypeAlias = "str | Path | Image | np.ndarray | Tensor | bytes"
 """A path, a Pillow image, a uint8 array ``[H, W, 3]``, a tensor ``[3, H, W]`` of uint8 or of floats
@@ -48,20 +50,8 @@ in 0..1, or an encoded file.
 
 
 def read_image(image: Any, name: str, min_side: int = 0) -> Image:
-    """Convert an image of any accepted kind to an upright RGB image. Of an animation, the first
-    frame is used.
-
-    Args:
-        image: The image.
-        name: Its name in error messages, such as ``images[3]``.
-        min_side: Shorter side that is needed of a JPEG, in pixels. 0: it is decoded in full.
-
-    Returns:
-        An RGB image.
-
-    Raises:
-        DataError: If the file is not an image, or if the array or tensor has another shape, type or
-            range.
+    """Convert an image of any accepted kind, of an animation the first frame, to an upright RGB
+    image. A JPEG is decoded with a shorter side of at least ``min_side`` pixels. 0: in full.
     """
     if isinstance(image, str | Path):
         if is_video(str(image)):
@@ -544,14 +534,7 @@ class Retriever:
             SpecError: If ``texts`` is a single text.
         """
         count = check_texts(texts)
-        vocabulary = self.processor.vocabulary
-        if vocabulary is not None:
-            unknown = [text for text in texts if not vocabulary.knows(text)]
-            if unknown:
-                warn(
-                    f"texts: the model knows no word of {len(unknown):,} of {count:,} texts "
-                    f"({', '.join(map(format_value, unknown[:3]))}). Use words of its captions."
-                )
+        warn_of_unknown_texts(texts, self.processor.vocabulary)
         # Batches of texts of similar length have little padding.
         by_length = np.argsort([len(text) for text in texts], kind="stable")
         batches = [by_length[batch] for batch in consecutive_batches(count, self.batch_size)]
@@ -606,62 +589,3 @@ class Retriever:
                 "another model and re-rank its results with this one (--rerank)."
             )
         return rows if self.embedding_dim is None else unit_rows(rows[:, : self.embedding_dim])
-
-
-def check_texts(texts: Sequence[str]) -> int:
-    """Check the texts to encode.
-
-    Args:
-        texts: The texts.
-
-    Returns:
-        Their number.
-
-    Raises:
-        DataError: Naming a text that is empty, or has half of a surrogate pair.
-        ShapeError: If there are none.
-        SpecError: If ``texts`` is a single text, or holds other objects.
-    """
-    count = count_items(texts, "texts")
-    for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise SpecError(
-                f"texts[{number}]: expected a text, got {format_value(text)}. Pass a str."
-            )
-        if not text.strip():
-            raise DataError(
-                f"texts[{number}]: expected a text, got {format_value(text)}. Remove it, or write "
-                "some words."
-            )
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise DataError(
-                f"texts[{number}]: expected Unicode, got half of a surrogate pair in "
-                f"{format_value(text)}. Decode the text from its file as UTF-8 or UTF-16."
-            ) from None
-    return count
-
-
-def count_items(items: Sequence[Any], name: str) -> int:
-    """Count the items to encode.
-
-    Args:
-        items: The items.
-        name: Their name in error messages.
-
-    Returns:
-        Their number.
-
-    Raises:
-        ShapeError: If there are none.
-        SpecError: If ``items`` is a single text.
-    """
-    # A text is a sequence of letters, each of which would be encoded.
-    if isinstance(items, str):
-        raise SpecError(
-            f"{name}: expected a list, got {format_value(items)}. Pass [{items!r:.80}]."
-        )
-    if not len(items):
-        raise ShapeError(f"{name}: expected at least one to encode, got an empty list. Pass some.")
-    return len(items)

@@ -50,20 +50,11 @@ class _TextSide(GlobalMatcher):
 
 @cache
 def text_side(kind: type[Matcher]) -> type[Matcher]:
-    """Derive a matcher without its visual side. Its images are item vectors, which it normalizes.
-
-    Args:
-        kind: Matcher with one vector per item. It has the part "text".
-
-    Returns:
-        The matcher, with the same name, config and names of weights.
-
-    Raises:
-        RecipeError: If the score of the matcher is not the cosine of two vectors.
-    """
+    """Derive a matcher without its visual side. Its images are vectors, which it normalizes."""
     if not issubclass(kind, GlobalMatcher) or kind.score is not GlobalMatcher.score:
         raise RecipeError(
             f"model.kind: expected a model with one vector per item, got {kind.name}. Use Heads, "
             "VSE++ or CLIP."
         )
+    # The same name, config and names of weights.
     return type(kind.__name__, (_TextSide, kind), {"__module__": kind.__module__})

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from visavis.core.encoded import Encoded
 from visavis.core.fields import PositiveInt, UnitFloat, require_field
 from visavis.models.base import MatcherConfig, get_mask, get_vectors, valid_mask
-from visavis.models.layers import max_pool, mean_pool, xavier_linear
+from visavis.models.layers import is_traced, max_pool, mean_pool, xavier_linear
 
 if TYPE_CHECKING:
     from visavis.models.encoders.text_backbone import WordNoise
@@ -69,7 +69,7 @@ class GRUWordEncoder(nn.Module):
         """
         words = self.dropout(self.embedding(get_vectors(items)))
         lengths = valid_mask(items).sum(1)
-        if torch.compiler.is_compiling():
+        if is_traced():
             # An exported graph has no groups, whose number and lengths depend on the texts.
             return self._states(words, lengths)
         # Groups of similar length have little padding. The states do not depend on the group.
@@ -86,10 +86,10 @@ class GRUWordEncoder(nn.Module):
         return padded[by_length.argsort()]
 
     def _states(self, words: Tensor, lengths: Tensor) -> Tensor:
-        """Return the states of texts."""
+        """Return the states ``[N, L, hidden_dim]`` of embeddings ``[N, L, word_dim]``."""
         # Without packing, whose backward pass on a CPU takes L times as long.
         forward: Tensor = self.forward_gru(words)[0]
-        if torch.compiler.is_compiling():
+        if is_traced():
             # Attaches the shape, because an exported graph does not know how many states a GRU
             # returns.
             position = torch.arange(words.shape[1], device=words.device)[None, :, None]
@@ -105,16 +105,7 @@ class GRUWordEncoder(nn.Module):
 
 
 def pool_words(words: Tensor, mask: Tensor | None, pooling: str) -> Tensor:
-    """Pool word states to one vector per text.
-
-    Args:
-        words: States, shape ``[N, L, D]``.
-        mask: Valid words, shape ``[N, L]``. None: all.
-        pooling: "first", "last" (the last valid state), "max" or "mean".
-
-    Returns:
-        Vectors, shape ``[N, D]``.
-    """
+    """Pool word states ``[N, L, D]`` to ``[N, D]``: "first", "last" (valid), "max" or "mean"."""
     if pooling == "first":
         return words[:, 0]
     if pooling == "last":
@@ -162,14 +153,7 @@ class TextCNN(nn.Module):
         self.output_dim = num_filters * len(self.kernel_sizes)
 
     def forward(self, items: Encoded) -> Tensor:
-        """Encode token ids.
-
-        Args:
-            items: Token ids, shape ``[N, L]``.
-
-        Returns:
-            Vectors, shape ``[N, 3 num_filters]``.
-        """
+        """Encode token ids ``[N, L]`` to vectors ``[N, 3 num_filters]``."""
         mask = get_mask(items)
         words = self.dropout(self.embedding(get_vectors(items)))
         words = (words if mask is None else words * mask[..., None]).transpose(1, 2)
@@ -227,31 +211,15 @@ class LinearWordEncoder(nn.Linear):
     """One linear layer on every word vector."""
 
     def forward(self, items: Encoded) -> Tensor:  # type: ignore[override]
-        """Project word vectors.
-
-        Args:
-            items: Word vectors, shape ``[N, L, in_features]``.
-
-        Returns:
-            Vectors, shape ``[N, L, out_features]``.
-        """
+        """Project word vectors ``[N, L, in_features]`` to ``[N, L, out_features]``."""
         return super().forward(get_vectors(items))
 
 
 def build_word_encoder(
     config: WordMatcherConfig, output_dim: int, *, bidirectional: bool, dropout: float
 ) -> tuple[nn.Module, nn.Module]:
-    """Build the encoder of tokens, or a linear layer on word vectors.
-
-    Args:
-        config: The architecture.
-        output_dim: Dimensions of a word.
-        bidirectional: Whether a GRU has two directions.
-        dropout: Dropout of word embeddings.
-
-    Returns:
-        The text backbone (an identity if there is none), and the module that maps its output to
-        words ``[N, L, output_dim]``.
+    """Build the text backbone, an identity if there is none, and the module that maps its output to
+    words ``[N, L, output_dim]``.
     """
     if config.text_granularity == "words":
         return nn.Identity(), xavier_linear(config.text_input_dim, output_dim, LinearWordEncoder)

@@ -1,1 +1,3 @@
-"""What the papers need besides their objectives, registered as the parts of an installed package."""
+"""What the papers need besides their objectives. The entry points in pyproject.toml register these
+parts, as they register the parts of any installed package. No other package imports this one.
+"""

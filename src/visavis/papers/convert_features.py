@@ -50,11 +50,15 @@ from visavis.data.video import video_id
 
 # Training videos that are held out for validation if no such list was published.
 NUM_HELD_OUT = 500
+# A list of the videos of a split, such as train_list.txt or val_list_jsfusion.txt.
 _LIST = re.compile(r"(train|val|test)_list(?:_(\w+))?\.txt")
+# The split of JSFusion is known as 1k-A.
 _SPLIT_NAME_ALIASES = {"jsfusion": "1ka"}
 _PICKLES = (".pkl", ".pickle", ".npy")
+# Captions whose word features are padded and written together.
 _CAPTIONS_PER_BLOCK = 512
 HDF5_SUFFIXES = (".h5", ".hdf5")
+# Beginnings of names in an .h5 of a video.
 _FEATURES = "features."
 _SECONDS = "features_t."
 _CAPTIONS = "raw_captions."
@@ -94,20 +98,9 @@ class VideoSplits:
     def to_karpathy(
         self, captions: Mapping[str, list[str]], test_caption_index: Mapping[str, int]
     ) -> dict[str, Any]:
-        """Convert to a list in Karpathy's format.
-
-        Args:
-            captions: Captions of each video.
-            test_caption_index: Index of the caption that counts, by test video.
-
-        Returns:
-            The list as JSON data.
-
-        Raises:
-            DataError: If a video has no captions, or the index of the tested caption is unknown or
-                out of range.
-        """
+        """Convert to a list in Karpathy's format as JSON data."""
         images = []
+        # Without splits, all videos with captions.
         for video in captions if self.split_of is None else self.split_of:
             texts = captions.get(video)
             split = self.split_of and self.split_of[video]
@@ -144,6 +137,9 @@ class VideoSplits:
 
 
 def _make_splits(split_name: str, lists: dict[str, list[str]]) -> list[VideoSplits]:
+    """Splits by published lists. Without a test list, the val list is the test split, and training
+    videos are held out for validation.
+    """
     suffix = f"-{split_name}" if split_name else ""
     missing = "the train list" if "train" not in lists else "a val or test list"
     available = " and ".join(f"the {split} list" for split in sorted(lists))
@@ -198,11 +194,7 @@ class ConversionReport:
     split_files: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON data.
-
-        Returns:
-            All fields by name.
-        """
+        """Convert to JSON data."""
         experts = {
             name: {"embedding_dim": embedding_dim, "videos": videos}
             for name, (embedding_dim, videos) in self.experts.items()
@@ -213,20 +205,8 @@ class ConversionReport:
 def convert_features(
     sources: Sequence[str | Path], out: str | Path, progress: Progress | None = None
 ) -> ConversionReport:
-    """Convert all sources to one folder. A failed conversion leaves no output.
-
-    Args:
-        sources: Each ``PATH``, or ``NAME=PATH`` to rename an expert: pickles, ``.npy`` of objects,
-            an ``.h5`` per video or a folder of them, a ``.json`` of MSR-VTT, and split lists such
-            as ``train_list.txt``. No code in them is executed.
-        out: The new folder.
-        progress: Receives the progress.
-
-    Returns:
-        The content of the folder.
-
-    Raises:
-        DataError: If a source is unknown or malformed.
+    """Convert all sources, each ``PATH`` or ``NAME=PATH`` to rename an expert, to one folder. No
+    code in them is executed.
     """
     _require(
         sources,
@@ -237,6 +217,7 @@ def convert_features(
     out = Path(out)
     progress = progress or NoProgress()
     content = _SourceContent()
+    # An existing folder is refused now, not after the sources were read.
     if os.path.exists(out):
         storage.prepare_empty_folder(out, will_be_replaced=True)
     for number, source in enumerate(sources):
@@ -349,6 +330,7 @@ class _SourceContent:
                 "Remove one of the two.",
             )
             table[video_id(video)] = entry
+        # The first video that has a value decides the kind of all of them.
         first_video = next((video for video in table if not is_missing(table[video])), None)
         _require(
             first_video is not None,
@@ -413,12 +395,6 @@ def _require_new(target: Mapping[str, Any], table: Mapping[str, Any], path: Path
 def is_missing(value: Any) -> bool:
     """Return whether an expert has no features of a video: None, NaN, no vectors, or vectors of
     NaN.
-
-    Args:
-        value: The value of the expert.
-
-    Returns:
-        Whether it is missing.
     """
     if isinstance(value, np.ndarray):
         return not value.size or (value.dtype.kind == "f" and bool(np.isnan(value).all()))
@@ -499,25 +475,15 @@ class HDF5Videos:
 
     @classmethod
     def open(cls, path: Path, on_progress: Callable[[int, int], None]) -> HDF5Videos:
-        """Open one file, or all files in a folder and its subfolders.
-
-        Args:
-            path: The file or folder.
-            on_progress: Called with the number of files that were read and of all files.
-
-        Returns:
-            The files.
-
-        Raises:
-            DataError: If there are only other files, or one of another layout.
-        """
+        """Open one file, or all files in a folder and its subfolders."""
         listed = [path]
+        # Only problems of files that would be read matter.
         if not os.path.isfile(path):
             scan = scan_folder(path)
             for name, problem in scan.problems.items():
-                if name.endswith(HDF5_SUFFIXES) or os.path.isdir(path / name):
+                if name.endswith(HDF5_SUFFIXES) or os.path.isdir(scan.place(name)):
                     raise DataError(f"{path / name}: {problem}.")
-            listed = [path / name for name in scan.files if name.endswith(HDF5_SUFFIXES)]
+            listed = [scan.place(name) for name in scan.files if name.endswith(HDF5_SUFFIXES)]
         _require(
             listed,
             f"{path} has no .h5: expected {_IN_HDF5}",
@@ -537,14 +503,8 @@ class HDF5Videos:
         return files
 
     def read(self, video: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Read the features of a video, and their times: the middle of their stored start and end,
-        or their place by `FEATURE_SECONDS`.
-
-        Args:
-            video: Name of the video.
-
-        Returns:
-            Features by expert, and times in seconds by expert, ``[L]``.
+        """Read the features of a video, and their times in seconds ``[L]``: the middle of their
+        stored start and end, or their place by `FEATURE_SECONDS`.
         """
         features: dict[str, np.ndarray] = {}
         seconds: dict[str, np.ndarray] = {}
@@ -555,6 +515,7 @@ class HDF5Videos:
                 if _FEATURES + name not in content:
                     continue
                 features[name] = vectors = content[_FEATURES + name][()]
+                # A missing expert.
                 if vectors.ndim != 2:
                     continue
                 stored = content[_SECONDS + name][()] if _SECONDS + name in content else []
@@ -563,6 +524,7 @@ class HDF5Videos:
                 if times.ndim == 2 and times.size:
                     times = times.mean(1)
                 is_number = times.dtype.kind in "fiu" and times.shape == (len(vectors),)
+                # Without one valid time per vector, the times follow from the place.
                 if is_number and np.isfinite(times).all():
                     seconds[name] = times
                 elif name in FEATURE_SECONDS:
@@ -571,13 +533,31 @@ class HDF5Videos:
 
     def _add_file(self, path: Path, video: Any) -> None:
         """Add the captions and dimensions of a file. Features are not read."""
+        import h5py
+
         for key in video:
-            _require_own_array(path, video, key)
+            # HDF5 supports links to other files, which opening the content would follow.
+            _require(
+                isinstance(video.get(key, getlink=True), h5py.HardLink),
+                f"{path}: {key} is a link, and links are not followed: expected {_IN_HDF5}",
+            )
+            content = video[key]
+            _require(
+                isinstance(content, h5py.Dataset)
+                and not content.is_virtual
+                and not content.external,
+                f"{path}: {key} is not an array in the file itself: expected {_IN_HDF5}",
+            )
+            _require(
+                content.nbytes <= storage.MAX_BYTES,
+                f"{path}: {key} has {content.nbytes:,} bytes, expected at most "
+                f"{storage.MAX_BYTES:,}",
+            )
             if key.startswith(_FEATURES):
-                shape = video[key].shape
+                shape = content.shape
                 name = key.removeprefix(_FEATURES)
                 # A missing expert is stored as a single NaN.
-                if len(shape) != 2 and is_missing(video[key][()]):
+                if len(shape) != 2 and is_missing(content[()]):
                     continue
                 _require(
                     len(shape) in (1, 2),
@@ -625,28 +605,6 @@ def _open_hdf5(path: Path) -> Iterator[Any]:
                 f"{path} is damaged or of another layout, expected {_IN_HDF5}: "
                 f"{storage.error_reason(error)[:100]}. {_CORRECT_FILE}"
             ) from None
-
-
-def _require_own_array(path: Path, video: Any, key: str) -> None:
-    """Check that content is in the file itself and of a possible size. HDF5 also supports links to
-    other files.
-    """
-    import h5py
-
-    # Before the content is opened, which would follow the link.
-    _require(
-        isinstance(video.get(key, getlink=True), h5py.HardLink),
-        f"{path}: {key} is a link, and links are not followed: expected {_IN_HDF5}",
-    )
-    content = video[key]
-    _require(
-        isinstance(content, h5py.Dataset) and not content.is_virtual and not content.external,
-        f"{path}: {key} is not an array in the file itself: expected {_IN_HDF5}",
-    )
-    _require(
-        content.nbytes <= storage.MAX_BYTES,
-        f"{path}: {key} has {content.nbytes:,} bytes, expected at most {storage.MAX_BYTES:,}",
-    )
 
 
 def _parse_source(source: str | Path) -> tuple[str, Path]:
@@ -755,6 +713,7 @@ def _write_caption_features(
                 f"features {name} of the caption {caption[:60]!r}: expected values that are finite "
                 "in float16. Scale them."
             )
+    # Captions have different numbers of words. Blocks are padded, the store keeps the lengths.
     lengths = np.array([len(array) for array in features.values()])
     description = StoreDescription(
         "text",

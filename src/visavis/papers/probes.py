@@ -3,9 +3,8 @@ and images.
 
 A minimal pair is a true caption, and the same caption with one edit that makes it false. Pairs of
 synthetic scenes are written from the ground truth (``synthetic.captions``). Captions of the
-user are edited with short word lists, only where the words leave little doubt, and never into
-another caption of the image. It is not guaranteed that the edited caption is false, because nobody
-checks the image.
+user are edited with short word lists (``caption_edits``). The pairs are selected so that a model
+without the image cannot solve them (``text_only``).
 """
 
 from __future__ import annotations
@@ -49,6 +48,14 @@ from visavis.models.inference import (
     score_indexed_pairs,
 )
 from visavis.models.retriever import Retriever
+from visavis.papers.caption_edits import make_text_pairs
+from visavis.papers.text_only import (
+    TEXT_ONLY_LIMIT,
+    NgramModel,
+    learned_margins,
+    select_balanced,
+    share_correct,
+)
 from visavis.training.evaluation.ranked_split import first_images
 from visavis.training.runs.open_run import open_run, read_run_recipe
 
@@ -65,88 +72,10 @@ CROPPED_SIDE = 0.8
 """Share of both sides that a central crop keeps."""
 JPEG_QUALITY = 10
 """JPEG quality, from 1 to 95."""
+SCENE_DRAWS = 4
+"""Number of times that each kind of edit is sampled for a synthetic scene."""
 IMAGE_BATCH_SIZE = 64
 """Number of images that are edited and encoded together."""
-
-
-COLORS = (
-    "red",
-    "blue",
-    "green",
-    "yellow",
-    "black",
-    "white",
-    "brown",
-    "orange",
-    "purple",
-    "pink",
-    "gray",
-)
-"""Color words."""
-NUMBERS = ("two", "three", "four", "five", "six")
-"""Number words."""
-OPPOSITES = {
-    "above": "below",
-    "below": "above",
-    "behind": "in front of",
-    "in front of": "behind",
-    "inside": "outside",
-    "outside": "inside",
-    "on top of": "underneath",
-    "over a": "under a",
-    "over the": "under the",
-    "under": "over",
-    "underneath": "on top of",
-}
-"""Each relation with its opposite."""
-ACTORS = (
-    "man",
-    "woman",
-    "boy",
-    "girl",
-    "dog",
-    "cat",
-    "horse",
-    "child",
-    "baby",
-    "person",
-    "lady",
-    "bird",
-    "bike",
-    "ball",
-)
-"""People, animals and things that can exchange roles."""
-ASYMMETRIC_WORDS = (
-    "behind",
-    "in front of",
-    "on top of",
-    "under",
-    "above",
-    "below",
-    "chases",
-    "chasing",
-    "carries",
-    "carrying",
-    "holds",
-    "holding",
-    "rides",
-    "riding",
-    "follows",
-    "following",
-    "throws",
-    "throwing",
-    "pulls",
-    "pulling",
-    "pushes",
-    "pushing",
-    "feeds",
-    "feeding",
-)
-"""Relations that hold between two actors in one direction only."""
-SYMMETRIC_WORDS = frozenset(
-    {"and", "with", "while", "other", "together", "near", "beside", "as"}
-)  # language: quoted
-"""Words that suggest a symmetric relation, in which an exchange of roles changes nothing."""
 
 
 def _crop(image: Image) -> Image:
@@ -182,6 +111,8 @@ class ProbeResult:
             of words cannot distinguish.
         low: Lower bound of the 95 % interval of the accuracy (Wilson), in percent.
         high: Upper bound of the interval, in percent.
+        text_only: Accuracy of a model that learns from the other pairs and sees no image, in
+            percent. None: the pairs are not of texts.
     """
 
     kind: str
@@ -191,6 +122,7 @@ class ProbeResult:
     same_words: bool
     low: float
     high: float
+    text_only: float | None = None
 
     @property
     def percent(self) -> float:
@@ -206,20 +138,10 @@ class ProbeResult:
     def from_scores(
         cls, kind: str, true: np.ndarray, edited: np.ndarray, *, same_words: bool
     ) -> ProbeResult:
-        """Count correct pairs.
-
-        Args:
-            kind: Kind of edit.
-            true: Scores of the true captions, shape ``[N]``.
-            edited: Scores of the edited captions, shape ``[N]``.
-            same_words: Whether both captions always have the same words.
-
-        Returns:
-            The accuracy.
-        """
+        """Count correct pairs, from the scores ``[N]`` of the true and of the edited captions."""
         from scipy.stats import binomtest
 
-        tie = np.abs(true - edited) <= TIE_TOLERANCE * np.maximum(  # [N]
+        tie = np.abs(true - edited) <= TIE_TOLERANCE * np.maximum(
             1, np.maximum(np.abs(true), np.abs(edited))
         )
         num_correct = int(((true > edited) & ~tie).sum())
@@ -277,27 +199,18 @@ class RecallChange:
         after: np.ndarray,
         images: np.ndarray,
     ) -> RecallChange:
-        """Compare the ranks of the same queries.
-
-        Args:
-            edit: Name of the edit.
-            direction: "i2t" or "t2i".
-            k: Cutoff of recall.
-            before: Rank of each query without the edit, shape ``[Q]``.
-            after: Rank of each query with the edit, shape ``[Q]``.
-            images: Image of each query, numbered from 0 without gaps, shape ``[Q]``.
-
-        Returns:
-            The change of recall.
-        """
+        """Compare the ranks ``[Q]`` of the same queries, whose images are numbered without gaps."""
         from scipy.stats import t
 
         hits_before = before <= k
         hits_after = after <= k
-        number = np.bincount(images)  # [V], queries of each image
-        # [V], one value per image, because its queries are not independent
+        # [V], queries of each image.
+        number = np.bincount(images)
+        # [V], one value per image, because its queries are not independent.
         change = 100 * np.bincount(images, hits_after.astype(float) - hits_before) / number
+        # Weighted by queries, so that the mean is the difference of the recalls.
         mean = float(change @ number / number.sum())
+        # A single image has no spread.
         error = float(change.std(ddof=1) / np.sqrt(len(change))) if len(change) > 1 else np.inf
         half_width = float(t.ppf(0.975, max(len(change) - 1, 1))) * error
         return cls(
@@ -325,6 +238,8 @@ class ProbeReport(Result):
         data: Name of the data set.
         images: Number of images.
         source: By what the edited captions are false.
+        ngram_percent: Accuracy of an n-gram model of the training captions on all pairs, which sees
+            no image, in percent. None: the data have no training captions, or clips are compared.
         results: Accuracy by kind of edit.
         recall_changes: Changes of recall by harmless edits.
         skipped: Sentences about probes that were not possible.
@@ -340,6 +255,43 @@ class ProbeReport(Result):
     results: tuple[ProbeResult, ...]
     recall_changes: tuple[RecallChange, ...]
     skipped: tuple[str, ...] = ()
+    ngram_percent: float | None = None
+
+    @property
+    def learned_percent(self) -> float | None:
+        """Accuracy on all pairs of the model that learns from other pairs and sees no image."""
+        known = [one for one in self.results if one.text_only is not None]
+        if not known:
+            return None
+        return float(
+            np.average(
+                [one.text_only or 0.0 for one in known], weights=[one.num_pairs for one in known]
+            )
+        )
+
+    @property
+    def percent(self) -> float:
+        """Accuracy on all pairs, in percent."""
+        pairs = sum(one.num_pairs for one in self.results)
+        return 100 * sum(one.num_correct for one in self.results) / pairs
+
+    def _text_only_note(self) -> str:
+        """Accuracy of models without the image."""
+        if self.learned_percent is None:
+            return ""
+        ngrams = (
+            "not measured, because the data have no training captions"
+            if self.ngram_percent is None
+            else f"{self.ngram_percent:.1f} %"
+        )
+        note = (
+            f"All pairs: {self.percent:.1f} %. Without the image: n-grams of the training captions {ngrams}, a model "
+            f"that learns from the pairs of other images {self.learned_percent:.1f} %."
+        )
+        highest = max(self.learned_percent, self.ngram_percent or 0.0)
+        if highest > TEXT_ONLY_LIMIT:
+            note += f" Above {TEXT_ONLY_LIMIT:.0f} %, the pairs also measure language."
+        return note
 
     def tables(self) -> list[Table]:
         """Return the accuracy for each kind of edit, and the changes of recall."""
@@ -350,6 +302,7 @@ class ProbeReport(Result):
                 each.percent,
                 f"{each.low:.1f} to {each.high:.1f}",
                 each.num_ties,
+                each.text_only,
             )
             for each in self.results
         ]
@@ -359,20 +312,20 @@ class ProbeReport(Result):
             Column("correct", ".1f", unit=" %"),
             Column("95 %"),
             Column("ties", "d"),
+            Column("text only", ".1f", unit=" %"),
         )
         note = (
             "correct: the true caption scores above the edited one. A tie is not correct. Chance is "
             "50 %. * the same words in another order, which a bag of words cannot distinguish. "
             f"Edited captions are false by {self.source}."
         )
+        text_only = filter(None, [self._text_only_note()])
         ending = (*self.skipped, f"{self.model}, {self.images:,} images of {self.data}.")
-        accuracies = Table(columns, tuple(rows), (note,))
+        notes = (note, *text_only)
+        accuracies = Table(columns, tuple(rows), notes)
         if not self.recall_changes:
-            return [replace(accuracies, notes=(note, *ending))]
-        return [accuracies, self._change_table(ending)]
-
-    def _change_table(self, ending: tuple[str, ...]) -> Table:
-        rows = [
+            return [replace(accuracies, notes=(*notes, *ending))]
+        changes = [
             (
                 each.edit,
                 DIRECTIONS[each.direction],
@@ -383,17 +336,17 @@ class ProbeReport(Result):
             )
             for each in self.recall_changes
         ]
-        columns = (
+        change_columns = (
             *(Column(title, is_text=True) for title in ("edit", "", "R@K")),
             Column("before", ".1f"),
             Column("after", ".1f"),
             Column("difference, 95 %", "+.1f", spread=" ({} to {})"),
         )
-        note = (
+        change_note = (
             "Recall in percent before and after the edit, and the 95 % interval of the difference, "
             "paired over images."
         )
-        return Table(columns, tuple(rows), (note, *ending))
+        return [accuracies, Table(change_columns, tuple(changes), (change_note, *ending))]
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -406,39 +359,27 @@ class ProbeReport(Result):
 def results_by_kind(
     pairs: Sequence[MinimalPair], true: np.ndarray, edited: np.ndarray
 ) -> tuple[ProbeResult, ...]:
-    """Compute the accuracy for each kind of edit.
-
-    Args:
-        pairs: Minimal pairs.
-        true: Scores of the true captions, shape ``[N]``.
-        edited: Scores of the edited captions, shape ``[N]``.
-
-    Returns:
-        Accuracies, in the order of the pairs.
+    """Compute the accuracy for each kind of edit, in the order of the pairs, and of a model without
+    the image.
     """
+    learned = learned_margins(
+        [pair.true for pair in pairs],
+        [pair.edited for pair in pairs],
+        [pair.image for pair in pairs],
+    )
     results = []
     for kind in dict.fromkeys(pair.kind for pair in pairs):
         index = [number for number, pair in enumerate(pairs) if pair.kind == kind]
         same_words = all(
             sorted(tokenize(pairs[i].true)) == sorted(tokenize(pairs[i].edited)) for i in index
         )
-        results.append(
-            ProbeResult.from_scores(kind, true[index], edited[index], same_words=same_words)
-        )
+        result = ProbeResult.from_scores(kind, true[index], edited[index], same_words=same_words)
+        results.append(replace(result, text_only=100 * share_correct(learned[index])))
     return tuple(results)
 
 
 def recall_changes(edit: str, before: Evaluation, after: Evaluation) -> tuple[RecallChange, ...]:
-    """Compute the changes of recall by an edit of all images, or of all captions.
-
-    Args:
-        edit: Name of the edit.
-        before: Evaluation without the edit.
-        after: Evaluation with the edit.
-
-    Returns:
-        Changes for both directions and all cutoffs.
-    """
+    """Compute the changes of recall in both directions by an edit of all images or captions."""
     ranks = before.query_ranks
     ranks_after = after.query_ranks
     directions = {
@@ -467,24 +408,8 @@ def probe_run(
     with_edits: bool = True,
     shared_inputs: TextInputs | None = None,
 ) -> ProbeReport:
-    """Probe the best model of a run.
-
-    Args:
-        run: Run folder.
-        images: Number of images, the first ones of the split. 0 for all.
-        progress: Receives the progress.
-        data: Data set in place of the one of the run.
-        split: Name of the split. Default: the test split of the recipe.
-        memory: Memory for blocks of scores.
-        with_edits: Also measure recall after edits that keep captions true and images recognizable.
-        shared_inputs: Inputs of earlier runs, to which this run adds its own. Runs with the
-            same frozen text encoder then encode the same edited captions once.
-
-    Returns:
-        The results.
-
-    Raises:
-        RunError: If the model cannot read new captions, or no caption can be edited.
+    """Probe the best model of a run on the first images of a split, 0 for all. Runs with the same
+    frozen text encoder share the inputs of edited captions through ``shared_inputs``.
     """
     recipe = read_run_recipe(run, data, memory)
     data_module, matcher = open_run(run, recipe, progress)
@@ -501,33 +426,19 @@ def probe_run(
     encoded = data_module.encode(matcher, probed)
     inputs = _ProbeInputs(model, probed, *encoded, progress, shared_inputs)
     folder = resolve_path(recipe.data.path)
+    whole = data_module.data
+    training = whole.split("train").captions if "train" in whole.splits else ()
+    ngram_percent = None
     if os.path.isfile(folder / "clips.jsonl"):
         source = "the ground truth of the synthetic clips"
         results = _probe_clip_partners(inputs, ClipAnnotations.open(folder))
-    elif os.path.isfile(folder / "scenes.jsonl"):
-        source = "the ground truth of the synthetic scenes"
-        graphs = SceneGraphs.open(folder)
-        captions = " ".join(probed.captions).lower()
-        # The style whose shape names are the most frequent in the captions of the data set.
-        style = max(
-            STYLES.values(),
-            key=lambda style: sum(
-                captions.count(name) for names in style.shapes.values() for name in set(names)
-            ),
-        )
-        pairs = [
-            MinimalPair(pair.kind, image, pair.true.text, pair.edited.text)
-            for image, row in enumerate(probed.image_rows)
-            for pair in make_scene_pairs(graphs.scenes[row], np.random.default_rng(int(row)), style)
-        ]
-        results = _probe_pairs(inputs, pairs)
     else:
-        source = "word lists, not checked by people"
-        results = _probe_pairs(inputs, make_minimal_pairs(probed))
+        pairs, source = find_pairs(probed, folder)
+        results, ngram_percent = _probe_pairs(inputs, pairs, training)
     if not results:
         raise RunError(
-            f"{probed.name}: expected a caption that can be edited, got none in "
-            f"{len(probed.images):,} images. Probe more images."
+            f"{probed.name}: expected captions that can be edited so that a text-only model does not "
+            f"find the true one, got none in {len(probed.images):,} images. Probe more images."
         )
     changes, skipped = (
         _probe_edits(inputs, stored_features=bool(recipe.visual.features))
@@ -536,8 +447,43 @@ def probe_run(
     )
     kind = f"{recipe.model['kind']} on {recipe.visual.encoder or recipe.visual.features}"
     return ProbeReport(
-        run, kind, probed.name, len(probed.images), source, results, changes, skipped
+        run,
+        kind,
+        probed.name,
+        len(probed.images),
+        source,
+        results,
+        changes,
+        skipped,
+        ngram_percent,
     )
+
+
+def find_pairs(probed: Dataset, folder: Path) -> tuple[list[MinimalPair], str]:
+    """Make all minimal pairs of the images of a split, from the ground truth of synthetic scenes or else
+    from the captions, and name the source by which they are false.
+    """
+    if not os.path.isfile(folder / "scenes.jsonl"):
+        return make_minimal_pairs(probed), "word lists, not checked by people"
+    graphs = SceneGraphs.open(folder)
+    captions = " ".join(probed.captions).lower()
+    # The style whose shape names are the most frequent in the captions of the data set.
+    style = max(
+        STYLES.values(),
+        key=lambda style: sum(
+            captions.count(name) for names in style.shapes.values() for name in set(names)
+        ),
+    )
+    # The edits of a scene do not depend on which other scenes are probed.
+    pairs = [
+        MinimalPair(pair.kind, image, pair.true.text, pair.edited.text)
+        for image, row in enumerate(probed.image_rows)
+        for draw in range(SCENE_DRAWS)
+        for pair in make_scene_pairs(
+            graphs.scenes[row], np.random.default_rng([int(row), draw]), style
+        )
+    ]
+    return pairs, "the ground truth of the synthetic scenes"
 
 
 @dataclass(frozen=True, eq=False)
@@ -556,7 +502,8 @@ class _ProbeInputs:
         the texts of a probe are.
         """
         row_of = {caption: row for row, caption in enumerate(self.data.captions)}
-        encoded = [self.text]  # captions of the data set come first
+        # Captions of the data set come first.
+        encoded = [self.text]
         if new := [text for text in dict.fromkeys(texts) if text not in row_of]:
             row_of |= {text: row for row, text in enumerate(new, len(self.text))}
             encoded.append(self._encode_new_texts(new))
@@ -567,14 +514,15 @@ class _ProbeInputs:
         processor = self.model.processor
         batches = batches_by_length(texts, self.model.batch_size)
         key = processor.text, tuple(texts)
-
-        def read_texts(index: np.ndarray) -> Encoded:
-            return processor.process_texts([texts[i] for i in index], self.model.device)
-
-        inputs = self.shared_inputs.get(key) or join_batches(
-            [read_texts(index) for index in batches], batches
-        )
-        if processor.text is not None:  # tokens are read again in less time
+        inputs = self.shared_inputs.get(key)
+        if not inputs:
+            texts_of_batches = ([texts[i] for i in index] for index in batches)
+            inputs = join_batches(
+                [processor.process_texts(batch, self.model.device) for batch in texts_of_batches],
+                batches,
+            )
+        # Only features of a frozen encoder are shared: tokens are read again in less time.
+        if processor.text is not None:
             self.shared_inputs[key] = inputs
         return encode_items(
             self.model.matcher,
@@ -609,12 +557,16 @@ class _ProbeInputs:
             )
 
 
-def _probe_pairs(inputs: _ProbeInputs, pairs: list[MinimalPair]) -> tuple[ProbeResult, ...]:
-    """Score both captions of each minimal pair against its image, and compute the accuracy for each
-    kind of edit. Every text is encoded once.
+def _probe_pairs(
+    inputs: _ProbeInputs, candidates: list[MinimalPair], training: Sequence[str]
+) -> tuple[tuple[ProbeResult, ...], float | None]:
+    """Score both captions of each selected pair against its image, and compute the accuracy for each
+    kind of edit. Returns also the accuracy of the n-gram model. Every text is encoded once.
     """
+    pairs, ngram_percent = select_pairs(candidates, training)
     if not pairs:
-        return ()
+        return (), None
+    # Each text once, also if several pairs have it.
     texts = list(dict.fromkeys(text for pair in pairs for text in (pair.true, pair.edited)))
     number = {text: i for i, text in enumerate(texts)}
     encoded = inputs.encode_texts(texts)
@@ -623,7 +575,35 @@ def _probe_pairs(inputs: _ProbeInputs, pairs: list[MinimalPair]) -> tuple[ProbeR
         inputs.score_pairs(images, encoded, torch.tensor([number[text] for text in captions]))
         for captions in ([pair.true for pair in pairs], [pair.edited for pair in pairs])
     )
-    return results_by_kind(pairs, true, edited)
+    return results_by_kind(pairs, true, edited), ngram_percent
+
+
+def select_pairs(
+    candidates: Sequence[MinimalPair], training: Sequence[str]
+) -> tuple[list[MinimalPair], float | None]:
+    """Select at most one pair of each kind for each image, see `select_balanced`: without training
+    captions the first one. Returns also the accuracy of the n-gram model in percent, a tie as a half.
+    """
+    if not training:
+        first: dict[tuple[str, int], MinimalPair] = {}
+        for pair in candidates:
+            first.setdefault((pair.kind, pair.image), pair)
+        return list(first.values()), None
+    model = NgramModel.from_captions(training)
+    scores = {
+        text: model.log_probability(text)
+        for text in dict.fromkeys(text for pair in candidates for text in (pair.true, pair.edited))
+    }
+    margins = np.array([scores[pair.true] - scores[pair.edited] for pair in candidates])
+    selected = select_balanced(
+        [pair.true for pair in candidates],
+        [pair.edited for pair in candidates],
+        [pair.image for pair in candidates],
+        [pair.kind for pair in candidates],
+        margins,
+    )
+    percent = 100 * share_correct(margins[selected]) if len(selected) else None
+    return [candidates[number] for number in selected], percent
 
 
 def _probe_clip_partners(inputs: _ProbeInputs, truth: ClipAnnotations) -> tuple[ProbeResult, ...]:
@@ -644,6 +624,7 @@ def _probe_clip_partners(inputs: _ProbeInputs, truth: ClipAnnotations) -> tuple[
     image_of = data.image_of
     results = []
     for subset, title in (("order", "order of events"), ("direction", "direction")):
+        # Captions of clips whose partner is probed, too.
         captions = np.flatnonzero((partner[image_of] >= 0) & (subsets[image_of] == subset))
         if len(captions):
             scores, partner_scores = (
@@ -702,168 +683,19 @@ class MinimalPair:
 
 
 def make_minimal_pairs(data: Dataset, seed: int = 0) -> list[MinimalPair]:
-    """Edit captions of a data set.
-
-    Args:
-        data: The data set.
-        seed: Random seed.
-
-    Returns:
-        At most one pair for each image and kind of edit, from the first caption that can be edited.
-    """
-    pairs = []
-    for image, indices in enumerate(data.captions_of):
-        captions = [data.captions[index] for index in indices]
-        existing = {" ".join(tokenize(caption)) for caption in captions}
-        # Words of any caption of the image may be true of it.
-        words = {word for caption in existing for word in caption.split()}
-        for number, (kind, edit) in enumerate(EDITS.items()):
-            # Independent of which other captions could be edited.
-            rng = np.random.default_rng([seed, number, image])
-            for caption in captions:
-                edited = edit(caption[:1].lower() + caption[1:], words, rng)
-                if edited and " ".join(tokenize(edited)) not in existing:
-                    pairs.append(
-                        MinimalPair(
-                            kind,
-                            image,
-                            caption,
-                            edited if caption[0].islower() else edited[0].upper() + edited[1:],
-                        )
-                    )
-                    break
-    return pairs
-
-
-def replace_word(
-    caption: str, words: tuple[str, ...], excluded: set[str], rng: np.random.Generator
-) -> str:
-    """Replace the only listed word of a caption by another one.
-
-    Args:
-        caption: The caption.
-        words: Listed words, such as colors.
-        excluded: Words of all captions of the image, which are not used.
-        rng: Samples the new word.
-
-    Returns:
-        The edited caption. Empty if it cannot be edited.
-
-    Example:
-        >>> replace_word("a red ball", ("red", "blue"), {"a", "red", "ball"}, np.random.default_rng(0))
-        'a blue ball'
-    """
-    match = _find_single(caption, words)
-    candidates = [
-        word
-        for word in words
-        if match and word not in excluded and _article(word) == _article(match[0])
+    """Make all minimal pairs of the captions of a data set, see `make_text_pairs`."""
+    return [
+        MinimalPair(pair.kind, image, pair.true, pair.edited)
+        for image, indices in enumerate(data.captions_of)
+        for pair in make_text_pairs([data.captions[index] for index in indices], [seed, image])
     ]
-    return (
-        _replace(match, candidates[int(rng.integers(len(candidates)))])
-        if match and candidates
-        else ""
-    )
-
-
-def swap_colors(caption: str) -> str:
-    """Exchange two colors, if a different word follows each: not in "a black and white dog".
-
-    Args:
-        caption: The caption.
-
-    Returns:
-        The edited caption. Empty if it cannot be edited.
-
-    Example:
-        >>> swap_colors("a red ball on a blue box")
-        'a blue ball on a red box'
-    """
-    matches = _find_words(caption, COLORS)
-    # In "a black and white dog" both colors describe one thing.
-    followers = {
-        word[1] for color in matches if (word := re.match(r" ([a-z]+)", caption[color.end() :]))
-    }
-    if len(matches) != 2 or len(followers) != 2 or followers & {*COLORS, "and", "or"}:
-        return ""
-    first, second = (match[0] for match in matches)
-    return (
-        _swap(caption, *matches) if first != second and _article(first) == _article(second) else ""
-    )
-
-
-def swap_roles(caption: str) -> str:
-    """Exchange the two actors of an asymmetric relation.
-
-    Args:
-        caption: The caption.
-
-    Returns:
-        The edited caption. Empty if it cannot be edited.
-
-    Example:
-        >>> swap_roles("a dog behind a man")
-        'a man behind a dog'
-    """
-    matches = _find_words(caption, ACTORS)
-    if len(matches) != 2 or matches[0][0] == matches[1][0]:
-        return ""
-    # the relation must stand between the actors
-    between = caption[matches[0].end() : matches[1].start()]
-    if not _find_words(between, ASYMMETRIC_WORDS) or SYMMETRIC_WORDS & set(tokenize(caption)):
-        return ""
-    return _swap(caption, *matches)
-
-
-def replace_relation(caption: str) -> str:
-    """Replace the only relation of a caption by its opposite.
-
-    Args:
-        caption: The caption.
-
-    Returns:
-        The edited caption. Empty if it cannot be edited.
-
-    Example:
-        >>> replace_relation("a dog under the table")
-        'a dog over the table'
-    """
-    match = _find_single(caption, sorted(OPPOSITES, key=len, reverse=True))
-    return _replace(match, OPPOSITES[match[0]]) if match else ""
-
-
-def negate(caption: str) -> str:
-    """Negate the only "is" or "are" of a caption.
-
-    Args:
-        caption: The caption.
-
-    Returns:
-        The edited caption. Empty if it cannot be edited.
-
-    Example:
-        >>> negate("a dog is running")
-        'a dog is not running'
-    """
-    match = _find_single(caption, ("is", "are"))
-    return (
-        _replace(match, f"{match[0]} not")
-        if match and {"not", "no"}.isdisjoint(tokenize(caption))
-        else ""
-    )
 
 
 def add_typo(caption: str, rng: np.random.Generator) -> str:
-    """Exchange two neighboring letters inside the longest word. The caption remains true and
-    readable.
-
-    Args:
-        caption: The caption.
-        rng: Samples the letters.
-
-    Returns:
-        The caption with the typo. Unchanged without a word of at least four letters.
+    """Exchange two neighboring letters inside the longest word of at least four letters, if there
+    is one. The caption remains true and readable.
     """
+    # Words whose letters after the first differ, so that an exchange can change them.
     words = [match for match in re.finditer(r"[A-Za-z]{4,}", caption) if len(set(match[0][1:])) > 1]
     if not words:
         return caption
@@ -871,36 +703,3 @@ def add_typo(caption: str, rng: np.random.Generator) -> str:
     positions = [i for i in range(word.start() + 1, word.end() - 1) if caption[i] != caption[i + 1]]
     position = positions[int(rng.integers(len(positions)))] if positions else word.start()
     return caption[:position] + caption[position + 1] + caption[position] + caption[position + 2 :]
-
-
-EDITS: dict[str, Callable[[str, set[str], np.random.Generator], str]] = {
-    "color replaced": lambda caption, excluded, rng: replace_word(caption, COLORS, excluded, rng),
-    "colors swapped": lambda caption, *_: swap_colors(caption),
-    "relation replaced": lambda caption, *_: replace_relation(caption),
-    "roles swapped": lambda caption, *_: swap_roles(caption),
-    "number replaced": lambda caption, excluded, rng: replace_word(caption, NUMBERS, excluded, rng),
-    "negated": lambda caption, *_: negate(caption),
-}
-"""Edits that make a caption false, by name. An edit returns an empty text if it is not possible."""
-
-
-def _find_words(text: str, words: Sequence[str]) -> list[re.Match[str]]:
-    return list(re.finditer(rf"(?<![\w-])(?:{'|'.join(words)})(?![\w-])", text))
-
-
-def _find_single(text: str, words: Sequence[str]) -> re.Match[str] | None:
-    matches = _find_words(text, words)
-    return matches[0] if len(matches) == 1 else None
-
-
-def _replace(match: re.Match[str], text: str) -> str:
-    return match.string[: match.start()] + text + match.string[match.end() :]
-
-
-def _article(word: str) -> str:
-    return "an" if word[0] in "aeiou" else "a"
-
-
-def _swap(caption: str, first: re.Match[str], second: re.Match[str]) -> str:
-    between = caption[first.end() : second.start()]
-    return caption[: first.start()] + second[0] + between + first[0] + caption[second.end() :]

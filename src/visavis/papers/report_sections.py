@@ -1,4 +1,6 @@
-"""Sections that the papers add to the report of a comparison."""
+"""Sections that the papers add to the report of a comparison. Entry points of the group
+``visavis.report_sections`` name the classes.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +39,7 @@ class ContributionSection(ReportSection):
 
     def table(self, results: Mapping[str, ContributionAnalysis]) -> Table:
         """Return a row for each setting. See `ReportSection.table`."""
+        # The first count is of the run's own objective.
         rows: list[Row] = [
             (
                 name,
@@ -69,6 +72,7 @@ class ProbeSection(ReportSection):
         """Return a row for each kind of edit, with the accuracy of each setting. See
         `ReportSection.table`.
         """
+        # Cells by kind of edit and setting. The model of a setting may lack a kind.
         accuracies = defaultdict[str, dict[str, Cell]](dict)
         for name, report in results.items():
             for result in report.results:

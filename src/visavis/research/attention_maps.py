@@ -127,22 +127,7 @@ class AttentionMap(Result):
 
 
 def attention_map(run: Path, image: str, text: str, progress: Progress) -> AttentionMap:
-    """Compute the attention of a run's best model.
-
-    Args:
-        run: Run folder.
-        image: Path of an image file, or name of an image in the run's data set.
-        text: The text.
-        progress: Receives messages.
-
-    Returns:
-        The attention map.
-
-    Raises:
-        DataError: If the image does not exist.
-        RunError: If the model has no attention between regions and words, or reads videos.
-        VisavisError: If the text has no known word.
-    """
+    """Compute the attention of a run's best model. The image is a file, or an image of its data."""
     if not text.strip():
         raise VisavisError(
             "text: expected a description such as 'a dog runs on the beach', got an empty text."
@@ -181,7 +166,8 @@ def attention_map(run: Path, image: str, text: str, progress: Progress) -> Atten
         for row, word in enumerate(model.processor.split_words(text))
         if word is not None
     ]
-    rows = [row for row, _ in positions]  # rows of start and end markers are left out
+    # Rows of start and end markers are left out.
+    rows = [row for row, _ in positions]
     weights = attention.weights[rows].cpu().double().numpy()
     visible_image, grid = _locate_regions(model.processor.visual, opened, weights.shape[1])
     return AttentionMap(
@@ -233,22 +219,13 @@ def _locate_regions(
         shapes,
         key=lambda shape: abs(math.log(shape[1] / shape[0] * visible.height / visible.width)),
     )
+    # Far from squares, the regions are hardly a grid of this image.
     is_square = 0.7 < columns / rows * visible.height / visible.width < 1.4
     return visible, (rows, columns) if is_square else None
 
 
 def image_format(file: Path) -> str:
-    """Return the file format for a file name.
-
-    Args:
-        file: Name of the file.
-
-    Returns:
-        png, pdf or jpeg.
-
-    Raises:
-        VisavisError: If the name has another ending.
-    """
+    """Return the format for the ending of a file name: png, pdf or jpeg."""
     if file.suffix.lower() not in IMAGE_FORMATS:
         expected = ", ".join(IMAGE_FORMATS)
         raise VisavisError(
@@ -260,16 +237,7 @@ def image_format(file: Path) -> str:
 
 @with_own_style
 def draw_attention(explanation: AttentionMap, image_format: str = "png") -> bytes:
-    """Draw an image and its text, then a panel for each word with its score.
-
-    Args:
-        explanation: Attention of each word. Without positions of the regions, panels are bar
-            charts.
-        image_format: png, pdf or jpeg.
-
-    Returns:
-        Bytes of the file.
-    """
+    """Draw an image and its text, then a panel for each word with its score."""
     number = min(len(explanation.words), MAX_WORDS)
     columns = min(COLUMNS, number + 1)
     rows = math.ceil((number + 1) / columns)
@@ -307,6 +275,7 @@ def _draw_word(axes: Axes, explanation: AttentionMap, row: int) -> None:
     score = f"{explanation.scores[row]:+.2f}".replace("-", "−")
     title = f"{word}  {score}\nbest region {100 * weights[best]:.0f} %"
     axes.set_title(title.replace("$", r"\$"), size=9, color=LIGHT_THEME.foreground)
+    # Without positions of the regions, the panel is a bar chart.
     if explanation.grid is None or explanation.visible_image is None:
         colors = [LIGHT_THEME.lines[0 if region == best else 1] for region in range(len(weights))]
         axes.bar(range(len(weights)), weights, color=colors)

@@ -90,20 +90,6 @@ SCENE_SIDE = 192
 """Side length in pixels at which scenes are rendered for the report."""
 
 
-def describe_learning_rates(rates: Mapping[str, float]) -> str:
-    """Return the learning rate of each objective and how it was selected, as a text.
-
-    Args:
-        rates: Learning rate by the name of the objective.
-    """
-    listed = ", ".join(f"{name} {lr:g}" for name, lr in rates.items())
-    return (
-        f"Learning rates: {listed}. Each is the best of the same {len(LEARNING_RATES)} from "
-        f"{LEARNING_RATES[0]:g} to {LEARNING_RATES[-1]:g} by "
-        f"the mean validation RSUM of {len(TUNING_SEEDS)} seeds on other synthetic scenes"
-    )
-
-
 @dataclass(frozen=True)
 class DemoSettings:
     """Size of a demo.
@@ -130,20 +116,7 @@ class DemoSettings:
 def run_demo(
     out: str | Path | None, progress: Progress, settings: DemoSettings | None = None
 ) -> Path:
-    """Run the demo.
-
-    Args:
-        out: New folder. Default: ``runs/demo-<n>``.
-        progress: Receives messages and progress.
-        settings: Size of the demo.
-
-    Returns:
-        The folder.
-
-    Raises:
-        KeyboardInterrupt: After Ctrl-C.
-        RefusedOverwrite: If the folder is not empty.
-    """
+    """Run the demo in a new folder, by default ``runs/demo-<n>``, and return the folder."""
     folder = (
         storage.create_numbered_folder("runs/demo")
         if out is None
@@ -155,6 +128,7 @@ def run_demo(
         try:
             _run_stages(folder, progress, settings or DemoSettings())
         except Stopped as stopped:
+            # The process ends as without the workers, which had caught the signal.
             signal.raise_signal(stopped.signal)
             raise KeyboardInterrupt from None
     return folder
@@ -199,6 +173,12 @@ def _run_stages(folder: Path, progress: Progress, settings: DemoSettings) -> Non
             _objective_name(name): read_recipe(name).phases[-1].optimizer.lr
             for name in settings.recipes
         }
+        listed = ", ".join(f"{name} {lr:g}" for name, lr in rates.items())
+        note = (
+            f"Learning rates: {listed}. Each is the best of the same {len(LEARNING_RATES)} from "
+            f"{LEARNING_RATES[0]:g} to {LEARNING_RATES[-1]:g} by "
+            f"the mean validation RSUM of {len(TUNING_SEEDS)} seeds on other synthetic scenes"
+        )
         measured = {
             name: [
                 (run.measured_metrics, run.conditions)
@@ -207,7 +187,7 @@ def _run_stages(folder: Path, progress: Progress, settings: DemoSettings) -> Non
             ]
             for name, group in runs.items()
         }
-        compared = SettingResults.from_runs(measured, describe_learning_rates(rates))
+        compared = SettingResults.from_runs(measured, note)
         table = format_text(compared.table(row_notes=compared.spread_kinds))
         progress.message(f"\n{table}\n{compared.caption()}\n")
         best = max(
@@ -232,8 +212,8 @@ def _run_stages(folder: Path, progress: Progress, settings: DemoSettings) -> Non
 
 
 def _train(folder: Path, progress: Progress, settings: DemoSettings) -> dict[str, list[RunOutcome]]:
-    """Train all runs in parallel processes, each exactly as ``visavis train RECIPE --data .../scenes
-    seed=...``.
+    """Train all runs in parallel processes, each exactly as ``visavis train RECIPE --data
+    .../scenes seed=...``.
     """
     jobs = []
     runs = dict[str, list[RunOutcome]]()
@@ -288,12 +268,7 @@ class DemoResults:
 
 
 def write_demo_report(results: DemoResults, folder: Path) -> None:
-    """Write the tables, plots and the report of a demo. ``report.html`` is written last.
-
-    Args:
-        results: Results of the demo.
-        folder: Folder of the demo.
-    """
+    """Write the tables, plots and the report of a demo. ``report.html`` is written last."""
     storage.write_text(folder / "table.md", format_markdown(results.compared.table("setting")))
     storage.write_json(folder / "table.json", results.compared.to_json())
     summary = {
@@ -426,21 +401,13 @@ class SceneSearch:
     def search(
         self, query: str, facts: CaptionFacts, *, top: int = 5, source: int | None = None
     ) -> SceneSearchResult:
-        """Retrieve the top scenes for a text query.
-
-        Args:
-            query: Text of the query.
-            facts: Content of the query.
-            top: Number of scenes.
-            source: Index of the scene of which the query is a caption. Default: none.
-
-        Returns:
-            The scenes, best first.
+        """Retrieve the top scenes for a text query with known content, best first. ``source`` is
+        the scene whose caption the query is.
         """
         scores = score_all_pairs(self.model.matcher, self.images, self.model.encode_text([query]))[
             :, 0
         ]
-        # ties keep the order of the data
+        # Ties keep the order of the data.
         indices = torch.argsort(scores, descending=True, stable=True)[:top].tolist()
         relevance = fact_relevance([self.scenes[i] for i in indices], [facts])[:, 0]
         scenes = (
@@ -450,15 +417,7 @@ class SceneSearch:
         return SceneSearchResult(query, tuple(scenes))
 
     def captions(self, count: int, *, seed: int = 0) -> list[SceneSearchResult]:
-        """Retrieve scenes for random test captions of different scenes.
-
-        Args:
-            count: Number of captions.
-            seed: Seed of the random choice.
-
-        Returns:
-            A result for each caption.
-        """
+        """Retrieve scenes for random test captions of different scenes."""
         rng = np.random.default_rng(seed)
         images = rng.choice(len(self.test.images), count, replace=False)
         chosen = [(int(rng.choice(self.test.captions_of[i])), int(i)) for i in images]
@@ -475,14 +434,8 @@ def plot_retrievals(
 ) -> bytes:
     """Plot each query above its top scenes, best on the left. Relevant scenes are framed and have a
     check mark.
-
-    Args:
-        retrievals: Queries with their scenes.
-        theme: Colors.
-
-    Returns:
-        A PNG.
     """
+    # All lengths are in inches.
     width = 8.6
     columns = max(len(retrieval.scenes) for retrieval in retrievals)
     side = (width - 0.24) / columns - 0.12

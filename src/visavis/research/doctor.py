@@ -43,7 +43,7 @@ EXTRA_USES = {
     "noise": "visavis train: NoisySupervision",
     "video": "visavis features, train, search: video files and .h5 features",
     "photos": "visavis index, search, features, train: HEIC, JPEG XL and camera raw photos",
-    "search": "visavis index, search: LanceDB store in a folder or on object storage",
+    "search": "visavis index, search: decoders of photos, and fast products of vectors",
     "milvus": "visavis index, search: Milvus store",
     "scale": "visavis index, compare, papers reproduce: Ray cluster",
     "large": "visavis data check, train: Parquet and Arrow tables of captions, shards",
@@ -71,6 +71,9 @@ def check_environment() -> list[EnvironmentCheck]:
 
 
 def _packages() -> Iterator[EnvironmentCheck]:
+    from visavis.data.images import readable_formats
+    from visavis.data.photo_decoder import PACKAGES
+
     environment = sys.prefix if sys.prefix != sys.base_prefix else "no virtual environment"
     yield EnvironmentCheck(
         "python",
@@ -93,6 +96,7 @@ def _packages() -> Iterator[EnvironmentCheck]:
     # visavis does not use torchvision, but a build for another torch breaks other packages on
     # import.
     torchvision = installed_version("torchvision")
+    # -P: a file torchvision.py in the current folder must not run.
     probe = [sys.executable, "-P", "-c", "import torchvision"]
     if torchvision is None:
         yield EnvironmentCheck("torchvision", "not installed (not needed)")
@@ -106,25 +110,19 @@ def _packages() -> Iterator[EnvironmentCheck]:
             ok=False,
             fix="pip uninstall torchvision, or install the build for this version of torch",
         )
-
-
-def _image_formats() -> EnvironmentCheck:
-    from visavis.data.images import readable_formats
-    from visavis.data.photo_decoder import PACKAGES
-
     formats = readable_formats()
     missing = [name for name in PACKAGES if name not in formats]
     value = ", ".join(formats)
-    if not missing:
-        return EnvironmentCheck("image formats", value)
-    value += f" (not installed: {', '.join(missing)})"
-    return EnvironmentCheck("image formats", value, fix="pip install 'visavis[photos]'")
+    fix = ""
+    if missing:
+        value += f" (not installed: {', '.join(missing)})"
+        fix = "pip install 'visavis[photos]'"
+    yield EnvironmentCheck("image formats", value, fix=fix)
 
 
 def _hardware() -> Iterator[EnvironmentCheck]:
     import torch
 
-    yield _image_formats()
     from visavis.core.memory_budget import available_memory
     from visavis.data.parallel import cpu_cores
 
@@ -151,6 +149,7 @@ def _hardware() -> Iterator[EnvironmentCheck]:
         else "none (not needed)"
     )
     names = [f"{device.name} ({device.total_memory / _GIB:.0f} GiB)" for device in devices]
+    # Only computers of Apple have MPS, and they have no CUDA.
     if torch.backends.mps.is_available():
         size = torch.mps.recommended_max_memory() / _GIB
         yield EnvironmentCheck("mps", f"GPU of this computer ({size:.0f} GiB)")
@@ -202,6 +201,7 @@ def _cache() -> EnvironmentCheck:
             ok=False,
             fix="export VISAVIS_CACHE=FOLDER",
         )
+    # The folder is created by the first command that writes to it.
     existing = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
     free = shutil.disk_usage(existing).free
     size = sum(file.stat().st_size for file in folder.rglob("*") if os.path.isfile(file))

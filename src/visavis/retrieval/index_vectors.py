@@ -11,21 +11,11 @@ from pathlib import Path
 
 from visavis.core.errors import RunError
 from visavis.data.features.vector_formats import NamedVectors, VectorFormat
-from visavis.retrieval.items import MANIFEST
+from visavis.retrieval.items import DATABASE
 
 
 def read_index_vectors(folder: Path) -> NamedVectors:
-    """Read the vectors of an index.
-
-    Args:
-        folder: Folder of the index.
-
-    Returns:
-        The vectors. The name of an image or clip is its path, and the one of a moment its key.
-
-    Raises:
-        RunError: If the index cannot be read, is unfinished, or has several vectors per item.
-    """
+    """Read the vectors of an index."""
     from visavis.retrieval.index_folder import open_index_store, read_manifest
     from visavis.retrieval.stores.base import VectorSets
 
@@ -36,15 +26,16 @@ def read_index_vectors(folder: Path) -> NamedVectors:
             "index."
         )
     with closing(open_index_store(folder, manifest)) as store:
-        vectors = store.all_vectors()
-        keys = store.table()["key"].to_pylist()
+        items, vectors = store.all_items()
     if isinstance(vectors, VectorSets):
         raise RunError(
             f"{folder}: expected an index with one vector per item, got one of late interaction. "
             "Train on an index of another model."
         )
     # The key of an image or of a whole clip is its path.
-    return NamedVectors(keys, vectors, [folder / MANIFEST], manifest.fingerprint)
+    return NamedVectors(
+        [item.key for item in items], vectors, [folder / DATABASE], manifest.fingerprint
+    )
 
 
-INDEX = VectorFormat(lambda path: os.path.isfile(path / MANIFEST), read_index_vectors)
+INDEX = VectorFormat(lambda path: os.path.isfile(path / DATABASE), read_index_vectors)

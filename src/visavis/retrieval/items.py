@@ -15,10 +15,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from visavis.core.errors import DataError, VisavisError
+from visavis.data.file_names import INDEX_DATABASE
 
-MANIFEST = "index.json"
-"""File in the folder of an index that describes it."""
+DATABASE = INDEX_DATABASE
+REMEDY = (
+    "To repair it, run visavis index again. If that fails, save votes with visavis indexes "
+    "export-votes, and delete the folder of the index first."
+)
+"""Fix that errors of the store of an index name."""
+Basis = Literal["captions", "collection", "off"]
+"""Origin of match probabilities."""
 ItemKind = Literal["image", "video", "moment"]
+COMPANIONS = "companions"
+"""Name of the files that belong to a photo in its metadata."""
 ITEM_FIELDS = (
     "key",
     "path",
@@ -32,15 +41,20 @@ ITEM_FIELDS = (
     "metadata",
 )
 """Fields of an item, which are the columns of every store."""
+OTHER_CAPTIONS = "other_captions"
+"""Name of all captions but the first in the metadata, one per line. It is not filtered by."""
+CHECKSUM = "checksum"
+"""Column of the checksums of the rows."""
 
 
 @dataclass(frozen=True)
 class IndexItem:
-    """An image, a clip, or a moment of a clip.
+    r"""An image, a clip, or a moment of a clip.
 
     Attributes:
         key: Unique key in the index: the path, followed by ``#t=START,END`` for a moment.
-        path: Path below the indexed folder with forward slashes, or the name in a data set.
+        path: Path below the indexed folder with forward slashes, with bytes that are not UTF-8 as
+            ``\xe9``, or the name in a data set.
         kind: ``"image"``, ``"video"`` (a whole clip) or ``"moment"``.
         content: Hash of the bytes of the file.
         size: Size of the file in bytes.
@@ -69,35 +83,49 @@ class IndexItem:
         return self.metadata.get("caption") or self.path.rpartition("/")[2]
 
     @property
+    def captions(self) -> tuple[str, ...]:
+        """All captions in a data set."""
+        return item_captions(self.metadata)
+
+    @property
     def time(self) -> datetime:
         """Capture time, or the modification time if it is not known."""
-        from visavis.data.capture_time import TAKEN, modified_time, parse_time
-
-        taken = parse_time(self.metadata.get(TAKEN, ""))
-        return modified_time(self.modified_ns) if taken is None else taken
+        return item_time(self.metadata, self.modified_ns)
 
     def to_row(self) -> dict[str, Any]:
-        """Convert to a row of a store, which keeps and filters the metadata as tags.
-
-        Returns:
-            Values of ``ITEM_FIELDS``. The tags are sorted by name.
-        """
+        """Convert to a row of a store, which keeps and filters the metadata as tags."""
         return vars(self) | {"metadata": metadata_tags(self.metadata)}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> IndexItem:
-        """Convert from a row of a store, the inverse of ``to_row``.
-
-        Args:
-            row: Values of ``ITEM_FIELDS``, and possibly others.
-
-        Returns:
-            The item.
-        """
+        """Convert from a row of a store, the inverse of ``to_row``."""
         return cls(
             **{name: row[name] for name in ITEM_FIELDS}
             | {"metadata": tags_to_metadata(row["metadata"])}
         )
+
+
+def caption_metadata(captions: Sequence[str]) -> dict[str, str]:
+    """Write captions as metadata: the first one, and all others."""
+    first = {"caption": captions[0]} if captions else {}
+    # On one line each. None of the words is lost.
+    others = "\n".join(" ".join(caption.split()) for caption in captions[1:])
+    return first | ({OTHER_CAPTIONS: others} if others else {})
+
+
+def item_captions(metadata: Mapping[str, str]) -> tuple[str, ...]:
+    """Read the captions in metadata."""
+    first = metadata.get("caption")
+    others = metadata.get(OTHER_CAPTIONS)
+    return (*((first,) if first else ()), *(others.split("\n") if others else ()))
+
+
+def item_time(metadata: Mapping[str, str], modified_ns: int) -> datetime:
+    """Return the capture time, or the modification time if it is not known."""
+    from visavis.data.capture_time import TAKEN, modified_time, parse_time
+
+    taken = parse_time(metadata.get(TAKEN, ""))
+    return modified_time(modified_ns) if taken is None else taken
 
 
 @dataclass(frozen=True)
@@ -147,14 +175,7 @@ class ItemFilter:
 
 @lru_cache(maxsize=64)
 def path_expression(pattern: str) -> str:
-    """Convert the pattern of a path to a regular expression, for Python and for Arrow.
-
-    Args:
-        pattern: Pattern as of ``ItemFilter.path``, in which ``[`` is a character as others.
-
-    Returns:
-        An expression of the whole path.
-    """
+    """Convert the pattern of a path to a regular expression of the whole path."""
     from visavis.data.file_names import any_case_expression
 
     wildcards = {"*": ".*", "?": "."}
@@ -175,17 +196,7 @@ NO_FILTER = ItemFilter()
 
 
 def parse_filter_time(text: str | None) -> datetime | None:
-    """Parse a time for a filter.
-
-    Args:
-        text: Year, month, date, or date and time, in ISO format. A period counts from its start.
-
-    Returns:
-        The time. None for None.
-
-    Raises:
-        DataError: If the text cannot be parsed.
-    """
+    """Parse a time for a filter. A year, month or date counts from its start."""
     from visavis.data.capture_time import parse_time
 
     if text is None:
@@ -217,14 +228,8 @@ def metadata_tag(name: str, value: str) -> str:
 
 
 def metadata_tags(metadata: Mapping[str, str]) -> list[str]:
-    """Write metadata as tags, the inverse of ``tags_to_metadata``.
-
-    Args:
-        metadata: Values by name.
-
-    Returns:
-        The tags, sorted by name.
-    """
+    """Write metadata as tags, the inverse of ``tags_to_metadata``."""
+    # Sorted, because the checksum of a row depends on the order of its tags.
     return [metadata_tag(name, value) for name, value in sorted(metadata.items())]
 
 
@@ -246,17 +251,7 @@ def tags_to_metadata(tags: Iterable[str]) -> dict[str, str]:
 
 
 def index_names(folders: Sequence[Path]) -> dict[str, Path]:
-    """Name indexes by the last parts of their paths, as many as distinguish them.
-
-    Args:
-        folders: Folders of the indexes.
-
-    Returns:
-        Folders by name.
-
-    Raises:
-        VisavisError: If a folder is given twice.
-    """
+    """Name indexes by the last parts of their paths, as many as distinguish them."""
     paths = [Path(os.path.realpath(folder)) for folder in folders]
     for path in paths:
         if paths.count(path) > 1:

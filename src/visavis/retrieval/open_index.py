@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
-import torch
-
-from visavis.core.errors import RunError, VisavisError
+from visavis.core.errors import RunError, VisavisError, log_debug
 from visavis.core.memory_budget import MemoryLimit
-from visavis.models.retriever import Retriever
+from visavis.models.text_tower import (
+    TextTower,
+    damaged_tower,
+    missing_reason,
+    tower_folder,
+    verify_tower,
+)
 from visavis.retrieval.index_folder import (
     VECTOR_SUFFIXES,
     Index,
@@ -25,11 +29,15 @@ from visavis.retrieval.index_folder import (
     read_manifest,
 )
 from visavis.retrieval.items import ItemFilter
-from visavis.retrieval.query_model import GivenVectors, PairedModel, open_query_model
+from visavis.retrieval.query_encoder import QueryEncoder
 from visavis.retrieval.search import SearchQuery, SearchResults, attach_images, search_collection
 
 if TYPE_CHECKING:
+    import torch
+
     from visavis.core.environment import EnvironmentCheck
+    from visavis.models.retriever import Retriever
+    from visavis.retrieval.source_files import FileCollection
 
 
 def open_index(
@@ -38,6 +46,7 @@ def open_index(
     store: str | Path | Sequence[str | Path] | None = None,
     device: str | torch.device | None = None,
     memory: MemoryLimit = None,
+    encoder: QueryEncoder | None = None,
 ) -> Index:
     """Open the index in a folder for searching. This never creates or changes a store.
 
@@ -47,6 +56,7 @@ def open_index(
             indexes.
         device: Device of the model. Default: CUDA or an Apple GPU if available, else the CPU.
         memory: Memory limit of a search.
+        encoder: Opened model of the queries, which is used if it is the expected one.
 
     Returns:
         The index.
@@ -57,7 +67,8 @@ def open_index(
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    query_model = open_index_model(folder, manifest, device, memory)
+    if encoder is None or encoder.fingerprint != manifest.query_model.fingerprint:
+        encoder = open_query_encoder(folder, manifest, device, memory)
     try:
         vectors = open_index_store(folder, manifest, memory, confirmed=store)
     except RunError:
@@ -66,7 +77,7 @@ def open_index(
             raise
         manifest = read_manifest(folder)
         vectors = open_index_store(folder, manifest, memory, confirmed=store)
-    index = Index(folder, manifest, query_model, vectors)
+    index = Index(folder, manifest, encoder, vectors, _list_files)
     if index.is_unfinished:
         logging.getLogger(__name__).warning(
             "%s: the index is unfinished, so items are missing. Its update was interrupted or "
@@ -75,6 +86,16 @@ def open_index(
             folder,
         )
     return index
+
+
+def _list_files(
+    root: Path, exclude: Sequence[str], live_pairs: Mapping[str, bool]
+) -> FileCollection:
+    """List the files of a data set whose items are shown."""
+    # Only here: the formats of data sets would delay each search.
+    from visavis.retrieval.source_files import list_readable_files
+
+    return list_readable_files(root, exclude, live_pairs)
 
 
 class SharedIndex:
@@ -98,84 +119,100 @@ class SharedIndex:
         return SharedIndex, self._arguments
 
     def search(self, query: SearchQuery, top: int, item_filter: ItemFilter) -> SearchResults:
-        """Search the index.
-
-        Args:
-            query: The query.
-            top: Maximum number of results.
-            item_filter: Conditions on the items.
-
-        Returns:
-            Results with their images, best first.
-        """
+        """Search the index. Results have their images."""
         with self._lock:
             results = search_collection(self._index, query, top, item_filter)
             return attach_images(self._index, results)
 
 
-def open_index_model(
+def open_query_encoder(
     folder: Path,
     manifest: IndexManifest,
     device: str | torch.device | None = None,
     memory: MemoryLimit = None,
-) -> Retriever:
-    """Open the model of an index: texts are encoded by its query model, images by the model of the
-    items.
-
-    Args:
-        folder: Folder of the index.
-        manifest: Its manifest.
-        device: Device of the model. Default: CUDA or an Apple GPU if available, else the CPU.
-        memory: Memory limit of a search.
-
-    Returns:
-        The model, parts of which are loaded when they are needed.
-
-    Raises:
-        RunError: If the query model is missing or another one.
+) -> QueryEncoder:
+    """Open the model of the queries of an index. Without a text tower, the whole model is loaded at
+    once, so that a missing one is reported here.
     """
     active = manifest.query_model
     of_items = manifest.all_queries[0]
-
-    def load(expected: IndexModel, name: str, advice: str) -> Retriever:
-        if name.endswith(VECTOR_SUFFIXES):
-            return GivenVectors(name, expected.fingerprint)
-        try:
-            retriever = Retriever.load(name, device=device, memory=memory)
-        except RunError as error:
-            raise RunError(
-                f"{folder}: the model of the index cannot be opened: {error} {advice}"
-            ) from None
-        if manifest.full_decoding and expected == of_items:
-            retriever = retriever.with_full_decoding()
-        check_model(folder, expected.fingerprint, name, retriever)
-        return retriever.truncated_to(manifest.embedding_dim)
-
     move = (
         f"visavis indexes move {folder} --model MODEL"
         if active == of_items
         else f"visavis indexes use-queries {folder} RUN"
     )
-    load_active = partial(load, active, active.model, f"If it was moved, run {move}.")
-    queries = open_query_model(
-        active.model, active.fingerprint, manifest.embedding_dim, load_active
-    )
-    if active == of_items:
-        return queries
+    load = partial(_load_model, folder, manifest, device, memory)
     advice = "Restore it to search with an image, or search with text."
-    return PairedModel(queries, partial(load, of_items, of_items.model, advice))
+    has_model = not active.model.endswith(VECTOR_SUFFIXES)
+    tower = (
+        _open_text_tower(folder, active.fingerprint, manifest.embedding_dim) if has_model else None
+    )
+    model = QueryEncoder(
+        active.fingerprint,
+        partial(load, active, f"If it was moved, run {move}."),
+        None if active == of_items else partial(load, of_items, advice),
+        tower,
+    )
+    if tower is None and has_model:
+        _ = model.whole
+    return model
+
+
+def _open_text_tower(folder: Path, fingerprint: str, embedding_dim: int) -> TextTower | None:
+    """Open the text tower of a model. None: the index has none, or a package is not installed."""
+    if reason := missing_reason(folder, fingerprint):
+        log_debug(__name__, "%s: no text tower, the model encodes texts: %s", folder, reason)
+        return None
+    path = tower_folder(folder, fingerprint)
+    tower = TextTower.open(path, embedding_dim)
+    if tower.fingerprint != fingerprint:
+        raise damaged_tower(path, f"of the model {tower.fingerprint}")
+    return tower
+
+
+def _describe_texts(folder: Path, manifest: IndexManifest) -> str:
+    """Describe what encodes the texts of an index, and verify its text tower."""
+    queries = manifest.query_model
+    if queries.model.endswith(VECTOR_SUFFIXES):
+        return ""
+    if reason := missing_reason(folder, queries.fingerprint):
+        return f". The model encodes texts, without a text tower: {reason.rstrip('.')}"
+    verify_tower(tower_folder(folder, queries.fingerprint))
+    return ", and so is the text tower"
+
+
+def _load_model(
+    folder: Path,
+    manifest: IndexManifest,
+    device: str | torch.device | None,
+    memory: MemoryLimit,
+    expected: IndexModel,
+    advice: str,
+) -> Retriever:
+    """Load a model of an index, and check that it is the expected one."""
+    if expected.model.endswith(VECTOR_SUFFIXES):
+        raise RunError(
+            f"{expected.model}: expected a model for the query, got an index of vectors from this "
+            "file, which has none. Train one for texts with visavis train --index INDEX --data "
+            "DATA, use it with visavis indexes use-queries INDEX RUN, or search for items similar "
+            "to one with --like KEY."
+        )
+    from visavis.models.retriever import Retriever
+
+    try:
+        retriever = Retriever.load(expected.model, device=device, memory=memory)
+    except RunError as error:
+        raise RunError(
+            f"{folder}: the model of the index cannot be opened: {error} {advice}"
+        ) from None
+    if manifest.full_decoding and expected == manifest.all_queries[0]:
+        retriever = retriever.with_full_decoding()
+    check_model(folder, expected.fingerprint, expected.model, retriever)
+    return retriever.truncated_to(manifest.embedding_dim)
 
 
 def check_index(folder: Path, stores: Sequence[str | Path] = ()) -> EnvironmentCheck:
-    """Open an index, and compare all items and vectors with their checksums.
-
-    Args:
-        folder: Folder of the index.
-        stores: Confirmed locations of stores outside the folder.
-
-    Returns:
-        One line of ``visavis doctor``.
-    """
+    """Open an index, and compare all items and vectors with their checksums."""
     from visavis.core.environment import EnvironmentCheck
 
     name = f"index {folder}"
@@ -184,26 +221,20 @@ def check_index(folder: Path, stores: Sequence[str | Path] = ()) -> EnvironmentC
         with closing(index.store):
             index.store.verify()
             value = f"{index.store.count():,} items, verified by their checksums"
+            if skipped := index.manifest.skipped:
+                _, _, problem = next(iter(skipped.values()))
+                value += f", {len(skipped):,} files left out, such as: {problem.removesuffix('.')}"
+        texts = _describe_texts(folder, index.manifest)
     except VisavisError as error:
         return EnvironmentCheck(name, str(error), ok=False)
     if not index.is_unfinished:
-        return EnvironmentCheck(name, value)
+        return EnvironmentCheck(name, value + texts)
     fix = f"visavis index RUN {index.root} --out {folder}"
     return EnvironmentCheck(name, f"{value}, unfinished", ok=False, fix=fix)
 
 
 def check_model(folder: Path, fingerprint: str, name: str, model: Retriever) -> None:
-    """Check that a model is the expected one of an index.
-
-    Args:
-        folder: Folder of the index.
-        fingerprint: Fingerprint of the model in the manifest.
-        name: Location of the model.
-        model: The model.
-
-    Raises:
-        RunError: If the fingerprints differ.
-    """
+    """Check that a model is the expected one of an index."""
     if model.fingerprint == fingerprint:
         return
     advice = "Pass the model that made the index, or make another index with --out."

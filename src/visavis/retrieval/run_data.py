@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import numpy as np
 
     from visavis.core.progress import Progress
     from visavis.evaluation.query_ranks import QueryRanks
@@ -26,43 +26,19 @@ class RunData(Protocol):
         """Name of the validation split."""
 
     def captions(self, split: str, progress: Progress) -> Sequence[str]:
-        """Read the captions of a split.
+        """Read the captions of a split."""
 
-        Args:
-            split: Name of the split.
-            progress: Receives progress.
-
-        Returns:
-            The captions.
-        """
-
-    def scores(self, split: str, embedding_dim: int, progress: Progress) -> tuple[Tensor, Tensor]:
-        """Compute the scores of all captions of a split with all of its images.
-
-        Args:
-            split: Name of the split.
-            embedding_dim: Dimension of the vectors of the index.
-            progress: Receives progress.
-
-        Returns:
-            Scores as the index computes them, and whether caption and image belong together, both of
-            shape ``[texts, images]``.
+    def scores(
+        self, split: str, embedding_dim: int, progress: Progress
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Compute the scores of all captions of a split with all of its images, as the index does,
+        and whether they belong together. Both are ``[texts, images]``.
         """
 
     def query_ranks(
         self, split: str, correction: Correction | None, bank: Sequence[str], progress: Progress
     ) -> QueryRanks:
-        """Rank the images of a split for its captions.
-
-        Args:
-            split: Name of the split.
-            correction: Correction of the scores. None: there is none.
-            bank: Texts that the correction learns from.
-            progress: Receives progress.
-
-        Returns:
-            The ranks.
-        """
+        """Rank the images of a split for its captions. The correction learns from the bank."""
 
 
 OpenRunData = Callable[[Path], RunData | None]
@@ -73,8 +49,4 @@ The methods of the data raise a ``VisavisError`` if they cannot be read.
 
 
 def no_run_data(model: Path) -> None:
-    """Open no data, so that scores are calibrated without captions.
-
-    Args:
-        model: Folder or name of the model.
-    """
+    """Open no data, so that scores are calibrated without captions."""

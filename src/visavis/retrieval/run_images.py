@@ -10,27 +10,31 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from visavis.core.errors import DataError, VisavisError
 from visavis.core.progress import ItemCounter, Progress
-from visavis.data.dataset import Dataset, Image
+from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.formats.listing import ListedImage, Listing
+from visavis.data.image_file import Image
 from visavis.data.image_validation import validate_images
 from visavis.data.item_sources import FeatureReader, ItemSource, StoredFeatures
 from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.inference import consecutive_batches, encode_items, score_all_pairs
 from visavis.models.retriever import Retriever
+from visavis.retrieval.calibrate.calibration import MatchScale, NoProbabilitiesError
 from visavis.retrieval.items import IndexItem, ItemFilter, ItemKind
 from visavis.retrieval.search import (
     EncodeTexts,
-    NullScores,
+    NamedResult,
     SearchQuery,
     SearchResult,
-    no_probabilities,
+    content_text,
 )
 from visavis.retrieval.source_files import list_readable_files
 
@@ -49,8 +53,6 @@ class RunImages:
         progress: Receives the progress of features.
     """
 
-    calibration = None
-
     def __init__(
         self,
         root: Path,
@@ -66,30 +68,24 @@ class RunImages:
         self.progress = progress
         self._images = {image.name: image for image in dataset.images}
 
-    @property
-    def null_scores(self) -> NullScores:
-        """No calibration, see ``Collection.null_scores``."""
-        raise no_probabilities("they need an index.")
+    def match_scale(self, text: str | None) -> MatchScale:
+        """Raise an error, see ``Collection.match_scale``."""
+        raise NoProbabilitiesError("they need an index.")
+
+    def rated_scores(self, encoded: Any, item_filter: ItemFilter) -> tuple[np.ndarray, np.ndarray]:
+        """Raise an error, see ``Collection.rated_scores``."""
+        raise NoProbabilitiesError("they need an index.")
 
     def encode_query(self, query: SearchQuery, encode_texts: EncodeTexts | None = None) -> Tensor:
-        """Score all images for a query of one text.
-
-        Args:
-            query: The query.
-            encode_texts: Has no effect, because the models do not score vectors alone.
-
-        Returns:
-            Mean scores over the models, shape ``[V]``.
-
-        Raises:
-            VisavisError: If the query is not one text to search for.
-        """
+        """Score all images for a query of one text: the mean over the models, ``[V]``."""
         if not query.is_single_text:
             raise VisavisError(
                 "query: expected one text to search the images of a run, got several parts. Make "
                 "an index with visavis index."
             )
-        [(_, text)] = query.texts
+        # Models of any kind score the text itself, so that ``encode_texts`` has no effect.
+        [(_, written)] = query.texts
+        text = content_text(written)
         scores = [
             self._scores(model, features, text)
             for model, features in zip(self.models, self.features, strict=True)
@@ -155,6 +151,12 @@ class RunImages:
                 break
         return results, len(results) == count
 
+    def find_named(
+        self, query: SearchQuery, count: int, item_filter: ItemFilter
+    ) -> tuple[NamedResult, ...]:
+        """Return nothing, see ``Collection.find_named``: only an index has a table of names."""
+        return ()
+
     def item_vectors(self, items: Sequence[IndexItem]) -> None:
         """Return None, see ``Collection.item_vectors``: the models may have no vectors to compare."""
 
@@ -173,21 +175,8 @@ class RunImages:
 def open_image_collection(path: Path, frames_per_second: float = 0.0) -> Dataset:
     """Open a data set, or any folder of images and clips. Files that are left out are listed in
     ``Dataset.skipped``.
-
-    Of a folder, all files are read, also those that its list of captions leaves out.
-
-    Args:
-        path: Data set or folder.
-        frames_per_second: Frame rate at which the models read clips. 0: they do not read clips.
-
-    Returns:
-        The images. The name of a folder's data set contains a hash of the sizes and times of its
-        files, so that cached features of a changed folder are not reused.
-
-    Raises:
-        DataError: If there are no images.
     """
-    read_clips = frames_per_second > 0
+    read_clips = frames_per_second > 0  # 0: the models do not read clips
     try:
         dataset = open_dataset(
             path,
@@ -202,6 +191,7 @@ def open_image_collection(path: Path, frames_per_second: float = 0.0) -> Dataset
     else:
         if not (os.path.isdir(path) and dataset.unlisted_files):
             return dataset
+    # Of a folder, all files are read, also those that its list of captions leaves out.
     collection = list_readable_files(path)
     files = [file for file in collection.files if read_clips or not file.is_video]
     if not files:

@@ -6,40 +6,42 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, overload
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from visavis.core.data_uris import thumbnail_uri
-from visavis.core.errors import DataError, VisavisError
+from visavis.core.data_uris import is_data_url
+from visavis.core.errors import DataError, UnknownWords, VisavisError
 from visavis.core.fields import validate_int
 from visavis.core.result import Result, record_table
 from visavis.core.table import Table
-from visavis.data.images import (
-    MAX_HAMMING_DISTANCE,
-    decode_image,
-    hamming_distances,
-    is_data_url,
+from visavis.data.file_names import escape_name
+from visavis.retrieval.calibrate.calibration import (
+    MatchScale,
+    NoProbabilitiesError,
+    check_level,
+    count_within,
+    irrelevant_shares,
 )
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
-    from torch import Tensor
 
     from visavis.core.progress import Progress
-    from visavis.data.dataset import Image
+    from visavis.data.image_file import Image
     from visavis.models.retriever import Retriever
-    from visavis.retrieval.index_correction import IndexCorrection
+    from visavis.retrieval.calibrate.index_correction import IndexCorrection
     from visavis.retrieval.stores.base import Queries
 
 
 MIN_DUPLICATE_COSINE = 0.95
 """Smallest cosine of near-duplicates, which also have similar perceptual hashes."""
+MAX_NAMED = 20
+"""Maximum number of results that are found by name or caption."""
 RERANK_DEPTH = 50
 """Number of results that another model scores again."""
 # Vectors of texts have much in common. With a full weight of -1 an excluded text would also cancel
@@ -47,6 +49,7 @@ RERANK_DEPTH = 50
 EXCLUDED_WEIGHT = -0.5
 """Weight of a text that a query excludes."""
 # Group 1 holds quoted words, group 2 one word. A dash within a word or before another dash is text.
+_QUOTED = re.compile(r'"([^"]*)"')
 _EXCLUDED = re.compile(r"""(?:^|(?<=\s))-(?:"([^"]*)"|([^\s"-]\S*))""")
 
 
@@ -74,6 +77,16 @@ def parse_query(text: str) -> tuple[tuple[float, str], ...]:
         ([(1.0, included)] if included else [])
         + [(EXCLUDED_WEIGHT, words) for words in excluded if words]
     )
+
+
+def content_text(text: str) -> str:
+    """Return the text that a model encodes: quotes select names and captions, and describe no image.
+
+    Example:
+        >>> content_text('"red kite" over a 15" wall')
+        'red kite over a 15" wall'
+    """
+    return " ".join(_QUOTED.sub(r" \1 ", text).split()) if '"' in text else text
 
 
 @dataclass(frozen=True)
@@ -146,23 +159,49 @@ class SearchResult:
         return self.item.path
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain values.
-
-        Returns:
-            A JSON object.
-        """
+        """Convert to plain values."""
         moment = {} if self.item.start is None else {"start": self.item.start, "end": self.item.end}
         location = None if self.image is None else self.image.location
         return {
             "key": self.key,
             "name": self.name,
-            "path": None if location is None else str(location.path),
+            "path": None if location is None else escape_name(str(location.path)),
             "kind": self.item.kind,
             **moment,
             "score": self.score,
             "match_probability": self.match_probability,
             "irrelevant_share": self.irrelevant_share,
             "duplicates": list(self.duplicates),
+            "metadata": dict(self.item.metadata),
+        }
+
+
+@dataclass(frozen=True)
+class NamedResult:
+    """An item whose file name or caption has the words of a query.
+
+    Attributes:
+        item: The item.
+        found_by: What has the words.
+        text: The name or caption that has them.
+        image: The image or clip. None if it was not requested or no longer exists.
+    """
+
+    item: IndexItem
+    found_by: Literal["name", "caption"]
+    text: str
+    image: Image | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to plain values."""
+        location = None if self.image is None else self.image.location
+        return {
+            "key": self.item.key,
+            "name": self.item.path,
+            "path": None if location is None else str(location.path),
+            "kind": self.item.kind,
+            "found_by": self.found_by,
+            "text": self.text,
             "metadata": dict(self.item.metadata),
         }
 
@@ -181,6 +220,8 @@ class SearchResults(Sequence[SearchResult], Result):
         correction: Correction of the scores with its bank. Empty: none.
         unknown_words: Words of the query that are not in the vocabulary of the model. Only with a
             served index.
+        named: Items whose file name or caption has the words of a text query. They are a group of
+            their own, and may be among the results, too.
     """
 
     ROWS: ClassVar[str] = "hits"
@@ -191,6 +232,7 @@ class SearchResults(Sequence[SearchResult], Result):
     weaker: tuple[SearchResult, ...] = ()
     correction: str = ""
     unknown_words: tuple[str, ...] = ()
+    named: tuple[NamedResult, ...] = ()
 
     def __len__(self) -> int:
         return len(self.hits)
@@ -210,21 +252,27 @@ class SearchResults(Sequence[SearchResult], Result):
         elif self.correction:
             notes = [f"Scores are corrected: {self.correction}."]
         found = [hit.image for hit in self.hits]
+        from visavis.core.data_uris import thumbnail_uri
+
         images = ["" if each is None else thumbnail_uri(each.preview()) for each in found]
         images = images if any(images) else []
         table = record_table(self.records(), images)
-        return [replace(table, notes=tuple(notes) or table.notes)]
+        tables = [replace(table, notes=tuple(notes) or table.notes)]
+        if self.named:
+            found = [each.image for each in self.named]
+            previews = ["" if each is None else thumbnail_uri(each.preview()) for each in found]
+            rows = [each.to_json() for each in self.named]
+            named = record_table(rows, previews if any(previews) else [])
+            tables.insert(0, replace(named, title="Found by name or caption"))
+        return tables
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain values.
-
-        Returns:
-            A JSON object.
-        """
+        """Convert to plain values."""
         message: dict[str, Any] = {"message": self.message} if self.message else {}
         if self.weaker:
             message["weaker"] = [hit.to_json() for hit in self.weaker]
         message |= {"correction": self.correction} if self.correction else {}
+        message |= {"named": [found.to_json() for found in self.named]} if self.named else {}
         return {"no_match": self.no_match, "hits": [hit.to_json() for hit in self.hits], **message}
 
 
@@ -241,8 +289,15 @@ class CorrectedQuery:
     correction: IndexCorrection
 
 
-EncodeTexts = Callable[[Sequence[str]], "Sequence[Tensor]"]
-"""Returns the unit vectors of texts, one tensor per text."""
+EncodeTexts = Callable[[Sequence[str]], Sequence[np.ndarray]]
+"""Returns the unit vectors of texts, one array per text."""
+
+
+class TextModel(Protocol):
+    """A model that knows words: the query model of an index, or a whole model."""
+
+    def unknown_words(self, text: str) -> list[str]:
+        """Find the words of a text that the model does not know, see ``Processor.unknown_words``."""
 
 
 class Collection(Protocol):
@@ -253,87 +308,48 @@ class Collection(Protocol):
         """The folder or data set of the items."""
 
     @property
-    def models(self) -> Sequence[Retriever]:
+    def models(self) -> Sequence[TextModel]:
         """Models that encode the query."""
 
-    @property
-    def calibration(self) -> Calibration | None:
-        """Calibration of the scores of single texts by labels. None: there is none."""
+    def match_scale(self, text: str | None) -> MatchScale:
+        """Find what converts the standardized scores of a single text to match probabilities. None:
+        of some text. Raises a VisavisError with the reason if there is none.
+        """
 
-    @property
-    def null_scores(self) -> NullScores:
-        """Calibration of the scores of single texts without labels.
-
-        Raises:
-            VisavisError: If there is none, with the reason.
+    def rated_scores(self, encoded: Any, item_filter: ItemFilter) -> tuple[np.ndarray, np.ndarray]:
+        """Find the ``RATED_RESULTS`` highest scores of a single text, best first, and the same
+        standardized.
         """
 
     def count(self, item_filter: ItemFilter) -> int:
-        """Count the items that pass a filter.
-
-        Args:
-            item_filter: Conditions on the items.
-
-        Returns:
-            Number of items.
-        """
+        """Count the items that pass a filter."""
 
     def encode_query(self, query: SearchQuery, encode_texts: EncodeTexts | None = None) -> Any:
-        """Encode a query once, for several calls of ``nearest``.
-
-        Args:
-            query: The query.
-            encode_texts: Encodes the texts. None: the models of the collection do.
-
-        Returns:
-            The encoded query.
-        """
+        """Encode a query once, for several calls of ``nearest``."""
 
     def nearest(
         self, encoded: Any, count: int, item_filter: ItemFilter
     ) -> tuple[list[SearchResult], bool]:
-        """Find the items with the highest scores.
-
-        Args:
-            encoded: The encoded query.
-            count: Maximum number of items.
-            item_filter: Conditions on the items.
-
-        Returns:
-            Results, best first, and whether a larger count may find more.
+        """Find the items with the highest scores, best first, and whether a larger count may find
+        more.
         """
 
+    def find_named(
+        self, query: SearchQuery, count: int, item_filter: ItemFilter
+    ) -> Sequence[NamedResult]:
+        """Find the items whose file name or caption has the words of a query of texts."""
+
     def item_vectors(self, items: Sequence[IndexItem]) -> np.ndarray | None:
-        """Read the unit vectors by which near-duplicates are found.
-
-        Args:
-            items: The items.
-
-        Returns:
-            Vectors, float32, shape ``[N, D]``. None: near-duplicates are not found.
+        """Read the unit vectors by which near-duplicates are found, ``[N, D]``. None: they are not
+        found.
         """
 
     def image(self, item: IndexItem) -> Image | None:
-        """Find the image or clip of an item.
-
-        Args:
-            item: The item.
-
-        Returns:
-            The image. None if its file no longer exists.
-        """
+        """Find the image or clip of an item. None: its file no longer exists."""
 
     def explain_no_results(self, item_filter: ItemFilter) -> str:
-        """Explain why a search found nothing.
-
-        Args:
-            item_filter: Conditions on the items.
-
-        Returns:
-            A sentence.
-
-        Raises:
-            DataError: If no item has a metadata name of the filter.
+        """Explain in a sentence why a search found nothing. A metadata name that no item has is a
+        DataError.
         """
 
     def close(self) -> None:
@@ -376,9 +392,53 @@ def search_collection(
             of the filter.
     """
     validate_int(top, "top", 1)
-    if max_irrelevant is not None:
-        _check_max_irrelevant(collection, query, max_irrelevant, rerank)
+    for _, text in query.texts:
+        validate_text_query(text)
+    scale = _match_scale(collection, query, max_irrelevant, rerank)
+    named = tuple(collection.find_named(query, min(top, MAX_NAMED), item_filter))
+    try:
+        for model in collection.models:
+            known_texts(model, query)
+    except VisavisError as error:
+        if not named:
+            raise
+        return SearchResults((), message=_no_content(query, error), named=named)
+    results = _search_vectors(
+        collection,
+        query,
+        scale,
+        top,
+        item_filter,
+        group_duplicates,
+        rerank,
+        encode_texts,
+        max_irrelevant,
+    )
+    return replace(results, named=named) if named else results
+
+
+def _no_content(query: SearchQuery, error: VisavisError) -> str:
+    """Explain in a sentence why items are found by name only."""
+    if not isinstance(error, UnknownWords):
+        return f"No results by content: {error}"
+    texts = ", ".join(content_text(text) for weight, text in query.texts if weight > 0)
+    return f"No results by content, because the model knows no word of: {texts}"
+
+
+def _search_vectors(
+    collection: Collection,
+    query: SearchQuery,
+    scale: MatchScale | None,
+    top: int,
+    item_filter: ItemFilter,
+    group_duplicates: bool,
+    rerank: Retriever | None,
+    encode_texts: EncodeTexts | None,
+    max_irrelevant: float | None,
+) -> SearchResults:
+    """Results by the vectors of the items."""
     encoded = collection.encode_query(query, encode_texts)
+    rated = None if scale is None else collection.rated_scores(encoded, item_filter)
     # The other model may find its best result far below the first search's best ones.
     count = max(top, RERANK_DEPTH) if rerank else top
     if group_duplicates:
@@ -393,41 +453,53 @@ def search_collection(
         return SearchResults(tuple(_rerank(collection, rerank, query, results)[:top]))
     if isinstance(encoded, CorrectedQuery):
         return SearchResults(tuple(results), correction=str(encoded.correction.settings))
-    if not query.is_single_text:
+    if scale is None or rated is None:
         return SearchResults(tuple(results))
-    return _assess(collection, encoded, results, item_filter, max_irrelevant)
+    return _assess(scale, *rated, collection.count(item_filter), results, max_irrelevant)
+
+
+def _match_scale(
+    collection: Collection, query: SearchQuery, level: float | None, rerank: Retriever | None
+) -> MatchScale | None:
+    """Find the scale of a query. None: it has no match probabilities, and no level requires them."""
+    if level is not None:
+        check_level(level)
+    if not query.is_single_text or rerank is not None:
+        if level is None:
+            return None
+        raise NoProbabilitiesError("they exist for one text, without other parts and --rerank.")
+    try:
+        return collection.match_scale(content_text(query.texts[0][1]))
+    except VisavisError:
+        if level is None:
+            return None
+        raise
 
 
 def _assess(
-    collection: Collection,
-    encoded: Any,
+    scale: MatchScale,
+    rated_scores: np.ndarray,
+    standardized: np.ndarray,
+    num_items: int,
     results: Sequence[SearchResult],
-    item_filter: ItemFilter,
     max_irrelevant: float | None,
 ) -> SearchResults:
     """Results of a single text with match probabilities, cut at a level of irrelevant ones."""
-    calibration = collection.calibration
+    no_match = scale.is_no_match(standardized, num_items)
+    # Duplicates were rated, too, and are left out here.
     scores = [result.score for result in results]
-    if calibration is not None:
-        probabilities = [calibration.match_probability(score) for score in scores]
-        no_match = scores[0] < calibration.min_score
-    # Without labels only on request: the first time, texts have to be encoded.
-    elif max_irrelevant is not None:
-        null = collection.null_scores
-        standardized = null.standardize(encoded, np.array([scores]))
-        count = collection.count(item_filter)
-        (probabilities,) = null.match_probabilities(standardized, count).tolist()
-        no_match = probabilities[0] < NO_MATCH
-    else:
-        return SearchResults(tuple(results))
-    shares = irrelevant_shares(probabilities)
+    probabilities, cautious = (
+        np.interp(scores, rated_scores[::-1], rate(standardized, num_items)[::-1]).tolist()
+        for rate in (scale.match_probabilities, scale.cautious_probabilities)
+    )
+    shares = irrelevant_shares(cautious)
     hits = tuple(
         replace(result, match_probability=probability, irrelevant_share=share)
         for result, probability, share in zip(results, probabilities, shares, strict=True)
     )
     if max_irrelevant is None:
         return SearchResults(hits, no_match)
-    kept = count_within(probabilities, max_irrelevant)
+    kept = count_within(cautious, max_irrelevant)
     message = ""
     if not kept:
         verdict = "Probably no match" if no_match else "No result at this level"
@@ -435,102 +507,37 @@ def _assess(
     return SearchResults(hits[:kept], no_match, message, hits[kept:])
 
 
-def _check_max_irrelevant(
-    collection: Collection, query: SearchQuery, level: float, rerank: Retriever | None
-) -> None:
-    """Check that a level of irrelevant results is valid and match probabilities exist."""
-    check_level(level)
-    if not query.is_single_text or rerank is not None:
-        raise no_probabilities("they exist for one text, without other parts and --rerank.")
-    if collection.calibration is None:
-        _ = collection.null_scores  # may raise an error
-
-
-def check_level(level: float) -> None:
-    """Check a level of irrelevant results.
-
-    Args:
-        level: Share of irrelevant results.
-
-    Raises:
-        VisavisError: If it is not from 0 to 1.
-    """
-    if not 0 <= level <= 1:
-        raise VisavisError(
-            f"max_irrelevant: expected a share from 0 to 1, got {level:g}. Pass a share such as "
-            "0.1."
-        )
-
-
-def no_probabilities(reason: str) -> VisavisError:
-    """Make the error of a search that cannot have match probabilities.
-
-    Args:
-        reason: Why, as a sentence that starts with a small letter.
-
-    Returns:
-        The error.
-    """
-    return VisavisError(
-        f"max_irrelevant: no match probabilities, because {reason} Remove --max-irrelevant."
-    )
-
-
-def warn_unknown_words(model: Retriever, query: SearchQuery, progress: Progress) -> None:
-    """Report the words of a query that are not in the vocabulary of a model.
-
-    Args:
-        model: The model.
-        query: The query.
-        progress: Receives the message.
-
-    Raises:
-        VisavisError: If the vocabulary contains no word of one of the texts.
+def warn_unknown_words(model: TextModel, query: SearchQuery, progress: Progress) -> None:
+    """Report the words of a query that are not in the vocabulary of a model. If it knows none of
+    them, the search reports it.
     """
     for _, text in query.texts:
-        if text.strip() and (unknown := model.unknown_words(text)):
-            progress.message(f"The model does not know: {', '.join(unknown)}")
+        with suppress(VisavisError):
+            if text.strip() and (unknown := model.unknown_words(content_text(text))):
+                progress.message(f"The model does not know: {', '.join(unknown)}")
 
 
-def unknown_words(model: Retriever, query: SearchQuery) -> tuple[str, ...]:
-    """Find the words of a query that are not in the vocabulary of a model.
-
-    Args:
-        model: The model.
-        query: A query that the model can encode.
-
-    Returns:
-        The words, each once. A model with a tokenizer of subwords knows all.
-    """
+def unknown_words(model: TextModel, query: SearchQuery) -> tuple[str, ...]:
+    """Find the words of a query that are not in the vocabulary of a model."""
     words = dict[str, None]()
     for _, text in query.texts:
         try:
-            words |= dict.fromkeys(model.unknown_words(text))
-        except VisavisError:  # an excluded text of unknown words only
-            words |= dict.fromkeys(text.split())
+            words |= dict.fromkeys(model.unknown_words(content_text(text)))
+        except VisavisError:  # a text of unknown words only
+            words |= dict.fromkeys(content_text(text).split())
     return tuple(words)
 
 
-def known_texts(model: Retriever, query: SearchQuery) -> list[tuple[float, str]]:
-    """Select the texts of a query that a model can encode.
-
-    Args:
-        model: The model.
-        query: The query.
-
-    Returns:
-        Weights and texts. An excluded text of unknown words only is left out, as an unknown word of
-        another text has no effect.
-
-    Raises:
-        VisavisError: If a text is empty, or the vocabulary contains no word of one to search for.
-    """
+def known_texts(model: TextModel, query: SearchQuery) -> list[tuple[float, str]]:
+    """Select the texts of a query that a model can encode, without quotes."""
     texts = list[tuple[float, str]]()
-    for weight, text in query.texts:
-        validate_text_query(text)
+    for weight, written in query.texts:
+        validate_text_query(written)
+        text = content_text(written)
         try:
             model.unknown_words(text)
         except VisavisError:
+            # An excluded text of unknown words only is left out, as unknown words have no effect.
             if weight > 0:
                 raise
         else:
@@ -539,20 +546,13 @@ def known_texts(model: Retriever, query: SearchQuery) -> list[tuple[float, str]]
 
 
 def validate_text_query(text: str) -> None:
-    """Check a text query.
-
-    Args:
-        text: Text query.
-
-    Raises:
-        VisavisError: If the query is empty, or a data URL.
-    """
+    """Check a text query."""
     if is_data_url(text):
         raise VisavisError(
             "query: expected text, got a data URL. Search with the image itself, such as with "
             "--image FILE."
         )
-    if not text.strip():
+    if not content_text(text).strip():
         raise VisavisError(
             "query: expected text, got an empty query. Describe the image, such as 'a dog runs on "
             "the beach'."
@@ -564,15 +564,8 @@ def grouped_results(
     find: Callable[[int], tuple[Sequence[SearchResult], bool]],
     count: int,
 ) -> list[SearchResult]:
-    """Find results, of which near-duplicates and moments of one clip are one.
-
-    Args:
-        collection: The searched collection.
-        find: Finds a number of items. It returns them, and whether a larger number may find more.
-        count: Maximum number of results.
-
-    Returns:
-        The first result of each group, with the keys of the others.
+    """Find results, of which near-duplicates and moments of one clip are one. ``find`` is
+    ``Collection.nearest`` for a number of items.
     """
     # The depth grows until grouping leaves enough results.
     depth = 2 * count + 10
@@ -604,9 +597,11 @@ def _group_duplicates(
     is_copy = (paths[:, None] == paths) | (contents[:, None] == contents)
     # Below the diagonal: each item is compared with those that rank above it.
     later, earlier = np.nonzero(np.tril(vectors @ vectors.T >= MIN_DUPLICATE_COSINE, -1))
-    is_copy[later, earlier] |= (
-        hamming_distances([item.dhash for item in items], later, earlier) <= MAX_HAMMING_DISTANCE
-    )
+    if len(later):
+        from visavis.data.image_hashes import MAX_HAMMING_DISTANCE, hamming_distances
+
+        distances = hamming_distances([item.dhash for item in items], later, earlier)
+        is_copy[later, earlier] |= distances <= MAX_HAMMING_DISTANCE
     # Only with first results of groups, so that a chain of similar items does not join strangers.
     first = list(range(len(items)))
     for later_row, row in np.argwhere(np.tril(is_copy, -1)).tolist():
@@ -635,6 +630,8 @@ def _rerank(
             "rerank: expected a query of texts, got images or items. Remove them, or remove "
             "--rerank."
         )
+    from visavis.data.images import decode_image
+
     readable: list[tuple[SearchResult, PILImage]] = []
     unreadable = list[SearchResult]()
     for result in results:
@@ -652,248 +649,17 @@ def _rerank(
         return unreadable
     texts = known_texts(model, query)
     text_scores = model.score([image for _, image in readable], [text for _, text in texts])
-    scores = text_scores @ torch.tensor([weight for weight, _ in texts], dtype=text_scores.dtype)
+    scores = text_scores.float().numpy() @ np.array([weight for weight, _ in texts], np.float32)
     # Stable: images with equal scores keep the order of the first search.
-    order = scores.argsort(descending=True, stable=True).tolist()
-    return [replace(readable[i][0], score=scores[i].item()) for i in order] + unreadable
+    order = np.argsort(-scores, kind="stable").tolist()
+    return [replace(readable[i][0], score=float(scores[i])) for i in order] + unreadable
 
 
 def attach_images(collection: Collection, results: SearchResults) -> SearchResults:
-    """Add the images of results whose files still exist.
-
-    Args:
-        collection: The searched collection.
-        results: Results of a search.
-
-    Returns:
-        Results with ``image`` set.
-    """
+    """Add the images of results whose files still exist."""
     hits, weaker = (
         tuple(replace(hit, image=collection.image(hit.item)) for hit in part)
         for part in (results.hits, results.weaker)
     )
-    return replace(results, hits=hits, weaker=weaker)
-
-
-CALIBRATED_RESULTS = 10
-"""Number of results per query that calibration uses."""
-# The highest score of an irrelevant item grows with the number of items.
-MAX_SIZE_RATIO = 2.0
-"""Largest ratio between the sizes of the searched and of the calibration collection."""
-NO_MATCH = 0.5
-"""Probability of being irrelevant above which even the best result is "probably no match"."""
-FALSE_ALARM_RATE = 0.05
-"""Share of queries with a relevant item whose best score is below ``Calibration.min_score``."""
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Increasing step function from scores to match probabilities, and a threshold for queries
-    without a relevant item.
-
-    Attributes:
-        scores: Knots of the function.
-        probabilities: Match probability at each knot.
-        num_candidates: Number of items in the calibration collection.
-        num_queries: Number of calibration queries.
-        min_score: 5th percentile of the best scores of queries that have a relevant item. A lower
-            best score means "no match".
-        detection_rate: Share of queries whose best score is below ``min_score`` once their relevant
-            items are removed.
-    """
-
-    scores: tuple[float, ...]
-    probabilities: tuple[float, ...]
-    num_candidates: int
-    num_queries: int
-    min_score: float
-    detection_rate: float
-
-    def is_valid_for(self, count: int) -> bool:
-        """Check whether the calibration holds for a collection of a given size.
-
-        Args:
-            count: Number of items of the collection.
-
-        Returns:
-            Whether the size is between half and twice that of the calibration collection.
-        """
-        return self.num_candidates / MAX_SIZE_RATIO <= count <= self.num_candidates * MAX_SIZE_RATIO
-
-    def match_probability(self, score: float) -> float:
-        """Convert a score to a match probability.
-
-        Args:
-            score: Score of a result.
-
-        Returns:
-            Probability that the result is relevant, 0 to 1.
-        """
-        return float(np.interp(score, self.scores, self.probabilities))
-
-
-# Prior odds of a match: three of four texts describe an item of the collection.
-MATCH_ODDS = 3.0
-# Smallest variance of the scores of a query, so that rounding errors of equal scores have no weight.
-MIN_VARIANCE = 1e-10
-
-
-@dataclass(frozen=True, eq=False)
-class NullScores:
-    """Distribution of the scores of irrelevant items, for one query model and one collection.
-
-    The scores of a query are standardized by the mean and the standard deviation of its scores with
-    all items, because texts differ in both. The distribution describes standardized scores.
-
-    Attributes:
-        mean: Mean of the vectors of the items, shape ``[D]``.
-        covariance: Covariance of the vectors, shape ``[D, D]``.
-        tail: Coefficients a, b and c. The logarithm of the share of irrelevant items that reach the
-            standardized score z is a + b z + c z^2. The normal distribution is the lower limit.
-    """
-
-    mean: np.ndarray
-    covariance: np.ndarray
-    tail: tuple[float, float, float]
-
-    def standardize(self, queries: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        """Standardize the scores of queries.
-
-        Args:
-            queries: Vectors of the queries, shape ``[Q, D]``.
-            scores: Scores of items, shape ``[Q, items]``.
-
-        Returns:
-            Standard deviations above the mean score of all items, same shape.
-        """
-        variances = np.einsum("qd,qd->q", queries @ self.covariance, queries)
-        deviations = np.sqrt(np.maximum(variances, MIN_VARIANCE))
-        return np.asarray((scores - (queries @ self.mean)[:, None]) / deviations[:, None])
-
-    def share_above(self, standardized: np.ndarray) -> np.ndarray:
-        """Compute the share of irrelevant items that reach standardized scores.
-
-        Args:
-            standardized: Standardized scores, of any shape.
-
-        Returns:
-            Shares, 0 to 1, of the same shape.
-        """
-        from scipy.special import log_ndtr
-
-        fitted = np.polynomial.polynomial.polyval(standardized, self.tail)
-        return np.exp(np.minimum(np.maximum(fitted, log_ndtr(-standardized)), 0))
-
-    def match_probabilities(self, standardized: np.ndarray, num_items: int) -> np.ndarray:
-        """Convert the standardized scores of the first results of queries to match probabilities.
-
-        Formula:
-            $p_k = 1 - max_(j <= k) max(B_j / (B_j + 3), E_j - E_(j-1))$ with the expected number
-            $E_j = N F(z_j)$ of irrelevant items that reach the score of result j, and
-            $B_j = -e E_j log(E_j)$, which is 1 for $E_j > 1 / e$. $F$ is the share of irrelevant
-            items that reach a score, and $N$ the number of items. $E_j$ is the p-value of the
-            hypothesis that result j is irrelevant, and $B_j$ the smallest Bayes factor for it.
-
-        Args:
-            standardized: Standardized scores, falling along the last axis, without gaps from the
-                best one.
-            num_items: Number of searched items.
-
-        Returns:
-            Probability that each result is relevant, 0 to 1. It does not rise with the rank, and
-            does not depend on later results.
-
-        Source:
-            Sellke, Bayarri and Berger, Calibration of p Values for Testing Precise Null Hypotheses,
-            The American Statistician 2001, for the Bayes factor. Auckenthaler, Carey and
-            Lloyd-Thomas, Score Normalization for Text-Independent Speaker Verification Systems,
-            Digital Signal Processing 2000, for standardized scores.
-        """
-        expected = num_items * self.share_above(standardized)
-        p_values = np.clip(expected, np.finfo(np.float64).tiny, 1 / np.e)
-        factors = -np.e * p_values * np.log(p_values)
-        irrelevant = np.maximum(
-            factors / (factors + MATCH_ODDS), np.diff(expected, prepend=0.0, axis=-1)
-        )
-        return np.asarray(1 - np.clip(np.maximum.accumulate(irrelevant, axis=-1), 0, 1))
-
-
-def irrelevant_shares(probabilities: Sequence[float]) -> list[float]:
-    """Compute the expected share of irrelevant results in each beginning of a list.
-
-    Args:
-        probabilities: Match probability of each result, best first.
-
-    Returns:
-        Share of irrelevant results among the results up to each one, 0 to 1.
-    """
-    irrelevant = 1 - np.asarray(probabilities, np.float64)
-    return [float(share) for share in irrelevant.cumsum() / np.arange(1, len(irrelevant) + 1)]
-
-
-def count_within(probabilities: Sequence[float], max_irrelevant: float) -> int:
-    """Count the results up to an expected share of irrelevant ones.
-
-    Args:
-        probabilities: Match probability of each result, best first, not rising.
-        max_irrelevant: Level. 0 allows no result, 1 all.
-
-    Returns:
-        Length of the longest beginning whose expected share of irrelevant results is below the
-        level.
-    """
-    return sum(
-        max_irrelevant >= 1 or share < max_irrelevant for share in irrelevant_shares(probabilities)
-    )
-
-
-def fit_calibration(scores: Tensor, relevant: Tensor) -> Calibration:
-    """Fit isotonic regression of relevance on the scores of the first ten results of each query.
-
-    Args:
-        scores: Scores, shape ``[queries, candidates]``.
-        relevant: Whether a candidate is relevant to a query, bool, same shape.
-
-    Returns:
-        The calibration.
-
-    Raises:
-        DataError: If all of the first results are relevant, or none.
-
-    Source:
-        Zadrozny and Elkan, KDD 2002.
-    """
-    from scipy.optimize import isotonic_regression
-
-    # Shape [queries, 10].
-    top_scores, top_results = scores.topk(min(CALIBRATED_RESULTS, scores.shape[1]), dim=1)
-    top_relevant = relevant.gather(1, top_results)
-    if not top_relevant.any() or top_relevant.all():
-        raise DataError(
-            "Calibration: expected relevant and irrelevant items among the first "
-            f"{top_scores.shape[1]} results of {len(scores):,} "
-            f"queries, got only {'relevant' if top_relevant.all() else 'irrelevant'} ones. Use a "
-            "larger validation split."
-        )
-    knots, knot_of, counts = np.unique(
-        top_scores.flatten().double().numpy(), return_inverse=True, return_counts=True
-    )
-    # Equal scores form one knot, or the fit would depend on their order.
-    precisions = np.bincount(knot_of, weights=top_relevant.flatten().double().numpy()) / counts
-    probabilities = isotonic_regression(precisions, weights=counts).x
-    # Of knots with the same probability, the first and the last define the function.
-    changes = np.diff(probabilities) != 0
-    kept = np.r_[True, changes] | np.r_[changes, True]
-    # Other queries have no best score without relevant items to compare with.
-    has_both = relevant.any(1) & ~relevant.all(1)
-    best_with_relevant = scores[has_both].amax(1)
-    best_without_relevant = scores[has_both].masked_fill(relevant[has_both], -torch.inf).amax(1)
-    min_score = torch.quantile(best_with_relevant.double(), FALSE_ALARM_RATE).item()
-    return Calibration(
-        scores=tuple(knots[kept].tolist()),
-        probabilities=tuple(probabilities[kept].tolist()),
-        num_candidates=scores.shape[1],
-        num_queries=len(scores),
-        min_score=min_score,
-        detection_rate=(best_without_relevant < min_score).double().mean().item(),
-    )
+    named = tuple(replace(each, image=collection.image(each.item)) for each in results.named)
+    return replace(results, hits=hits, weaker=weaker, named=named)

@@ -6,15 +6,17 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 from visavis.core import storage
 from visavis.core.errors import DataError, MissingExtra, NoDataset
 from visavis.data.data_paths import path_exists, resolve_path
-from visavis.data.dataset import ByteRange, Dataset
+from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.file_names import (
     IMAGE_SUFFIXES,
@@ -23,9 +25,10 @@ from visavis.data.file_names import (
     VISUAL_SUFFIXES,
     describe_other_files,
     is_valid_unicode,
+    is_video,
+    unescape_name,
     unsupported_problem,
 )
-from visavis.data.formats.caption_table import ALL_FILE_NAMES, parse_table
 from visavis.data.formats.image_files import (
     NO_EXCLUSION,
     Exclusion,
@@ -36,6 +39,8 @@ from visavis.data.formats.image_files import (
 )
 from visavis.data.formats.listing import clean_name
 from visavis.data.formats.table_columns import find_file_column
+from visavis.data.formats.text_tables import ALL_FILE_NAMES, parse_table
+from visavis.data.image_file import ByteRange
 from visavis.data.live_photos import (
     LIVE_SUFFIXES,
     MAX_LIVE_PHOTO_BYTES,
@@ -45,16 +50,19 @@ from visavis.data.live_photos import (
 )
 from visavis.data.parallel import map_in_order
 from visavis.data.photo_decoder import format_of_suffix, is_installed
-from visavis.data.video import is_video
+from visavis.retrieval.items import COMPANIONS, caption_metadata
 
 # Stores hold times as int64 ns: up to the year 2262. File systems may report later times.
 MAX_TIME_NS = 2**63 - 1
+MAX_READS = 2
+"""Number of times that a file is read which changes meanwhile."""
+CLOCK_TICK_NS = 10**7
+"""Coarsest clock of the times that a kernel sets. Two changes in one tick have the same time."""
 NO_METADATA: Mapping[str, str] = {}
 NO_PAIRS: Mapping[str, bool] = {}
-COMPANIONS = "companions"
-"""Name of the files that belong to a photo in its metadata."""
 ATTRIBUTES_FILE = "attributes.csv"
 """Table in an indexed folder: a column ``filename``, and one column per attribute."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +70,15 @@ class SourceFile:
     """An image or clip to index.
 
     Attributes:
-        path: Path below the root with forward slashes, or the name in a data set.
+        path: Path below the root with forward slashes, as ``escape_name`` writes it, or the name
+            in a data set.
         place: Where the bytes are. A text is the path of a whole file, because a million
             ``ByteRange`` take seconds to make.
         root: Folder that must contain a whole file.
         size: Size in bytes.
         modified_ns: Modification time in ns since the epoch, of the file or of the archive that
             contains it.
-        metadata: Values for filters, such as the split and the first caption.
+        metadata: Values for filters, such as the split, and captions.
         time_sources: Files that have the capture time if this one has none, best first: a raw
             companion, and JSON of Google Takeout.
     """
@@ -95,6 +104,39 @@ class SourceFile:
         return is_video(self.path) or (
             self.location.size is None and is_video(self.location.path.name)
         )
+
+    def read_unchanged(self, read: Callable[[SourceFile], T]) -> T:
+        """Call a function that reads the bytes, with the file as it is now, again if it changes."""
+        for _ in range(MAX_READS):
+            before = self._status()
+            if before and 0 <= time.time_ns() - before.st_mtime_ns < CLOCK_TICK_NS:
+                # A later change could have the same time.
+                time.sleep(CLOCK_TICK_NS / 1e9)
+            try:
+                value = read(self._at(before))
+            except DataError:
+                if _state(self._status()) == _state(before):
+                    raise
+            else:
+                if _state(self._status()) == _state(before):
+                    return value
+        raise DataError(
+            f"{self.path}: expected a file at rest, got one that changes while it is read. Run "
+            "visavis index again when it is complete."
+        )
+
+    def _status(self) -> os.stat_result | None:
+        """Status of the file or archive. None: it cannot be read, which its reader reports."""
+        try:
+            return os.stat(self.place if isinstance(self.place, str) else self.place.path)
+        except OSError:
+            return None
+
+    def _at(self, status: os.stat_result | None) -> SourceFile:
+        """This file with another size and time. The place of a part belongs to the listed time."""
+        if status is None or self.location.size is not None:
+            return self
+        return replace(self, size=status.st_size, modified_ns=_modified_ns(status))
 
 
 @dataclass(frozen=True)
@@ -143,14 +185,7 @@ class FileCollection:
     undecided: frozenset[tuple[str, str]] = frozenset()
 
     def pair(self, unreadable: Container[str] = ()) -> FileCollection:
-        """Make files a part of their photos.
-
-        Args:
-            unreadable: Paths of photos that cannot be decoded. Their companions become items.
-
-        Returns:
-            The files, and the companions.
-        """
+        """Make files a part of their photos. The companions of unreadable photos are items."""
         companions = dict[str, str]()
         for path, photos in self.photos_of.items():
             known = (
@@ -165,6 +200,8 @@ class FileCollection:
             # A clip of a raw image with a developed one belongs to the developed one.
             companions[path] = companions.get(companions[path], companions[path])
             parts[companions[path]].append(path)
+        if not companions:
+            return replace(self, files=self.listed, companions={})
         by_path = {file.path: file for file in self.listed if file.path in companions}
         files = tuple(
             _with_parts(file, [by_path[path] for path in parts[file.path]])
@@ -176,15 +213,23 @@ class FileCollection:
         return replace(self, files=files, companions=companions)
 
     def problem_of(self, place: str) -> str:
-        """Describe an unreadable place.
-
-        Args:
-            place: A key of ``unreadable``.
-
-        Returns:
-            A sentence, which ``skipped`` contains.
-        """
+        """Describe an unreadable place."""
         return f"{self.root if place == '.' else repr(place)}: {self.unreadable[place]}."
+
+
+def _modified_ns(status: os.stat_result) -> int:
+    """Modification time in the range of the stores."""
+    return min(max(storage.modified_ns(status), -MAX_TIME_NS), MAX_TIME_NS)
+
+
+def _state(status: os.stat_result | None) -> tuple[int, ...] | None:
+    """Values that differ if a file was changed or replaced."""
+    if status is None:
+        return None
+    return (
+        *(status.st_dev, status.st_ino, status.st_size),
+        *(status.st_mtime_ns, status.st_ctime_ns),
+    )
 
 
 def _with_parts(photo: SourceFile, parts: Sequence[SourceFile]) -> SourceFile:
@@ -201,26 +246,7 @@ def _with_parts(photo: SourceFile, parts: Sequence[SourceFile]) -> SourceFile:
 def list_source_files(
     path: str | Path, exclude: Sequence[str] = (), live_pairs: Mapping[str, bool] = NO_PAIRS
 ) -> FileCollection:
-    """List the files of a data set or of any folder.
-
-    Of a folder, all images and clips are listed. If it is also a data set, the listed ones have
-    their split and first caption as metadata. A data set that is given by its list or its name
-    contains only the listed files. The columns of ``attributes.csv`` are added. Links to a location
-    outside are not listed, because the server must not serve it, unless ``VISAVIS_IMAGE_ROOTS``
-    lists it.
-
-    Args:
-        path: A data set, or a folder with images and clips.
-        exclude: Patterns of names or paths to leave out, as for ``Exclusion``.
-        live_pairs: Known pairs of clips and photos, which are not opened again.
-
-    Returns:
-        The files, and all that is left out.
-
-    Raises:
-        DataError: If the source contains neither images nor clips, or the table of attributes is
-            invalid.
-    """
+    """List the files of a data set or of any folder."""
     collection = _list_source(path, Exclusion(tuple(exclude)), live_pairs)
     if not collection.files:
         problems = collection.skipped
@@ -237,18 +263,6 @@ def list_readable_files(
 ) -> FileCollection:
     """List the files of a source that can be read now, as ``list_source_files`` does. The source
     may be missing or empty.
-
-    Args:
-        path: A data set, or a folder with images and clips.
-        exclude: Patterns of names or paths to leave out.
-        live_pairs: Known pairs of clips and photos, which are not opened again.
-
-    Returns:
-        The files, and all that is left out. The whole source is unreadable if it is missing, or its
-        list cannot be read.
-
-    Raises:
-        DataError: If a list or table is invalid.
     """
     exclusion = Exclusion(tuple(exclude))
     try:
@@ -263,6 +277,7 @@ def list_readable_files(
             )
         elif not storage.is_transient_error(error):
             raise
+        # The whole source is unreadable, so that an update of its index keeps the items.
         return FileCollection(
             root, unreadable={".": problem}, skipped=(f"{root}: {problem}.",), exclusion=exclusion
         )
@@ -271,12 +286,6 @@ def list_readable_files(
 def source_root(path: str | Path) -> Path:
     """Return the absolute path of a source, which may be given by its name under ``VISAVIS_DATA``
     or on the Hugging Face Hub.
-
-    Args:
-        path: A data set, or a folder with images and clips.
-
-    Returns:
-        The path. It may not exist.
     """
     return (resolve_path(path) if path_exists(path) else Path(os.path.expanduser(path))).absolute()
 
@@ -315,11 +324,10 @@ class _Listed:
             )
         else:
             size = status.st_size if part_size is None else part_size
-            modified_ns = min(max(storage.modified_ns(status), -MAX_TIME_NS), MAX_TIME_NS)
-            self.files[name] = SourceFile(name, place, root, size, modified_ns, metadata)
+            self.files[name] = SourceFile(name, place, root, size, _modified_ns(status), metadata)
 
     def add_dataset(self, dataset: Dataset, exclusion: Exclusion) -> None:
-        """Add the images of a data set, with their split and first caption."""
+        """Add the images of a data set, with their split and captions."""
         self.skipped += dataset.skipped[1:]  # the first sentence counts the others
         for name in dataset.unreadable_files:
             if not any(place in self.unreadable for place in path_and_parents(name)):
@@ -329,8 +337,8 @@ class _Listed:
                 )
         for image, captions in zip(dataset.images, dataset.captions_of, strict=True):
             if image.location is not None and not exclusion.covers(image.name):
-                caption = {"caption": dataset.captions[captions[0]]} if len(captions) else {}
-                metadata = {"split": image.split, **caption}
+                texts = [dataset.captions[row] for row in captions]
+                metadata = {"split": image.split, **caption_metadata(texts)}
                 self.add(image.name, image.location, metadata=metadata)
         for image in dataset.unpaired_images:
             if image.location is not None and not exclusion.covers(image.name):
@@ -347,7 +355,7 @@ class _Listed:
         unlisted = list[str]()
         for name in scan.files:
             lower = name.lower()
-            place = folder + name.replace("/", os.sep)
+            place = folder + unescape_name(name).replace("/", os.sep)
             if not lower.endswith(indexed) or place in listed:
                 continue
             problem = None
@@ -366,6 +374,8 @@ class _Listed:
             else:
                 self.add(name, place, root)
                 unlisted.append(name)
+        # Such as links to a location outside, which the server must not serve, unless
+        # ``VISAVIS_IMAGE_ROOTS`` lists it.
         for name, problem in scan.skipped.items():
             if name.lower().endswith(VISUAL_SUFFIXES):
                 self.skip(name, f"{problem}.")
@@ -374,8 +384,8 @@ class _Listed:
         self._find_takeout(unlisted, scan, root)
 
     def _find_photos(self, unlisted: Sequence[str]) -> None:
-        """Find the photos that a clip or a raw image may belong to, with the same name in the
-        same folder. Files that a data set lists stay items.
+        """Find the photos that a clip or a raw image may belong to, with the same name in the same
+        folder. Files that a data set lists stay items.
         """
         readable = tuple(
             suffix
@@ -415,7 +425,7 @@ class _Listed:
         for name in unlisted:
             found = [table for table in _takeout_names(name) if table in tables]
             if found:
-                places = tuple(ByteRange(scan.folder / table, root=root) for table in found)
+                places = tuple(ByteRange(scan.place(table), root=root) for table in found)
                 self.files[name] = replace(self.files[name], time_sources=places)
 
 
@@ -438,6 +448,8 @@ def _list_source(
         # Its error does not list the formats of data sets, because any folder can be indexed.
         resolve_path(path)
     root = source_root(path)
+    # Of a folder, all images and clips are listed, also if it is a data set. A data set that is
+    # given by its list or its name contains only the listed files.
     takes_all = os.path.isdir(os.path.expanduser(path))
     # Also for a data set, whose list does not distinguish an unreadable folder from an empty one.
     scan = scan_folder(root if os.path.isdir(root) else root.parent, exclusion)
@@ -471,7 +483,7 @@ def _list_source(
         other_files = dataset.other_files
     # The list is needed for ranges of archives and for names that are not paths below the root.
     is_dataset = any(
-        file.location.size is not None or file.location.path != root / file.path
+        file.location.size is not None or file.location.path != root / unescape_name(file.path)
         for file in listed.files.values()
     )
     if takes_all:

@@ -15,6 +15,7 @@ from visavis.core import storage
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, ShapeError, format_value, warn
 from visavis.core.progress import Progress
+from visavis.data.file_names import escape_name, unescape_name
 from visavis.data.formats.image_files import NO_EXCLUSION
 from visavis.evaluation.classification import ZeroShotResult, class_vectors, zero_shot_accuracy
 from visavis.models.inference import score_all_pairs
@@ -32,18 +33,7 @@ _MAX_ROUNDING = 1e-6
 def class_scores(
     model: Retriever, images: Encoded, classes: Sequence[str], templates: Sequence[str]
 ) -> Tensor:
-    """Score images with classes that are described by several prompts.
-
-    Args:
-        model: The model.
-        images: Encoded images.
-        classes: Names of the classes.
-        templates: Prompts with ``{}`` in place of the class.
-
-    Returns:
-        Scores, shape ``[images, classes]``: cosines with the mean of the unit vectors of the
-        prompts, or the mean of the scores of the prompts if the model has no single vectors.
-    """
+    """Score images with classes that are described by several prompts, ``[images, classes]``."""
     texts = model.encode_text(
         [template.replace("{}", name) for name in classes for template in templates]
     )
@@ -51,6 +41,7 @@ def class_scores(
         vectors = class_vectors(model.to_unit_rows(texts).view(len(classes), len(templates), -1))
         _warn_about_equal_classes(vectors, classes)
         return model.to_unit_rows(images) @ vectors.T
+    # Without single vectors, of which the mean describes a class, scores of prompts are averaged.
     scores = score_all_pairs(model.matcher, images, texts, model.memory, "i2t")
     scores = scores.view(len(scores), len(classes), len(templates)).mean(2)
     # One image can have equal scores with different classes.
@@ -84,29 +75,22 @@ def rank_texts(
     image: str | Path | PILImage,
     texts: Sequence[str],
     templates: Sequence[str] | None = None,
+    *,
+    image_model: Retriever | None = None,
 ) -> list[tuple[str, float]]:
-    """Rank captions or labels for an image.
-
-    Args:
-        model: The model.
-        image: A path or a Pillow image.
-        texts: Captions or labels.
-        templates: Prompts with ``{}`` in place of the text. None: the texts as they are.
-
-    Returns:
-        Texts and scores, best first. Equal scores are in the given order.
-
-    Raises:
-        ShapeError: If ``texts`` is empty.
+    """Rank captions or labels for an image, best first. Without templates, a text is its prompt.
+    Another model may encode the image, whose vectors the model was trained on.
     """
     if not texts:
         raise ShapeError(
             "labels: expected at least one text, got none. Pass the texts to choose from."
         )
-    if templates is None:
+    if templates is None and image_model is None:
         scores = model.score([image], texts, direction="i2t")[0]
     else:
-        scores = class_scores(model, model.encode_visual([image]), texts, templates)[0]
+        encoded = (image_model or model).encode_visual([image])
+        scores = class_scores(model, encoded, texts, templates or ["{}"])[0]
+    # Stable: texts with equal scores are in the given order.
     return [
         (texts[i], scores[i].item()) for i in scores.argsort(descending=True, stable=True).tolist()
     ]
@@ -118,23 +102,11 @@ def evaluate_zero_shot(
     templates: Sequence[str],
     progress: Progress,
     names: Mapping[str, str] | None = None,
+    *,
+    image_model: Retriever | None = None,
 ) -> ZeroShotResult:
-    """Classify all images of a folder of classes, and compare with their classes.
-
-    Args:
-        model: The model.
-        folder: Folder with one subfolder of images for each class.
-        templates: Prompts with ``{}`` in place of the class.
-        progress: Receives the progress, and one message for each file that is left out.
-        names: Name of the class of each subfolder. None: the name of the subfolder, with spaces for
-            ``_`` and ``-``.
-
-    Returns:
-        The accuracies.
-
-    Raises:
-        DataError: If there are fewer than two classes, two classes have the same name, a class has
-            no name or no image, an image is outside of them, or an image cannot be read.
+    """Classify all images of a folder of classes, and compare with their classes. Another model may
+    encode the images, see ``rank_texts``.
     """
     files = list_source_files(folder)
     for sentence in files.skipped:
@@ -152,16 +124,20 @@ def evaluate_zero_shot(
             "Name the folder that contains them."
         )
     is_hidden = NO_EXCLUSION.covers
-    for name in sorted(os.listdir(files.root)):
-        if name not in folders and os.path.isdir(files.root / name) and not is_hidden(name):
+    for name in sorted(map(escape_name, os.listdir(files.root))):
+        if (
+            name not in folders
+            and os.path.isdir(files.root / unescape_name(name))
+            and not is_hidden(name)
+        ):
             raise DataError(
                 f"{folder}: expected images in the folder of each class, got none in {name}. Add "
                 "some, or remove the folder."
             )
     classes = _class_names(folder, folders, names)
     labels = torch.tensor([folders.index(part[0]) for part in parts])
-    images = model.encode_visual(
-        [files.root / file.path for file in files.files],
+    images = (image_model or model).encode_visual(
+        [file.location.path for file in files.files],
         lambda done, total: progress.update("encoding images", done, total, 0.0),
     )
     scores = class_scores(model, images, classes, templates)
@@ -196,17 +172,7 @@ def _class_names(
 
 
 def read_class_names(file: str | Path) -> dict[str, str]:
-    """Read the names of classes. Each line has a folder, a tab or a space, and its name.
-
-    Args:
-        file: Text file. Empty lines are skipped.
-
-    Returns:
-        Names by folder.
-
-    Raises:
-        DataError: If a line has no name, or a folder occurs twice.
-    """
+    """Read the names of classes. Each line has a folder, a tab or a space, and its name."""
     names: dict[str, str] = {}
     for number, line in enumerate(storage.read_text(file).splitlines(), 1):
         if not line.strip():
@@ -222,17 +188,7 @@ def read_class_names(file: str | Path) -> dict[str, str]:
 
 
 def read_templates(file: str | Path) -> list[str]:
-    """Read prompts, one in each line.
-
-    Args:
-        file: Text file. Empty lines are skipped.
-
-    Returns:
-        The prompts.
-
-    Raises:
-        DataError: If a line does not contain ``{}`` once, or there is none.
-    """
+    """Read prompts, one in each line."""
     templates = []
     for number, line in enumerate(storage.read_text(file).splitlines(), 1):
         if not (template := line.strip()):

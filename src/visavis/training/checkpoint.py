@@ -106,19 +106,19 @@ class Checkpoint:
     folder: Path | None = None
 
     def write(self, folder: Path) -> None:
-        """Write as ``step-<n>``, then remove all but the last two checkpoints.
-
-        Args:
-            folder: Folder of the checkpoints of the run.
-        """
-        newest = _unused_name(folder / f"step-{self.state.step:08d}")
+        """Write as ``step-<n>``, then remove all but the last two checkpoints."""
+        name = f"step-{self.state.step:08d}"
+        # Further checkpoints of the same step are called `step-<n>-b`, `step-<n>-c`, ...
+        if last := max((path.name for path in folder.glob(f"{name}*")), default=""):
+            name += "-b" if last == name else f"-{chr(ord(last[-1]) + 1)}"
+        newest = folder / name
         with storage.atomic_folder(newest) as part:
-            for name in TENSOR_FILES:
-                storage.write_tensors(part / f"{name}.safetensors", getattr(self, name))
+            for tensors in TENSOR_FILES:
+                storage.write_tensors(part / f"{tensors}.safetensors", getattr(self, tensors))
             storage.write_json_lines(part / LOG, self.log)
             storage.write_json(part / STATE, asdict(self.state))
             storage.write_json(
-                part / HASHES, {name: storage.content_hash(part / name) for name in (LOG, STATE)}
+                part / HASHES, {file: storage.content_hash(part / file) for file in (LOG, STATE)}
             )
         for older in set(folder.glob("step-*")) - set(
             complete_checkpoints(folder)[-NUM_KEPT_CHECKPOINTS:]
@@ -127,17 +127,8 @@ class Checkpoint:
 
     @classmethod
     def read(cls, folder: Path, expected: Mapping[str, Tensor] | None = None) -> Checkpoint:
-        """Read the checkpoint in a folder.
-
-        Args:
-            folder: Folder of the checkpoint.
-            expected: Weights whose names, shapes and types those of the checkpoint must match.
-
-        Returns:
-            The checkpoint.
-
-        Raises:
-            RunError: If a file is missing, corrupted or does not match.
+        """Read the checkpoint in a folder. Names, shapes and types of its weights must match
+        ``expected``.
         """
         for name, expected_hash in storage.read_json(
             folder / HASHES, dict[str, str], error=RunError
@@ -173,19 +164,8 @@ class Checkpoint:
         expected: Mapping[str, Tensor] | None = None,
         check: Callable[[Checkpoint], None] | None = None,
     ) -> Checkpoint | None:
-        """Read the newest usable checkpoint of a run, and report each one that is skipped.
-
-        Args:
-            folder: Folder of the checkpoints of the run.
-            progress: Receives a message for each skipped checkpoint.
-            expected: Weights that the checkpoint must match, as in ``read``.
-            check: Raises RunError for a checkpoint that does not fit the run.
-
-        Returns:
-            The checkpoint. None if the run has none yet.
-
-        Raises:
-            RunError: If there are checkpoints and none is usable.
+        """Read the newest usable checkpoint of a run, and report each one that is skipped. None: the
+        run has none yet.
         """
         errors: list[RunError] = []
         for path in reversed(complete_checkpoints(folder)):
@@ -224,24 +204,5 @@ class Checkpoint:
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """List the complete checkpoints of a run.
-
-    Args:
-        folder: Folder of the checkpoints of the run.
-
-    Returns:
-        Their folders, oldest first.
-    """
+    """List the complete checkpoints of a run, oldest first."""
     return sorted(path for path in folder.glob("step-*") if os.path.exists(path / STATE))
-
-
-def _unused_name(target: Path) -> Path:
-    """Return ``target``, or ``target-b``, ``target-c``, ... for further checkpoints of the same
-    step.
-    """
-    last = max((path.name for path in target.parent.glob(f"{target.name}*")), default="")
-    if not last:
-        return target
-    return target.with_name(
-        f"{target.name}-{'b' if last == target.name else chr(ord(last[-1]) + 1)}"
-    )

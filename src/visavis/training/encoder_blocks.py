@@ -21,16 +21,8 @@ from visavis.training.recipes.settings import TrainingSettings
 
 
 def prepare_encoders(model: Matcher, settings: TrainingSettings, group: ProcessGroup) -> None:
-    """Change the blocks of a model as the settings of a training require.
-
-    Args:
-        model: Model on its device, which is changed in place. Names of parameters stay the same.
-        settings: Settings of the training.
-        group: Processes that train together.
-
-    Raises:
-        RecipeError: If the model has no blocks, or a batch norm whose statistics chunks would
-            change.
+    """Change the blocks of a model in place, as the settings of a training require. Names of
+    parameters stay the same.
     """
     if settings.chunk_size and any(isinstance(module, _BatchNorm) for module in model.modules()):
         raise RecipeError(
@@ -57,12 +49,6 @@ def prepare_encoders(model: Matcher, settings: TrainingSettings, group: ProcessG
 def encoder_blocks(model: nn.Module) -> list[nn.Module]:
     """List the repeated blocks of a model, such as the layers of a transformer. Blocks inside of
     blocks are left out.
-
-    Args:
-        model: The model.
-
-    Returns:
-        The blocks in the order of the model.
     """
     lists = {
         name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)
@@ -80,10 +66,9 @@ def _forward(
 ) -> Any:
     """Run a block. In training it may be compiled, and its activations may be computed again in the
     backward pass.
-
-    An evaluation is not compiled. Its batches have other shapes and no gradients, and torch
-    compiles at most 8 versions of a function.
     """
+    # An evaluation is not compiled. Its batches have other shapes and no gradients, and torch
+    # compiles at most 8 versions of a function.
     if not (block.training and torch.is_grad_enabled()):
         return type(block).forward(block, *args, **kwargs)
     if recompute:
@@ -107,16 +92,11 @@ class _SumOverProcesses(torch.autograd.Function):
 
 
 def synchronize_batch_norm(model: nn.Module, group: ProcessGroup) -> None:
-    """Make the batch norms of a model use the mean and variance over all processes in training.
-
-    ``torch.nn.SyncBatchNorm`` does the same on CUDA only. The batch norm over valid vectors of CE
-    and MMT keeps the statistics of each process, because a process may have no valid vector.
-
-    Args:
-        model: Model, which is changed in place.
-        group: Processes that train together.
-    """
+    """Make the batch norms of a model use the mean and variance over all processes in training."""
+    # `torch.nn.SyncBatchNorm` does the same on CUDA only.
     for module in model.modules():
+        # The batch norm over valid vectors of CE and MMT keeps the statistics of each process, because
+        # a process may have no valid vector.
         if (
             isinstance(module, _BatchNorm)
             and not isinstance(module, MaskedBatchNorm)

@@ -18,8 +18,7 @@ from visavis.evaluation import Evaluation
 from visavis.models.base import Matcher
 from visavis.models.clip.model import LORA_A_MARK
 from visavis.training.recipes.data_module import DataModule
-from visavis.training.recipes.open_data import open_data
-from visavis.training.recipes.prepare_training import open_data_module
+from visavis.training.recipes.open_data import open_data, open_data_module
 from visavis.training.recipes.recipe import Recipe, build_recipe
 from visavis.training.runs.open_run import open_run, pretrained_dual_encoder, read_run_recipe
 
@@ -49,11 +48,7 @@ class Interpolation:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain values.
-
-        Returns:
-            The fields, with alphas as text keys.
-        """
+        """Convert to plain values."""
         return {
             "alpha": self.alpha,
             "start_rsum": self.start_rsum,
@@ -68,23 +63,10 @@ def choose_interpolation(
     trained_weights: Weights,
     start_rsum: float,
 ) -> Interpolation:
-    """Evaluate each alpha of a recipe and load the interpolated weights of the chosen one.
-
-    Args:
-        data_module: Data of the recipe, whose ``interpolation`` section lists the alphas.
-        matcher: Model that receives the weights.
-        start_weights: Weights before the training, by name.
-        trained_weights: Trained weights, by name.
-        start_rsum: Validation RSUM of ``start_weights``.
-
-    Returns:
-        The chosen interpolation.
-
-    Source:
-        Wortsman et al., Robust fine-tuning of zero-shot models (2022).
-    """
+    """Evaluate each alpha of a recipe and load the interpolated weights of the chosen one."""
     settings = data_module.recipe.interpolation
     split = data_module.validation
+    # Source: Wortsman et al., Robust fine-tuning of zero-shot models (2022).
     rsum: dict[float, float] = {}
     for alpha in sorted(set(settings.alphas)):
         matcher.load_state_dict(interpolate_weights(start_weights, trained_weights, alpha))
@@ -95,17 +77,9 @@ def choose_interpolation(
 
 
 def interpolate_weights(start: Weights, end: Weights, alpha: float) -> dict[str, Tensor]:
-    """Interpolate weights linearly: $(1 - alpha) start + alpha end$.
-
-    Args:
-        start: Weights at alpha 0, by name.
-        end: Weights at alpha 1, by name.
-        alpha: Share of ``end``.
-
-    Returns:
-        Interpolated weights. Of a LoRA adapter only the factor that starts at 0 is interpolated, so
-        that the product of both factors is interpolated linearly.
-    """
+    """Interpolate weights linearly: $(1 - alpha) start + alpha end$."""
+    # Of a LoRA adapter only the factor that starts at 0 is interpolated, so that the product of both
+    # factors is interpolated linearly.
     return {
         name: torch.lerp(start[name], weight, alpha)
         if weight.is_floating_point() and LORA_A_MARK not in name
@@ -161,25 +135,12 @@ class Forgetting:
         return f"{self.data}, pretrained -> fine-tuned: {', '.join(changes)}."
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain values.
-
-        Returns:
-            The name of the data set, and both evaluations.
-        """
+        """Convert to plain values."""
         return {"data": self.data, "before": self.before.to_json(), "after": self.after.to_json()}
 
 
 def check_forgetting(recipe: Recipe, progress: Progress) -> None:
-    """Check before a training that ``evaluation.forgetting`` can be measured after it.
-
-    Args:
-        recipe: Recipe of the training.
-        progress: Receives progress.
-
-    Raises:
-        RecipeError: If the model does not start from a pretrained dual encoder.
-        DataError: If the other data set cannot be read or has no test split.
-    """
+    """Check before a training that ``evaluation.forgetting`` can be measured after it."""
     if not recipe.evaluation.forgetting:
         return
     if pretrained_dual_encoder(recipe) is None:
@@ -196,13 +157,6 @@ def check_forgetting(recipe: Recipe, progress: Progress) -> None:
 def measure_forgetting(data_module: DataModule, matcher: Matcher) -> Forgetting:
     """Evaluate the pretrained and the fine-tuned model on the data set of
     ``evaluation.forgetting``.
-
-    Args:
-        data_module: Data of the training.
-        matcher: Fine-tuned model.
-
-    Returns:
-        Both evaluations.
     """
     recipe = _recipe_on_other_data(data_module.recipe)
     other = open_data_module(recipe, data_module.context, data_module.processor)
@@ -222,7 +176,7 @@ def measure_forgetting(data_module: DataModule, matcher: Matcher) -> Forgetting:
 def _recipe_on_other_data(recipe: Recipe) -> Recipe:
     changes = {
         "data.path": recipe.evaluation.forgetting,
-        "data.noise_ratio": 0.0,
+        "data.noise": "",
         "visual.features": "",
     }
     return build_recipe(recipe.to_dict(), changes, "evaluation.forgetting")

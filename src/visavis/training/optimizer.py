@@ -63,14 +63,7 @@ class Ranger(RAdam):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Step each parameter that has a gradient, and move the slow copies that are due.
-
-        Args:
-            closure: Computes the loss again.
-
-        Returns:
-            The loss of the closure.
-        """
+        """Step each parameter that has a gradient, and move the slow copies that are due."""
         parameters = [
             parameter
             for group in self.param_groups
@@ -101,14 +94,7 @@ STATE_NAMES: dict[type[Optimizer], tuple[str, ...]] = {
 
 
 def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return the state of an optimizer.
-
-    Args:
-        optimizer: Optimizer with named parameters.
-
-    Returns:
-        Tensors by ``<parameter>.<state name>``.
-    """
+    """Return the state of an optimizer, by ``<parameter>.<state name>``."""
     state = optimizer.state_dict()["state"]
     return {
         f"{parameter}.{name}": full_tensor(torch.as_tensor(value))
@@ -119,29 +105,14 @@ def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Gather the shards of a tensor. All processes must call it.
-
-    Args:
-        tensor: A tensor, sharded or not.
-
-    Returns:
-        The whole tensor.
-    """
+    """Gather the shards of a tensor. All processes must call it."""
     # The method of DTensor, whose import takes half a second.
     gather: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather()
 
 
 def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """Shard a whole tensor as another one.
-
-    Args:
-        tensor: A whole tensor.
-        like: Tensor of the same shape, sharded or not.
-
-    Returns:
-        The shard of this process. The tensor itself if ``like`` is not sharded.
-    """
+    """Shard a whole tensor as another one, if that one is sharded."""
     sharded: Any = like
     if not hasattr(sharded, "full_tensor"):
         return tensor
@@ -151,20 +122,14 @@ def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Load an optimizer state that ``optimizer_tensors`` returned.
-
-    The state may come from an optimizer of other parts of the model or of another class: each
-    parameter receives what its optimizer uses.
-
-    Args:
-        optimizer: Optimizer that receives the state.
-        tensors: State by ``<parameter>.<state name>``.
-    """
+    """Load an optimizer state that ``optimizer_tensors`` returned."""
     parameters = _named_parameters(optimizer)
     indices = {parameter: index for index, parameter in enumerate(parameters)}
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         parameter, name = key.rsplit(".", 1)
+        # The state may come from an optimizer of other parts of the model or of another class: each
+        # parameter receives what its optimizer uses.
         if parameter in indices and name in STATE_NAMES[type(optimizer)]:
             # A fused step reads parameter and state in memory order, so the state needs the memory
             # layout of the parameter.
@@ -180,25 +145,14 @@ def restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
 def check_optimizer_state(
     optimizer: Optimizer, tensors: dict[str, Tensor], steps: int, source: str
 ) -> None:
-    """Check that tensors are a state of an optimizer after a number of steps.
-
-    A parameter that no gradient has reached has no state.
-
-    Args:
-        optimizer: Optimizer to compare with.
-        tensors: State by ``<parameter>.<state name>``.
-        steps: Steps of the optimizer so far.
-        source: File of the state, for messages.
-
-    Raises:
-        RunError: If a tensor is unknown, missing or of another shape.
-    """
+    """Check that tensors are a state of an optimizer after a number of steps."""
     names = STATE_NAMES[type(optimizer)]
     parameters = _named_parameters(optimizer)
     kind = type(optimizer).__name__
     expected = {
         f"{parameter}.{name}": parameters[parameter] for parameter in parameters for name in names
     }
+    # A parameter that no gradient has reached has no state. Any other one has all of it.
     for key in sorted(
         tensors.keys() | {f"{key.rsplit('.', 1)[0]}.{name}" for key in tensors for name in names}
     ):
@@ -308,26 +262,19 @@ def has_weight_decay(name: str, parameter: Tensor, no_decay: Sequence[str]) -> b
 def make_optimizer(matcher: Matcher, phase: Phase) -> Optimizer:
     """Build the optimizer of a phase, and freeze the parts and layers that the phase does not
     train.
-
-    There is one parameter group for each part of the model, or for each layer of a part if
-    ``layer_decay`` is below 1, with and without weight decay. Each group has its own learning rate,
-    ``base_lr``.
-
-    Args:
-        matcher: Model.
-        phase: Phase of a recipe.
-
-    Returns:
-        The optimizer.
-
-    Raises:
-        RecipeError: If a pattern of ``no_decay`` matches no parameter, or a part has fewer layers
-            than the phase freezes, or nothing is left to train.
     """
     settings = phase.optimizer
     groups = list[dict[str, Any]]()
     by_part = matcher.parameters_by_part()
-    _check_patterns(settings.no_decay, [name for each in by_part.values() for name, _ in each])
+    names = [name for each in by_part.values() for name, _ in each]
+    for entry in settings.no_decay:
+        if entry not in NO_DECAY_RULES and not any(fnmatchcase(name, entry) for name in names):
+            similar = suggest_name(entry.strip("*"), (*NO_DECAY_RULES, *names))
+            raise RecipeError(
+                f"optimizer.no_decay: expected {' or '.join(map(repr, NO_DECAY_RULES))}, or a "
+                f"pattern of parameter names such as '*.bias', got {entry!r}, which matches none: "
+                f"{similar}"
+            )
     for part, parameters in by_part.items():
         heights, num_layers = layer_heights([name for name, _ in parameters])
         num_frozen = phase.frozen_layers.get(part, 0)
@@ -342,6 +289,8 @@ def make_optimizer(matcher: Matcher, phase: Phase) -> Optimizer:
                 )
             )
         is_trainable = not phase.trainable or part in phase.trainable
+        # One group for the part, or for each of its layers if `layer_decay` is below 1, with and
+        # without weight decay. Each group has its own learning rate, `base_lr`.
         members: dict[tuple[int, float], list[tuple[str, nn.Parameter]]] = defaultdict(list)
         for (name, parameter), height in zip(parameters, heights, strict=True):
             parameter.requires_grad_(is_trainable and (height > num_frozen or not num_frozen))
@@ -367,18 +316,6 @@ def make_optimizer(matcher: Matcher, phase: Phase) -> Optimizer:
         given["fused"] = True
     optimizer: Optimizer = kind(groups, lr=settings.lr, weight_decay=settings.weight_decay, **given)
     return optimizer
-
-
-def _check_patterns(no_decay: Sequence[str], names: Sequence[str]) -> None:
-    """Raise RecipeError for a pattern that matches none of the names."""
-    for entry in no_decay:
-        if entry not in NO_DECAY_RULES and not any(fnmatchcase(name, entry) for name in names):
-            similar = suggest_name(entry.strip("*"), (*NO_DECAY_RULES, *names))
-            raise RecipeError(
-                f"optimizer.no_decay: expected {' or '.join(map(repr, NO_DECAY_RULES))}, or a "
-                f"pattern of parameter names such as '*.bias', got {entry!r}, which matches none: "
-                f"{similar}"
-            )
 
 
 def layer_heights(names: Sequence[str]) -> tuple[list[int], int]:
@@ -409,9 +346,6 @@ def layer_heights(names: Sequence[str]) -> tuple[list[int], int]:
 def train_mode(module: nn.Module) -> None:
     """Set training mode. Frozen parts and layers stay in evaluation mode, so that their batch
     statistics do not change and their dropout is off.
-
-    Args:
-        module: Model.
     """
     module.train()
     _stop_frozen(module)
@@ -463,20 +397,11 @@ class WeightAverage:
             average[name].copy_(current[name])
 
     def full_tensors(self) -> dict[str, Tensor]:
-        """Gather the averaged weights. All processes must call it.
-
-        Returns:
-            Whole tensors by name.
-        """
+        """Gather the averaged weights. All processes must call it."""
         return {name: full_tensor(tensor) for name, tensor in self.tensors.items()}
 
     def restore(self, tensors: dict[str, Tensor], updates: int) -> None:
-        """Continue an earlier average.
-
-        Args:
-            tensors: Result of ``full_tensors``.
-            updates: Its number of updates.
-        """
+        """Continue an earlier average."""
         self.updates = updates
         for name, tensor in self.tensors.items():
             tensor.copy_(shard_like(tensors[name], tensor))
@@ -489,12 +414,7 @@ def _local(tensor: Any) -> Tensor:
 
 
 def set_lr(optimizer: Optimizer, factor: float) -> None:
-    """Set the learning rate of each group to its base rate times a factor.
-
-    Args:
-        optimizer: Optimizer of ``make_optimizer``.
-        factor: Factor of all learning rates.
-    """
+    """Set the learning rate of each group to its base rate times a factor."""
     for group in optimizer.param_groups:
         group["lr"] = group["base_lr"] * factor
 

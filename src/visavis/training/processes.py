@@ -57,20 +57,6 @@ def join_processes(
 ) -> Iterator[ProcessGroup]:
     """Join the other processes of a command, if ``torchrun``, or another launcher that sets the
     same variables, started this one.
-
-    The first process that fails reports its error. The others, which lose their connection to it,
-    raise ``ReportedByOtherProcess``, which the command line does not print.
-
-    Args:
-        after_kill: Advice to the user if another process was killed.
-
-    Yields:
-        The group. One process is a group of its own.
-
-    Raises:
-        RunError: If another process was killed, so that nobody else can report it.
-        ReportedByOtherProcess: If another process has failed, or reports that the training was
-            stopped.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 and not distributed.is_initialized():
         if (
@@ -111,7 +97,12 @@ def join_processes(
         # has failed.
         if is_own_group and group.is_first and "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:
             distributed.destroy_process_group()
-            _wait_for_other_ranks(store, group)
+            # Until they have looked for failures, or the time is up.
+            end = time.monotonic() + STORE_TIMEOUT_S
+            while store.add(FAILURES, 0) < group.world_size and time.monotonic() < end:
+                time.sleep(0.05)
+        # The first process that fails reports its error. The others, which lose their connection to
+        # it, raise an error that the command line does not print.
         if not is_first:
             raise ReportedByOtherProcess("Another process has failed, and reports why.") from error
         if _is_lost_connection(error):
@@ -122,15 +113,13 @@ def join_processes(
 
 
 def _last_barrier() -> None:
-    """Wait for the other ranks, and until gloo has freed the tensor of this barrier.
-
-    A thread of gloo frees it, and needs the interpreter for that. If the interpreter ends first,
-    the process is aborted: one of about 15 runs.
-    """
+    """Wait for the other ranks, and until gloo has freed the tensor of this barrier."""
     tensor = torch.zeros(1)
     distributed.all_reduce(tensor)
     reference = weakref.ref(tensor)
     end = time.monotonic() + FREE_TIMEOUT_S
+    # A thread of gloo frees it, and needs the interpreter for that. If the interpreter ends first,
+    # the process is aborted: one of about 15 runs.
     del tensor
     while reference() is not None and time.monotonic() < end:
         time.sleep(0.001)
@@ -153,12 +142,10 @@ def _connect(after_kill: str) -> None:
 
 
 def _store_of_start(store: Store, rank: int, world_size: int) -> Store:
-    """Agree on a part of the store for this start.
-
-    ``torchrun`` starts processes again with the same store, which still has the addresses of those
-    that were killed. Each process sends its request with a new random key, so that no reply is
-    older than the request.
-    """
+    """Agree on a part of the store for this start."""
+    # `torchrun` starts processes again with the same store, which still has the addresses of
+    # processes that were killed. Each one sends its request with a new random key, so that no reply
+    # is older than the request.
     if rank > 0:
         request = uuid4().hex
         store.set(f"visavis/request-{rank}", request)
@@ -181,12 +168,10 @@ def _store_of_start(store: Store, rank: int, world_size: int) -> Store:
 
 @contextmanager
 def _end_with_lost_process(store: Store, group: ProcessGroup, after_kill: str) -> Iterator[None]:
-    """End this process after another one was lost, also if no collective raises an error.
-
-    When a process is killed, gloo sometimes does not wake a send, and waits until its timeout of 30
-    minutes. So each process holds a connection to rank 0, which the operating system closes with
-    the process.
-    """
+    """End this process after another one was lost, also if no collective raises an error."""
+    # When a process is killed, gloo sometimes does not wake a send, and waits until its timeout of
+    # 30 minutes. So each process holds a connection to rank 0, which the operating system closes
+    # with the process.
     has_ended = Event()
     try:
         connections = _connect_to_first_rank(store, group)
@@ -285,16 +270,7 @@ def _killed_process(world_size: int, after_kill: str) -> RunError:
 
 
 def check_processes(recipe: Recipe, group: ProcessGroup) -> None:
-    """Check before any data are read that several processes can train a recipe.
-
-    Args:
-        recipe: Recipe of one model.
-        group: Processes that train together.
-
-    Raises:
-        RecipeError: If a supervision, the size of a batch or the number of CUDA devices needs fewer
-            processes.
-    """
+    """Check before any data are read that several processes can train a recipe."""
     if group.world_size == 1:
         return
     if recipe.training.batch_size < group.world_size:
@@ -350,13 +326,6 @@ def _is_first_failure(store: Store) -> bool:
     with suppress(RuntimeError):
         return store.add(FAILURES, 1) == 1
     return True
-
-
-def _wait_for_other_ranks(store: Store, group: ProcessGroup) -> None:
-    """Wait until the other ranks have looked for failures in the store, or until the time is up."""
-    end = time.monotonic() + STORE_TIMEOUT_S
-    while store.add(FAILURES, 0) < group.world_size and time.monotonic() < end:
-        time.sleep(0.05)
 
 
 def _is_lost_connection(error: BaseException) -> bool:

@@ -43,10 +43,8 @@ class StopRequest:
 
     @contextmanager
     def install_signal_handlers(self) -> Iterator[None]:
-        """Install handlers for this block. Outside the main thread, this does nothing.
-
-        Ignored signals stay ignored, as under ``nohup``.
-        """
+        """Install handlers for this block. Outside the main thread, this does nothing."""
+        # Ignored signals stay ignored, as under `nohup`.
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -63,17 +63,8 @@ ComputeTargets = Callable[[Encoded, Encoded, Batch], Targets]
 def phase_loss(
     matcher: Matcher, phase: Phase, memory: MemoryLimit = None, group: ProcessGroup = ONE_PROCESS
 ) -> PairLoss:
-    """Build the loss of a phase: its objective on the scores of a model.
-
-    Args:
-        matcher: Model, whose learned scale and bias and Matryoshka dimensions the loss uses.
-        phase: Phase of a recipe.
-        memory: Memory limit of score blocks.
-        group: Processes that train together. Queries of one process are compared with the
-            candidates of all.
-
-    Returns:
-        The loss.
+    """Build the loss of a phase: its objective on the scores of a model. With several processes,
+    the queries of each are compared with the candidates of all.
     """
     return _pair_loss(matcher, phase.objective, matcher.scale, memory, group)
 
@@ -85,36 +76,22 @@ def _pair_loss(
     memory: MemoryLimit,
     group: ProcessGroup,
 ) -> PairLoss:
-    score = None if matcher.score_is_cosine else matcher.score
-    bias = None if objective.without_bias() is None else matcher.logit_bias
-    gather = group.world_size > 1
-    dims = matcher.matryoshka_dims
+    """``scale`` None: the scores are compared without a learned scale."""
     return PairLoss(
         objective,
-        score=score,
+        score=None if matcher.score_is_cosine else matcher.score,
         scale=scale,
-        bias=bias,
-        gather=gather,
+        bias=None if objective.without_bias() is None else matcher.logit_bias,
+        gather=group.world_size > 1,
         memory=memory,
-        matryoshka_dims=dims,
+        matryoshka_dims=matcher.matryoshka_dims,
     )
 
 
 def added_loss(
     matcher: Matcher, phase: Phase, memory: MemoryLimit = None, group: ProcessGroup = ONE_PROCESS
 ) -> tuple[float, PairLoss] | None:
-    """Build the loss that the supervision of a phase adds to its objective.
-
-    Args:
-        matcher: Model.
-        phase: Phase of a recipe.
-        memory: Memory limit of score blocks.
-        group: Processes that train together.
-
-    Returns:
-        The factor of the loss, and the loss on scores without a learned scale. None: nothing is
-        added.
-    """
+    """Build the loss that the supervision of a phase adds to its objective, with its factor."""
     added = phase.supervision.added_objective(phase.objective)
     if added is None:
         return None
@@ -123,17 +100,7 @@ def added_loss(
 
 
 def check_phase(matcher: Matcher, phase: Phase) -> None:
-    """Check before the first step of a training that a later phase can train the model.
-
-    Args:
-        matcher: Model of the training.
-        phase: A phase of its recipe.
-
-    Raises:
-        RecipeError: If the phase names a part that the model does not have, ``make_optimizer``
-            cannot build its optimizer, its objective has a fixed gamma or margin and the model
-            learns a scale, or a learned value starts out of its bounds.
-    """
+    """Check before the first step of a training that a later phase can train the model."""
     parts = matcher.parameters_by_part()
     objective = phase.objective
     for part in (*phase.trainable, *phase.optimizer.lr_multipliers, *phase.frozen_layers):
@@ -153,6 +120,7 @@ def check_phase(matcher: Matcher, phase: Phase) -> None:
 
 
 def _encode(encode: Callable[[Encoded], Encoded], items: Encoded, chunk_size: int) -> Encoded:
+    """Encode the items of a batch, in chunks if it is larger than ``chunk_size``."""
     if not 0 < chunk_size < len(items):
         return encode(items)
     chunks = (items[start : start + chunk_size] for start in range(0, len(items), chunk_size))
@@ -190,16 +158,7 @@ class BatchLoss(nn.Module):
         self.gradient_norms: GradientNorms | None = None
 
     def forward(self, batch: Batch, compute_targets: ComputeTargets) -> Tensor:
-        """Compute the training loss of a batch.
-
-        Args:
-            batch: Batch on the device of the model.
-            compute_targets: Builds the targets of the encoded batch, such as
-                ``Supervision.targets``.
-
-        Returns:
-            The loss, a scalar, with the auxiliary loss of the model if it has one.
-        """
+        """Compute the training loss of a batch, with the auxiliary loss of the model."""
         matcher = self.matcher
         norms = self.gradient_norms
         with norms.observe("visual") if norms else nullcontext():
@@ -268,10 +227,12 @@ class TrainStep:
             from torch.distributed.fsdp import fully_shard
 
             for part in (*encoder_blocks(self.trained_matcher), self.module):
-                fully_shard(part, ignored_params=scalar_parameters(part))
-            self.optimizer = make_optimizer(
-                self.trained_matcher, phase
-            )  # again, because sharding has replaced the parameters
+                # A single number, such as a learned scale, cannot be sharded. Its gradients are
+                # equal on all processes, because `PairLoss` sums them.
+                scalars = {parameter for parameter in part.parameters() if parameter.dim() == 0}
+                fully_shard(part, ignored_params=scalars)
+            # Again, because sharding has replaced the parameters.
+            self.optimizer = make_optimizer(self.trained_matcher, phase)
         elif group.world_size > 1:
             # A static graph may leave parameters unused, such as the pooling layer of a pretrained
             # encoder. It excludes ``no_sync``, so gradients are averaged after each accumulated
@@ -285,22 +246,18 @@ class TrainStep:
     def backward(
         self, batch: Batch, compute_targets: ComputeTargets, loss_scale: float = 1.0
     ) -> float:
-        """Compute the loss of a batch, and add its gradient to the gradients of previous batches.
-
-        Args:
-            batch: Batch on the device of the network.
-            compute_targets: Builds the targets of the encoded batch.
-            loss_scale: Factor of the loss in the gradient.
-
-        Returns:
-            The loss.
-        """
-        train_mode(self.trained_matcher)
+        """Compute the loss of a batch, and add its gradient to the gradients of previous batches."""
+        train_mode(self.trained_matcher)  # an evaluation may have left another mode
         with autocast_context(self.device, self.settings.autocast):
             loss: Tensor = self.module(batch, compute_targets)
         self.scaler.scale(loss * loss_scale).backward()
-        if self.batch_loss.gradient_norms is not None:
-            self._record_batch(self.batch_loss.gradient_norms, loss_scale)
+        norms = self.batch_loss.gradient_norms
+        # Only within its forward pass, a sharded network can compute a score of its own.
+        can_score = self.trained_matcher.score_is_cosine or not self.is_sharded
+        if norms is not None and can_score:
+            # The next random numbers of the training must be the same as without a record.
+            with fork_random_numbers(self.device):
+                norms.add_batch(self.batch_loss.loss, loss_scale)
         return loss.item()
 
     def record_gradients(self) -> None:
@@ -309,40 +266,37 @@ class TrainStep:
         self.batch_loss.gradient_norms = GradientNorms(self.group, scale)
 
     def recorded_gradients(self) -> dict[str, float]:
-        """Return the recorded norms after a step of the optimizer, and stop recording.
-
-        Returns:
-            Norms by name. Empty if nothing was recorded.
-        """
+        """Return the recorded norms after a step of the optimizer, and stop recording."""
         norms = self.batch_loss.gradient_norms
         self.batch_loss.gradient_norms = None
         return norms.summarize() if norms else {}
 
-    def _record_batch(self, norms: GradientNorms, loss_scale: float) -> None:
-        # Only within its forward pass, a sharded network can compute a score of its own.
-        if self.is_sharded and not self.trained_matcher.score_is_cosine:
-            return
-        # The next random numbers of the training must be the same as without a record.
-        with fork_random_numbers(self.device):
-            norms.add_batch(self.batch_loss.loss, loss_scale)
-
     def step(self, lr_factor: float) -> float:
         """Clip the gradient, step, clear the gradient, and move the average of the weights. float16
         skips a step whose gradient overflows, and scales the next ones less.
-
-        Args:
-            lr_factor: Factor of all learning rates.
-
-        Returns:
-            The norm of the gradient over all parameters, before it was clipped.
         """
         set_lr(self.optimizer, lr_factor)
-        self.scaler.unscale_(self.optimizer)
+        self.scaler.unscale_(self.optimizer)  # norms and clipping need the true gradients
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        with _mixed_tensors() if self.is_sharded else nullcontext():
+        context: AbstractContextManager[None] = nullcontext()
+        if self.is_sharded:
+            from torch.distributed.tensor.experimental import implicit_replication
+
+            # A learned scale, which is not sharded, is used with sharded parameters.
+            context = implicit_replication()
+        with context:
             norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
             if (norms := self.batch_loss.gradient_norms) is not None:
-                norms.parameters = self._norms_by_part()
+                by_part = defaultdict[str, list[Tensor]](list)
+                for group in self.optimizer.param_groups:
+                    by_part[f"{group['part']}_parameters"] += [
+                        p.grad for p in group["params"] if p.grad is not None
+                    ]
+                norms.parameters = {
+                    name: full_tensor(get_total_norm(gradients)).item()
+                    for name, gradients in by_part.items()
+                    if gradients
+                }
             if self.settings.clip_norm:
                 clip_grads_with_norm_(parameters, self.settings.clip_norm, norm)
         self.scaler.step(self.optimizer)
@@ -351,19 +305,6 @@ class TrainStep:
         if self.average is not None:
             self.average.update()
         return full_tensor(norm).item()
-
-    def _norms_by_part(self) -> dict[str, float]:
-        """Norms of the gradients of the parts of the model that have any."""
-        by_part = defaultdict[str, list[Tensor]](list)
-        for group in self.optimizer.param_groups:
-            by_part[f"{group['part']}_parameters"] += [
-                p.grad for p in group["params"] if p.grad is not None
-            ]
-        return {
-            name: full_tensor(get_total_norm(gradients)).item()
-            for name, gradients in by_part.items()
-            if gradients
-        }
 
     def copy_weights(self) -> None:
         """Copy sharded weights into ``matcher``. All processes must call it. Without shards it does
@@ -381,9 +322,6 @@ class TrainStep:
     def averaged_weights(self) -> Iterator[None]:
         """Give ``matcher`` the averaged weights within a block. All processes must enter it.
         Without an average it does nothing.
-
-        Yields:
-            Nothing.
         """
         if self.average is None:
             yield
@@ -394,27 +332,6 @@ class TrainStep:
             yield
         finally:
             self.matcher.load_state_dict(raw)
-
-
-def _mixed_tensors() -> AbstractContextManager[None]:
-    """The context in which a learned scale, which is not sharded, is used with sharded parameters."""
-    from torch.distributed.tensor.experimental import implicit_replication
-
-    return implicit_replication()
-
-
-def scalar_parameters(module: nn.Module) -> set[nn.Parameter]:
-    """Select the parameters of a single number, such as a learned scale, which cannot be sharded.
-
-    Their gradients are equal on all processes, because ``PairLoss`` sums them.
-
-    Args:
-        module: A module.
-
-    Returns:
-        The parameters.
-    """
-    return {parameter for parameter in module.parameters() if parameter.dim() == 0}
 
 
 @dataclass
@@ -438,14 +355,6 @@ TeacherOpener = Callable[
 """Opens a teacher for a recipe. Returns its scores on the training and on the validation split."""
 
 
-def _refuse_teacher(teacher: str, *_: object) -> tuple[PairScores, PairScores]:
-    """Refuse a teacher of a training that has nothing to open it with."""
-    raise RunError(
-        f"teacher: expected a training that opens teachers, got {teacher} without an opener. Pass "
-        "open_teacher, or train with visavis train."
-    )
-
-
 def training_context(
     recipe: Recipe,
     phase: Phase,
@@ -458,25 +367,19 @@ def training_context(
     progress: Progress | None = None,
     open_teacher: TeacherOpener | None = None,
 ) -> TrainingContext:
-    """Build the context that a supervision receives at the start of a phase.
-
-    Args:
-        recipe: Recipe of the training.
-        phase: Current phase.
-        matcher: Model.
-        optimizer: Optimizer of the model in this phase.
-        train: Batches of the training split.
-        validation: Batches of the validation split.
-        step_control: Control that the trainer sets for each batch. None: one optimizer step per
-            batch.
-        group: Processes that train together.
-        progress: Receives the progress of a teacher.
-        open_teacher: Opens a teacher: ``runs.teacher.open_teacher``. None: teachers are refused.
-
-    Returns:
-        The context.
+    """Build the context that a supervision receives at the start of a phase. ``step_control`` None:
+    one optimizer step per batch. ``open_teacher`` None: teachers are refused.
     """
-    opener = open_teacher or _refuse_teacher
+
+    def open_scores(teacher: str) -> tuple[PairScores, PairScores]:
+        if open_teacher is None:
+            raise RunError(
+                f"teacher: expected a training that opens teachers, got {teacher} without an "
+                "opener. Pass open_teacher, or train with visavis train."
+            )
+        splits = (train.data, validation.data)
+        return open_teacher(teacher, recipe, splits, progress or NoProgress(), group)
+
     return TrainingContext(
         matcher=matcher,
         objective=phase.objective,
@@ -488,9 +391,7 @@ def training_context(
         validation=validation,
         seed=recipe.seed,
         device=next(matcher.parameters()).device,
-        open_teacher=lambda teacher: opener(
-            teacher, recipe, (train.data, validation.data), progress or NoProgress(), group
-        ),
+        open_teacher=open_scores,
         memory=recipe.memory or None,
         group=group,
     )
@@ -537,21 +438,13 @@ class PeerNetwork:
     def step(self, batch: Batch, compute_targets: ComputeTargets) -> None:
         """Backpropagate a batch, and step if the first network steps, at its current learning
         rates.
-
-        Args:
-            batch: Batch on the device of the networks.
-            compute_targets: Builds the targets of this network.
         """
         self.train_step.backward(batch, compute_targets, self.step_control.loss_scale)
         if self.step_control.is_optimizer_step:
             self.train_step.step(self.step_control.lr_factor)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return weights and the states of optimizer and gradient scaler.
-
-        Returns:
-            Tensors by ``weights.<name>``, ``optimizer.<name>`` and ``scaler.<name>``.
-        """
+        """Return weights and the states of optimizer and gradient scaler, by prefixed name."""
         weights = {
             f"weights.{name}": tensor.detach().cpu().clone()
             for name, tensor in self.matcher.state_dict().items()
@@ -567,11 +460,7 @@ class PeerNetwork:
         return weights | optimizer | scaler
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load what ``state_dict`` returned.
-
-        Args:
-            state: Tensors by name.
-        """
+        """Load what ``state_dict`` returned."""
 
         def select(prefix: str) -> dict[str, Tensor]:
             return {
@@ -589,12 +478,7 @@ class PeerNetwork:
 
 
 def restore_scaler(scaler: torch.GradScaler, state: dict[str, float]) -> None:
-    """Load the state of a gradient scaler.
-
-    Args:
-        scaler: Scaler of the current phase.
-        state: Result of its ``state_dict``. Empty without float16.
-    """
+    """Load the state of a gradient scaler. It is empty without float16."""
     if state and scaler.is_enabled():
         integers = ("growth_interval", "_growth_tracker")
         scaler.load_state_dict(

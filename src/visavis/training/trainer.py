@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -119,12 +118,6 @@ class Trainer:
     def resume(self) -> bool:
         """Resume from the newest usable checkpoint, and restore the log and the best model of that
         step.
-
-        Returns:
-            Whether there was a checkpoint.
-
-        Raises:
-            RunError: If there are checkpoints and none is usable.
         """
         checkpoint = Checkpoint.latest(
             self.folder.checkpoints, self.progress, self.matcher.state_dict(), self._check
@@ -141,6 +134,7 @@ class Trainer:
             self.matcher.load_state_dict(self.best)
             self.data_module.processor.save(self.matcher, self.folder.model)
             checkpoint.remove_newer()
+        # The phase is built on the weights of the checkpoint, then its optimizer is restored.
         self.matcher.load_state_dict(checkpoint.weights)
         self._begin_phase(checkpoint.supervision)
         restore_optimizer(self.train_step.optimizer, checkpoint.optimizer)
@@ -152,16 +146,10 @@ class Trainer:
     def run(self) -> TrainerState:
         """Validate the untrained model, then train to the end. A resumed run continues where it
         stopped.
-
-        Returns:
-            The final state.
-
-        Raises:
-            Stopped: After a signal such as Ctrl-C, when everything is saved.
-            RunError: If the loss is not finite.
         """
         tracked = self.recipe.training.track if self.group.is_first else ()
         with self.stop.install_signal_handlers(), self.tracking.open(tracked, self.log):
+            # The run can be opened and resumed from its first validation on.
             if not self.log:
                 self._validate()
                 self._checkpoint()
@@ -176,17 +164,18 @@ class Trainer:
         """Train to the next validation, validate, and advance to the next epoch or phase."""
         state = self.state
         steps = self.train_loader.num_batches
-        stop = self._next_validation(steps)
+        every = self.recipe.training.evaluate_every
+        # Batches of the epoch before the next validation.
+        stop = min(steps, state.batch + every - state.step % every) if every else steps
         if state.batch == 0:
             self.supervision.begin_epoch(self._epoch_number)
-        started = (
-            time.perf_counter()
-        )  # before the loop: waiting for a batch counts as training time
+        # Before the loop: waiting for a batch counts as training time.
+        started = time.perf_counter()
         # No batches after the validation are read ahead, so that idle workers read its images.
-        batches = self.train_loader.epoch(
+        for batch in self.train_loader.epoch(
             self._epoch_number, start=state.batch, stop=stop, device=self.device
-        )
-        for batch in self._measure_waiting(batches):
+        ):
+            self.data_wait_s += time.perf_counter() - started
             self._step(batch, steps)
             state.batch = batch.index + 1
             state.seconds = state.seconds + time.perf_counter() - started
@@ -205,33 +194,20 @@ class Trainer:
         else:
             self._checkpoint_or_stop()
 
-    def _next_validation(self, steps: int) -> int:
-        """Number of batches of the current epoch before the next validation."""
-        every = self.recipe.training.evaluate_every
-        return min(steps, self.state.batch + every - self.state.step % every) if every else steps
-
-    def _measure_waiting(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield batches, and add up the time until each of them arrives."""
-        started = time.perf_counter()
-        for batch in batches:
-            self.data_wait_s += time.perf_counter() - started
-            yield batch
-            started = time.perf_counter()
-
     def _step(self, batch: Batch, steps: int) -> None:
         """Forward and backward of one batch, and an optimizer step at the end of an accumulation
         group.
         """
         state = self.state
         training = self.recipe.training
+        # Batches of this accumulation group. The last group of an epoch may be smaller.
         group_start = batch.index // training.accumulation_steps * training.accumulation_steps
-        group_end = min(
-            group_start + training.accumulation_steps, steps
-        )  # the last group of an epoch may be smaller
+        group_end = min(group_start + training.accumulation_steps, steps)
         if batch.index == group_start and is_recorded(
             state.step, group_end - group_start, training.gradients_every
         ):
             self.train_step.record_gradients()
+        # Accumulated gradients are a mean over the batches of the group.
         control = self.step_control
         control.loss_scale = loss_warmup_factor(
             self.phase.loss_warmup_epochs, state.phase_step, steps
@@ -240,8 +216,10 @@ class Trainer:
         control.lr_factor = lr_factor(
             self.phase.schedule, state.phase_step, steps, self.phase.epochs
         )
-        seed = derive_seed(self.recipe.seed, state.step, *self.group.seed_numbers)
-        seed_device(self.device, seed)
+        # Dropout depends on seed and step alone, so that a resumed run repeats it.
+        seed_device(
+            self.device, derive_seed(self.recipe.seed, state.step, *self.group.seed_numbers)
+        )
         # Processes differ by the auxiliary loss of the model, whose gradients are averaged, too.
         value = self.group.mean(
             self.train_step.backward(batch, self.supervision.targets, control.loss_scale)
@@ -261,6 +239,7 @@ class Trainer:
             if norms := self.train_step.recorded_gradients():
                 first_step = state.step - (batch.index - group_start)
                 state.gradients.append({"step": first_step, **norms})
+        # A supervision may now train a second network on the same batch.
         self.supervision.observe(batch, value)
         state.step += 1
         state.phase_step += 1
@@ -269,61 +248,57 @@ class Trainer:
         state.loss_steps += 1
 
     def _validate(self) -> bool:
-        """Append a row to the log and save the best model. Returns whether patience ends the phase.
-
-        With an average of the weights, the row describes the averaged weights, which the run keeps.
-        """
+        """Append a row to the log and save the best model. Returns whether patience ends the phase."""
         self.train_step.copy_weights()
         started = time.perf_counter()
         raw = {}
         if self.train_step.average is not None:
             raw = {"raw_weights": self._evaluate_validation()[1].metrics}
+        # With an average of the weights, the row describes the averaged weights, which the run
+        # keeps.
         with self.train_step.averaged_weights():
-            return self._validate_weights(started, raw)
+            encoded, result = self._evaluate_validation()
+            row = self._log_row(encoded, result, started) | raw
+            if self.group.is_first:
+                alerts = find_alerts(row, self.log)
+                messages = new_alerts(alerts, self.log)
+                for message in messages:
+                    self.progress.message(message)
+                row["health"]["alerts"] = list(alerts)
+                storage.append_json_line(self.folder.log, row)
+                examples = partial(
+                    retrieved_images,
+                    self.matcher,
+                    *encoded,
+                    self.val_loader.data,
+                    self.recipe.memory or None,
+                )
+                self.tracking.log(row, messages, examples)
+            # Sums start again after each validation.
+            self.log.append(row)
+            state = self.state
+            state.loss_sum = 0.0
+            state.loss_steps = 0
+            state.gradient_norm_sum = 0.0
+            state.gradient_norm_max = 0.0
+            state.gradient_norm_steps = 0
+            state.gradients = []
+            self.data_wait_s = 0.0
+            self.validated_at_s = state.seconds
+            if row["rsum"] > state.best_rsum:
+                state.best_rsum = row["rsum"]
+                state.best_step = state.step
+                state.validations_without_improvement = 0
+                self._save_best()
+            else:
+                state.validations_without_improvement += 1
+            return 0 < self.recipe.training.patience <= state.validations_without_improvement
 
     def _evaluate_validation(self) -> tuple[tuple[Encoded, Encoded], Evaluation]:
         """Encode and evaluate the validation split."""
         data = self.val_loader.data
         encoded = self.data_module.encode(self.matcher, data, self.val_loader)
         return encoded, self.data_module.evaluate(self.matcher, data, encoded=encoded)
-
-    def _validate_weights(self, started: float, raw: dict[str, Any]) -> bool:
-        """``_validate`` of the weights that the run keeps."""
-        encoded, result = self._evaluate_validation()
-        row = self._log_row(encoded, result, started) | raw
-        if self.group.is_first:
-            alerts = find_alerts(row, self.log)
-            messages = new_alerts(alerts, self.log)
-            for message in messages:
-                self.progress.message(message)
-            row["health"]["alerts"] = list(alerts)
-            storage.append_json_line(self.folder.log, row)
-            examples = partial(
-                retrieved_images,
-                self.matcher,
-                *encoded,
-                self.val_loader.data,
-                self.recipe.memory or None,
-            )
-            self.tracking.log(row, messages, examples)
-        self.log.append(row)
-        state = self.state
-        state.loss_sum = 0.0
-        state.loss_steps = 0
-        state.gradient_norm_sum = 0.0
-        state.gradient_norm_max = 0.0
-        state.gradient_norm_steps = 0
-        state.gradients = []
-        self.data_wait_s = 0.0
-        self.validated_at_s = state.seconds
-        if row["rsum"] > state.best_rsum:
-            state.best_rsum = row["rsum"]
-            state.best_step = state.step
-            state.validations_without_improvement = 0
-            self._save_best()
-        else:
-            state.validations_without_improvement += 1
-        return 0 < self.recipe.training.patience <= state.validations_without_improvement
 
     def _log_row(
         self, encoded: tuple[Encoded, Encoded], result: Evaluation, started: float
@@ -360,6 +335,20 @@ class Trainer:
             if state.gradient_norm_steps
             else {}
         )
+        learning_rates = {}
+        if state.step:
+            factor = lr_factor(
+                self.phase.schedule,
+                state.phase_step - 1,
+                self.train_loader.num_batches,
+                self.phase.epochs,
+            )
+            # Of each part in the last step. Of several rates of a part, the rate of its top layer,
+            # the highest, is the last one in order.
+            by_rate = sorted(
+                self.train_step.optimizer.param_groups, key=lambda group: group["base_lr"]
+            )
+            learning_rates = {"lr": {group["part"]: group["base_lr"] * factor for group in by_rate}}
         # The second stage of a two-stage model scores in another unit, so its similarities are not
         # logged.
         similarity = (
@@ -378,7 +367,7 @@ class Trainer:
             "running_loss": state.loss_sum / state.loss_steps if state.loss_steps else None,
             "train": train,
             "val": val,
-            **({"lr": self._learning_rates()} if state.step else {}),
+            **learning_rates,
             **similarity,
             **gradients,
             "health": health | gradient_norms | hubness(result, self.val_loader.data),
@@ -391,15 +380,6 @@ class Trainer:
                 "data_wait_share": round(self._share_of_training(data_wait_s), 4),
             },
         }
-
-    def _learning_rates(self) -> dict[str, float]:
-        """Learning rate of each part in the last step. If a part has several, the rate of its top
-        layer.
-        """
-        steps = self.train_loader.num_batches
-        factor = lr_factor(self.phase.schedule, self.state.phase_step - 1, steps, self.phase.epochs)
-        groups = sorted(self.train_step.optimizer.param_groups, key=lambda group: group["base_lr"])
-        return {group["part"]: group["base_lr"] * factor for group in groups}
 
     def _save_best(self) -> None:
         """Keep the current weights as the best ones, and write the model, with the second network
@@ -455,6 +435,7 @@ class Trainer:
                 phase_step=0,
                 validations_without_improvement=0,
             )
+            # The next phase continues from the last weights, or from the best ones so far.
             next_phase = self.recipe.phases[self.state.phase]
             if next_phase.initial_weights == "best":
                 self.matcher.load_state_dict(self.best)
@@ -529,28 +510,23 @@ class Trainer:
             for name, tensor in self.matcher.state_dict().items()
         }
 
-    def _agreed_signal(self) -> Signals | None:
-        """The stop signal of this process, or of another one."""
-        local_number = torch.tensor([0 if self.stop.signal is None else self.stop.signal])
-        number = int(self.group.all_gather_stack(local_number).max())
-        return Signals(number) if number else None
-
     def _checkpoint_or_stop(self) -> None:
         """Save a checkpoint if it is due. After a signal, save one and stop."""
         # Between optimizer steps there are gradients, which a checkpoint does not hold.
         if not self.step_control.is_optimizer_step:
             return
-        if (signal := self._agreed_signal()) is not None:
+        # The processes agree on a signal that any of them received. 0: none.
+        received = torch.tensor([0 if self.stop.signal is None else self.stop.signal])
+        if number := int(self.group.all_gather_stack(received).max()):
             self._checkpoint()
             self.group.barrier()  # torchrun ends all processes as soon as one of them has ended
-            raise Stopped(str(self.folder.path), signal)
+            raise Stopped(str(self.folder.path), Signals(number))
         self._checkpoint_if_due()
 
     def _checkpoint_if_due(self) -> None:
         is_due = time.monotonic() - self.last_checkpoint >= self.recipe.training.checkpoint_s
-        if self.group.any_rank(
-            self.group.is_first and is_due
-        ):  # the clock of the first process counts
+        # The clock of the first process counts.
+        if self.group.any_rank(self.group.is_first and is_due):
             self._checkpoint()
 
     def _checkpoint(self) -> None:

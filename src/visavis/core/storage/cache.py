@@ -33,33 +33,12 @@ class _ChecksummedContent(BaseModel):
 
 
 def cache_folder() -> Path:
-    """Return the folder of caches: ``VISAVIS_CACHE``, else ``visavis`` in the user's cache folder.
-
-    Returns:
-        The path. The folder may not exist yet.
-
-    Raises:
-        StorageError: If the user has no home folder.
-    """
+    """Return the folder of caches: ``VISAVIS_CACHE``, else ``visavis`` in the user's cache folder."""
     return user_folder("VISAVIS_CACHE", "XDG_CACHE_HOME", ".cache")
 
 
 def user_folder(variable: str, xdg_variable: str, home_name: str) -> Path:
-    """Return a folder of visavis for the current user.
-
-    Args:
-        variable: Environment variable of visavis with the folder itself.
-        xdg_variable: Environment variable with the parent folder. As the XDG Base Directory
-            Specification requires, a relative or empty value is ignored.
-        home_name: Name of the parent folder in the home folder, if neither variable is set.
-
-    Returns:
-        The path. The folder may not exist yet.
-
-    Raises:
-        StorageError: If neither variable is set and the user has no home folder, as in a container
-            or a system service.
-    """
+    """Return a folder of visavis for the current user."""
     if folder := os.environ.get(variable):
         return Path(folder)
     parent = os.environ.get(xdg_variable, "")
@@ -75,45 +54,31 @@ def user_folder(variable: str, xdg_variable: str, home_name: str) -> Path:
 
 
 def file_stats(paths: Iterable[Path]) -> dict[Path, list[str | int]]:
-    """Return what identifies the content of files without reading them.
-
-    Args:
-        paths: The files.
-
-    Returns:
-        Full path, size in bytes and time of change in ns of each file. Size and time are -1 if the
-        file does not exist.
+    """Real path, size in bytes and time in ns of each file. They identify its content without
+    reading it.
     """
-    return {path: _stat(os.path.realpath(path)) for path in sorted(paths)}
+    stats: dict[Path, list[str | int]] = {}
+    for path in sorted(paths):
+        target = os.path.realpath(path)
+        try:
+            status = os.stat(target)
+            stats[path] = [target, status.st_size, modified_ns(status)]
+        except OSError:  # the reader of the file reports the reason
+            stats[path] = [target, -1, -1]
+    return stats
 
 
 def stat_hash(paths: Iterable[Path], *extra: Any) -> str:
-    """Hash the sizes and times of files, as a key for cached results that depend on their content.
-
-    Args:
-        paths: The files.
-        extra: More JSON data of the key.
-
-    Returns:
-        32 hexadecimal digits.
-    """
+    """Hash the sizes and times of files, as a key for cached results that depend on their content."""
     return hashlib.sha256(
         json.dumps([list(file_stats(paths).values()), *extra]).encode()
     ).hexdigest()[:32]
 
 
 def modified_ns(status: os.stat_result) -> int:
-    """Return a modification time that changes if the content of a file changes.
-
-    Some file systems round times to 1 or 2 s. A file with such a recent time may change again at
-    the same time. Until then, it gets a new time at each call, up to 1 ms later.
-
-    Args:
-        status: Status of the file.
-
-    Returns:
-        Modification time in ns since the epoch.
-    """
+    """Return a modification time that changes if the content of a file changes."""
+    # Some file systems round times to 1 or 2 s. A file with such a recent time may change again at
+    # the same time. Until then, it gets a new time at each call, up to 1 ms later.
     modified = status.st_mtime_ns
     age = time.time_ns() - modified
     if modified % 10**9 or abs(age) >= TIME_RESOLUTION_NS:
@@ -122,44 +87,16 @@ def modified_ns(status: os.stat_result) -> int:
     return modified + 1 + (age + TIME_RESOLUTION_NS) // 4096
 
 
-def _stat(path: str) -> list[str | int]:
-    try:
-        status = os.stat(path)
-    except OSError:  # the reader of the file reports the reason
-        return [path, -1, -1]
-    return [path, status.st_size, modified_ns(status)]
-
-
 def write_checksummed_json(path: str | Path, content: Any) -> None:
-    """Write a JSON value with its checksum.
-
-    Args:
-        path: File to write.
-        content: Value that ``json`` can write.
-
-    Raises:
-        StorageError: If the file cannot be written.
-    """
+    """Write a JSON value with its checksum."""
     write_json(path, {"sha256": _checksum(content), "content": content})
 
 
 def read_checksummed_json(
     path: str | Path, schema: Any, *, error: type[VisavisError] | None = None
 ) -> Any | None:
-    """Read a JSON value that ``write_checksummed_json`` wrote.
-
-    A damaged file is reported and removed, or raises an error.
-
-    Args:
-        path: File to read.
-        schema: Type of the value.
-        error: Class of the error for a damaged file, which is kept. None: the file is removed.
-
-    Returns:
-        The value, or None if the file does not exist or was damaged.
-
-    Raises:
-        VisavisError: ``error`` if the file is damaged.
+    """Read a JSON value that ``write_checksummed_json`` wrote. None if there is none, or if it was
+    damaged and is removed. With an error class, damage raises this error instead.
     """
     path = Path(path)
     if not os.path.exists(path):
@@ -178,16 +115,7 @@ def read_checksummed_json(
 
 
 def remove_damaged(path: Path, files: Iterable[Path], reason: str) -> None:
-    """Remove the files of a damaged part of a cache, and log a warning.
-
-    Args:
-        path: The part, for the warning.
-        files: Files to remove.
-        reason: The damage.
-
-    Raises:
-        StorageError: If a file cannot be removed.
-    """
+    """Remove the files of a damaged part of a cache, and log a warning."""
     logging.getLogger(__name__).warning(
         "%s is damaged and is computed again: %s.", path, _without_fix(reason)
     )

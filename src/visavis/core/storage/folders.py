@@ -17,19 +17,8 @@ from visavis.core.storage.writing import CHANGE_FOLDER, cannot_write, storage_er
 
 
 def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) -> Path:
-    """Create a folder that can be written to. An existing folder is accepted if it is empty.
-
-    Args:
-        path: Folder to create.
-        will_be_replaced: Whether ``atomic_folder`` will create it later. It is only checked now. A
-            link or a mount point cannot be replaced.
-
-    Returns:
-        The path.
-
-    Raises:
-        RefusedOverwrite: If the path is a file, a folder with content, or cannot be replaced.
-        StorageError: If the folder cannot be written to.
+    """Create a folder that can be written to. An existing folder is accepted if it is empty. One that
+    ``atomic_folder`` will create later is only checked.
     """
     path = Path(path)
     if re.search("[\0\ud800-\udfff]", str(path)):
@@ -60,22 +49,8 @@ def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) ->
 def create_output_folder(
     path: str | Path | None, stem: str | Path, *, will_be_replaced: bool = False
 ) -> Iterator[Path]:
-    """Create the folder for the results of this block before any work is done.
-
-    If the block fails, the folders that were created for it are removed again, unless they hold
-    something.
-
-    Args:
-        path: Folder to create, or None for a numbered one.
-        stem: Beginning of the numbered name: ``stem-1``, ``stem-2``, ...
-        will_be_replaced: Whether ``atomic_folder`` will write it. See `prepare_empty_folder`.
-
-    Yields:
-        The folder.
-
-    Raises:
-        RefusedOverwrite: If the path is a file or a folder with content.
-        StorageError: If the folder cannot be written to.
+    """Create the folder for the results of this block before any work is done: ``path``, or a
+    numbered one that begins with ``stem``.
     """
     chosen = Path(stem if path is None else path)
     missing = [folder for folder in (chosen, *chosen.parents) if not os.path.lexists(folder)]
@@ -87,6 +62,7 @@ def create_output_folder(
     try:
         yield folder
     except BaseException:
+        # The folders that were created for it. A folder that holds something stays.
         for created in [folder, *missing] if path is None else missing:
             with suppress(OSError):
                 created.rmdir()
@@ -94,17 +70,7 @@ def create_output_folder(
 
 
 def require_new_file(path: str | Path) -> Path:
-    """Check that no file exists at a path.
-
-    Args:
-        path: The path.
-
-    Returns:
-        The path.
-
-    Raises:
-        RefusedOverwrite: If a file exists.
-    """
+    """Check that no file exists at a path."""
     path = Path(path)
     if os.path.exists(path):
         raise RefusedOverwrite(f"{path} already exists. Nothing was changed. Choose another file.")
@@ -114,20 +80,8 @@ def require_new_file(path: str | Path) -> Path:
 def save_new_file(
     path: str | Path | None, save: Callable[[Path], None], *, stem: str | Path = ""
 ) -> Path:
-    """Save a result in a new file, whose name appears together with the content.
-
-    Args:
-        path: File to create, or None for a numbered one.
-        save: Writes the content to the path that it receives.
-        stem: Name of a numbered file without its number, such as ``runs/name.png``.
-
-    Returns:
-        The new file.
-
-    Raises:
-        RefusedOverwrite: If the file exists, because it appeared during the work. The result is then
-            in a numbered file.
-        StorageError: If the file cannot be written.
+    """Save a result in a new file, whose name appears together with the content. Without a path, or
+    if the file appeared during the work, its name is the first free ``stem-N``.
     """
     chosen = Path(stem if path is None else path)
     prefix = f".{chosen.name}."
@@ -163,16 +117,8 @@ def _place(content: Path, target: Path) -> bool:
 
 
 def similar_path(path: str | Path) -> Path | None:
-    """Find the existing path that is most similar to a missing one, name by name.
-
-    Args:
-        path: The missing path.
-
-    Returns:
-        The path, relative if the given one is. None if a folder has no similar name.
-
-    Example:
-        With a folder ``runs/mine``, ``run/mine`` is similar to it.
+    """Find the existing path that is most similar to a missing one, name by name: ``runs/mine`` for
+    ``run/mine``. None if a folder has no similar name.
     """
     path = Path(path)
     found = Path(path.anchor)
@@ -190,14 +136,7 @@ def similar_path(path: str | Path) -> Path | None:
 
 
 def create_numbered_folder(stem: str | Path) -> Path:
-    """Create the first of the folders ``stem-1``, ``stem-2``, ... that does not exist.
-
-    Args:
-        stem: Path without a number.
-
-    Returns:
-        The new folder.
-    """
+    """Create the first of the folders ``stem-1``, ``stem-2``, ... that does not exist."""
     stem = Path(stem)
     with storage_errors(stem):
         stem.parent.mkdir(parents=True, exist_ok=True)
@@ -215,17 +154,6 @@ def folder_lock(
 ) -> Iterator[None]:
     """Hold the lock of a path, so that one process at a time works on it. A crash releases the
     lock.
-
-    Args:
-        path: File or folder that is protected.
-        wait: Whether to wait for the other process to end.
-        subject: Path that errors name. Default: ``path``.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        RunError: If another process holds the lock and ``wait`` is False.
     """
     from filelock import FileLock, Timeout
 
@@ -247,14 +175,9 @@ def folder_lock(
 
 
 def remove_lock(path: str | Path) -> None:
-    """Remove the lock file of a path once no process will work on it again.
-
-    Args:
-        path: File or folder that was protected.
-    """
-    with suppress(
-        OSError
-    ):  # a lock that is held and cannot be removed now is removed by its release
+    """Remove the lock file of a path once no process will work on it again."""
+    # A lock that is held and cannot be removed now is removed by its release.
+    with suppress(OSError):
         _lock_file(Path(path)).unlink()
 
 
@@ -263,11 +186,7 @@ def _lock_file(path: Path) -> Path:
 
 
 def remove_partial_files(folder: str | Path) -> None:
-    """Remove temporary files and folders that a killed process left behind.
-
-    Args:
-        folder: Folder to search, with its subfolders.
-    """
+    """Remove temporary files and folders that a killed process left behind."""
     for part in list(Path(folder).rglob(".*.part")):
         if os.path.isdir(part):
             shutil.rmtree(part, ignore_errors=True)
@@ -277,15 +196,10 @@ def remove_partial_files(folder: str | Path) -> None:
 
 
 def remove_folder(path: str | Path) -> None:
-    """Remove a folder that visavis created, such as an old checkpoint or a part of a cache.
-
-    A folder that cannot be removed stays complete. Windows keeps open files, such as those that
-    another process maps. Its next removal may succeed.
-
-    Args:
-        path: Folder to remove.
-    """
+    """Remove a folder that visavis created, such as an old checkpoint or a part of a cache."""
     path = Path(path)
+    # Under another name first, so that a folder that cannot be removed stays complete. Windows keeps
+    # files that another process maps, and a later removal may succeed.
     removed = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     with suppress(OSError):
         path.rename(removed)

@@ -12,24 +12,13 @@ in them.
 
 
 def image_roots() -> list[str]:
-    """Return the folders in ``VISAVIS_IMAGE_ROOTS``.
-
-    Returns:
-        Paths as they are listed.
-    """
+    """Return the folders in ``VISAVIS_IMAGE_ROOTS``."""
     return list(filter(None, os.environ.get(IMAGE_ROOTS, "").split(os.pathsep)))
 
 
 def is_inside(path: str | Path, root: str | Path) -> bool:
     """Return whether a path leads into a folder, or into one of ``VISAVIS_IMAGE_ROOTS``, after all
     links are followed.
-
-    Args:
-        path: The path.
-        root: The folder.
-
-    Returns:
-        Whether it does.
     """
     # Windows ignores case. Elsewhere normcase returns the path as it is.
     target = os.path.normcase(os.path.join(os.path.realpath(path), ""))

@@ -16,10 +16,11 @@ import sys
 import threading
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from io import BufferedReader
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, overload
 
@@ -60,17 +61,6 @@ def reading_regular_file(
 ) -> Iterator[None]:
     """Check that a path is a regular file, and convert errors of reading it in this block. A pipe
     or a device would never end.
-
-    Args:
-        path: File to read.
-        limit: Maximum size in bytes, or None.
-        error: Class of the errors.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        VisavisError: ``error`` if the path is not a regular file, is too large, or cannot be read.
     """
     try:
         status = _status(path)
@@ -106,21 +96,8 @@ def open_file(
     limit: int | None = None,
     error: type[VisavisError] = DataError,
 ) -> Iterator[BufferedReader]:
-    """Open a regular file, and convert errors of reading it in this block.
-
-    Args:
-        path: File to read.
-        root: Folder that must contain the file after all links are followed, unless
-            ``VISAVIS_IMAGE_ROOTS`` does. None: any place.
-        limit: Maximum size in bytes, or None.
-        error: Class of the errors.
-
-    Yields:
-        The open file.
-
-    Raises:
-        VisavisError: ``error`` if the file cannot be read, is not regular, is too large, or lies
-            outside ``root``.
+    """Open a regular file, and convert errors of reading it in this block. With a root, the file
+    without links must be inside it or a folder of ``VISAVIS_IMAGE_ROOTS``.
     """
     with reading_regular_file(path, limit=limit, error=error), open(path, "rb") as file:
         if root is not None and not is_inside(_opened_path(path, file), root):
@@ -145,16 +122,7 @@ def _opened_path(path: str | Path, file: BufferedReader) -> str:
 
 
 def read_at(file: BinaryIO, size: int, offset: int) -> bytes:
-    """Read bytes at a position of an open file, which threads may share.
-
-    Args:
-        file: The open file.
-        size: Number of bytes.
-        offset: Position of the first byte.
-
-    Returns:
-        The bytes, fewer at the end of the file.
-    """
+    """Read bytes at a position of an open file, which threads may share. Fewer at its end."""
     if hasattr(os, "pread"):
         return os.pread(file.fileno(), size, offset)
     # Windows reads only at the position of the file.
@@ -169,16 +137,7 @@ _READS_AT_POSITION = threading.Lock()
 def read_bytes(
     path: str | Path, root: Path | None = None, *, error: type[VisavisError] = DataError
 ) -> bytes:
-    """Read a regular file of at most ``MAX_BYTES``.
-
-    Args:
-        path: File to read.
-        root: Folder that must contain the file. See ``open_file``.
-        error: Class of the errors.
-
-    Returns:
-        The content.
-    """
+    """Read a regular file of at most ``MAX_BYTES``."""
     with open_file(path, root, limit=MAX_BYTES, error=error) as file:
         return file.read()
 
@@ -186,12 +145,6 @@ def read_bytes(
 def text_encoding(content: bytes) -> str:
     """Detect the encoding of a text: UTF-8, or UTF-16 as spreadsheets and PowerShell write it, with
     or without a byte order mark.
-
-    Args:
-        content: The text, or its first bytes.
-
-    Returns:
-        Name of the codec, which also removes the byte order mark.
     """
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-32" if content.startswith(codecs.BOM_UTF32_LE) else "utf-16"
@@ -205,19 +158,7 @@ def text_encoding(content: bytes) -> str:
 
 
 def decode_text(content: bytes, source: object, errors: str = "strict") -> str:
-    """Decode a text in the encoding that ``text_encoding`` detects.
-
-    Args:
-        content: The text.
-        source: The file, for the error.
-        errors: Handling of invalid UTF-8, such as "surrogateescape".
-
-    Returns:
-        The text without a byte order mark.
-
-    Raises:
-        DataError: If it is not valid.
-    """
+    """Decode a text in the encoding that ``text_encoding`` detects."""
     encoding = text_encoding(content)
     try:
         return content.decode(encoding, errors)
@@ -230,17 +171,7 @@ def decode_text(content: bytes, source: object, errors: str = "strict") -> str:
 
 
 def read_text(path: str | Path) -> str:
-    """Read a text in UTF-8 or UTF-16, without a byte order mark.
-
-    Args:
-        path: File to read.
-
-    Returns:
-        The text.
-
-    Raises:
-        DataError: If the file cannot be read or is not valid.
-    """
+    """Read a text in UTF-8 or UTF-16, without a byte order mark."""
     return decode_text(read_bytes(path), path)
 
 
@@ -271,14 +202,6 @@ def read_json_lines(
 ) -> list[Any]:
     """Read all complete lines of a log. A last line without a newline was cut short by a crash and
     is dropped.
-
-    Args:
-        path: File to read.
-        schema: Type of each line.
-        error: Class of the errors.
-
-    Returns:
-        The values, in order.
     """
     lines = read_bytes(path, error=error).split(b"\n")[:-1]
     return [
@@ -288,17 +211,7 @@ def read_json_lines(
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """Read the tables of a TOML file.
-
-    Args:
-        path: File to read.
-
-    Returns:
-        The tables, whose content the recipe checks.
-
-    Raises:
-        DataError: If the file cannot be read, is not TOML, or is nested too deeply.
-    """
+    """Read the tables of a TOML file."""
     text = read_text(path)
     try:
         tables = tomllib.loads(text)
@@ -315,7 +228,13 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise DataError(
             f"{path}: expected TOML, got an impossible number or date: {error}. Correct this value."
         ) from None
-    if _is_deeper(tables, MAX_DEPTH):
+    # Tables, lists and values of each level.
+    nested: list[Any] = [tables]
+    for _ in range(MAX_DEPTH):
+        parents = [value for value in nested if isinstance(value, dict | list)]
+        children = (value.values() if isinstance(value, dict) else value for value in parents)
+        nested = list(chain.from_iterable(children))
+    if nested:
         raise DataError(
             f"{path} is nested too deeply: expected at most {MAX_DEPTH} levels of tables and "
             "lists. Flatten it."
@@ -331,21 +250,8 @@ def read_array(
     kinds: str = "f",
     memory_map: bool = False,
 ) -> np.ndarray:
-    """Read the array of a ``.npy`` file of numbers.
-
-    Args:
-        path: File to read.
-        root: Folder that must contain the file. See ``open_file``.
-        dimensions: Expected number of dimensions, or None.
-        kinds: Expected kinds of numpy dtypes, such as "f" or "iu".
-        memory_map: Whether to read on demand, for arrays larger than memory. The array is
-            read-only.
-
-    Returns:
-        The array.
-
-    Raises:
-        DataError: If the file cannot be read, or holds another kind of array.
+    """Read the array of a ``.npy`` file of numbers, whose dtype has one of some kinds, as "iu". With
+    ``memory_map`` it is read on demand, for arrays larger than memory.
     """
     import numpy as np
 
@@ -385,45 +291,45 @@ def read_tensors(
     *,
     error: type[VisavisError] = DataError,
 ) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file.
-
-    Args:
-        path: File to read.
-        expected: Tensors with the expected names, shapes and dtypes, or None.
-        error: Class of the errors.
-
-    Returns:
-        Tensors by name.
-
-    Raises:
-        VisavisError: ``error`` if the file cannot be read, differs from ``expected``, or is
-            damaged.
+    """Read the tensors of a safetensors file, and check them against the expected names, shapes and
+    dtypes, and against the hash in its metadata.
     """
-    with open_tensors(path, "pt", error) as file:
-        written = (file.metadata() or {}).get(TENSORS_HASH)
-        tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
+    tensors, written = _read_values(path, "pt", error)
     if expected is not None:
         _check_shapes(tensors, expected, path, error)
+    _check_hash(tensors, written, path, error)
+    return tensors
+
+
+def read_arrays(
+    path: str | Path, *, error: type[VisavisError] = DataError
+) -> dict[str, np.ndarray]:
+    """Read the tensors of a safetensors file as arrays, without torch, and check their hash."""
+    arrays, written = _read_values(path, "np", error)
+    _check_hash(arrays, written, path, error)
+    return arrays
+
+
+def _read_values(
+    path: str | Path, framework: str, error: type[VisavisError]
+) -> tuple[dict[str, Any], str | None]:
+    """Read the tensors of a file, and the hash in its metadata."""
+    with open_tensors(path, framework, error) as file:
+        written = (file.metadata() or {}).get(TENSORS_HASH)
+        return {name: file.get_tensor(name) for name in file.keys()}, written  # noqa: SIM118 - not a dictionary
+
+
+def _check_hash(
+    tensors: Mapping[str, Any], written: str | None, path: str | Path, error: type[VisavisError]
+) -> None:
     if written not in (None, tensors_hash(tensors)):
         raise error(
             f"{path} is damaged: its tensors differ from those that were written. Restore a copy."
         )
-    return tensors
 
 
 def tensor_names(path: str | Path, *, error: type[VisavisError] = DataError) -> list[str]:
-    """Read the names of the tensors of a safetensors file, without the tensors.
-
-    Args:
-        path: File to read.
-        error: Class of the errors.
-
-    Returns:
-        The names.
-
-    Raises:
-        VisavisError: ``error`` if the file cannot be read.
-    """
+    """Read the names of the tensors of a safetensors file, without the tensors."""
     with open_tensors(path, "np", error) as file:
         return list(file.keys())
 
@@ -432,19 +338,7 @@ def tensor_names(path: str | Path, *, error: type[VisavisError] = DataError) -> 
 def open_tensors(
     path: str | Path, framework: str = "pt", error: type[VisavisError] = DataError
 ) -> Iterator[Any]:
-    """Open a safetensors file, to read some of its tensors.
-
-    Args:
-        path: File to read.
-        framework: "pt" for tensors of torch, "np" for arrays.
-        error: Class of the errors.
-
-    Yields:
-        The open file of safetensors.
-
-    Raises:
-        VisavisError: ``error`` if the file cannot be read.
-    """
+    """Open a safetensors file, to read some of its tensors as torch ("pt") or numpy ("np") has them."""
     from safetensors import SafetensorError, safe_open
 
     # Windows neither replaces nor removes a mapped file, and maps need as much memory there as copies.
@@ -463,12 +357,6 @@ def open_tensors(
 def is_transient_error(error: VisavisError) -> bool:
     """Return whether a file could not be read for a reason that may pass. Such a result is not
     cached.
-
-    Args:
-        error: The error.
-
-    Returns:
-        Whether the cause was the operating system or a lack of memory.
     """
     return isinstance(error.__context__, OSError | MemoryError)
 
@@ -476,35 +364,26 @@ def is_transient_error(error: VisavisError) -> bool:
 def content_hash(
     path: str | Path, *, limit: int | None = None, error: type[VisavisError] = DataError
 ) -> str:
-    """Compute the SHA-256 of a regular file.
-
-    Args:
-        path: File to read.
-        limit: Maximum size in bytes, or None.
-        error: Class of the errors.
-
-    Returns:
-        The hash in hexadecimal.
-    """
+    """Compute the SHA-256 of a regular file."""
     with open_file(path, limit=limit, error=error) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
-    """Compute the SHA-256 of tensors and their names.
-
-    Args:
-        tensors: Tensors by name.
-
-    Returns:
-        The hash in hexadecimal.
-    """
-    import torch
+def tensors_hash(tensors: Mapping[str, Tensor | np.ndarray]) -> str:
+    """Compute the SHA-256 of tensors or arrays and their names."""
+    import numpy as np
 
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        if isinstance(tensor, np.ndarray):
+            content = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
+        else:
+            import torch
+
+            # As bytes, because numpy has no bfloat16.
+            content = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        digest.update(content.data)
     return digest.hexdigest()
 
 
@@ -513,19 +392,6 @@ def parse_json(
 ) -> Any:
     """Parse JSON as a value of a type. Keys must be unique, which is checked up to
     ``MAX_CHECKED_KEYS_BYTES``.
-
-    Args:
-        content: JSON in UTF-8.
-        schema: Type of the value.
-        source: Name of the file or line, for errors.
-        error: Class of the errors.
-
-    Returns:
-        The value.
-
-    Raises:
-        VisavisError: ``error`` if the content is not JSON, not of this type, or has a duplicate
-            key.
     """
 
     def check_keys(pairs: list[tuple[str, Any]]) -> None:
@@ -542,21 +408,6 @@ def parse_json(
     if len(content) <= MAX_CHECKED_KEYS_BYTES:
         json.loads(content, object_pairs_hook=check_keys, parse_int=str, parse_float=str)
     return value
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether tables and lists are nested deeper than ``levels``."""
-    values = [value]
-    for _ in range(levels):
-        values = [child for parent in values for child in _children(parent)]
-    return bool(values)
-
-
-def _children(value: Any) -> Iterable[Any]:
-    """Values of a table or list."""
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
 
 
 @cache
@@ -593,27 +444,13 @@ def _check_shapes(
 
 
 def file_kind(mode: int) -> str:
-    """Name what a path is that is not a regular file.
-
-    Args:
-        mode: Mode as ``os.stat`` returns it.
-
-    Returns:
-        A phrase such as "a folder".
-    """
+    """Name the kind of a path that is not a regular file."""
     kinds = {stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a named pipe", stat.S_ISSOCK: "a socket"}
     return next((kind for is_one, kind in kinds.items() if is_one(mode)), "a device")
 
 
 def error_reason(error: Exception) -> str:
-    """Return the first line of the message of a library's error, as the end of a sentence.
-
-    Args:
-        error: The error.
-
-    Returns:
-        The line without its period, or the name of the class if the message is empty.
-    """
+    """Return the first line of the message of a library's error, as the end of a sentence."""
     return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
 
 

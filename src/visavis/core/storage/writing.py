@@ -52,27 +52,12 @@ CHANGE_FOLDER = "Choose another folder, or change its permissions"
 
 
 def cannot_write(path: str | Path, reason: str) -> StorageError:
-    """Make the error about a file or folder that cannot be written.
-
-    Args:
-        path: The file or folder.
-        reason: The reason and the fix.
-
-    Returns:
-        The error.
-    """
+    """Make the error about a file or folder that cannot be written."""
     return StorageError(f"{path} cannot be written: {reason}.")
 
 
 def disk_full(path: str | Path) -> StorageError:
-    """Make the error about a full disk.
-
-    Args:
-        path: The file or folder that cannot be written.
-
-    Returns:
-        The error, with the folder to resume within ``resumable``.
-    """
+    """Make the error about a full disk."""
     folder = _RESUMED.get()
     again = "run the command again" if folder is None else f"continue with --resume {folder}"
     return cannot_write(path, f"{os.strerror(errno.ENOSPC)}. Free space and {again}")
@@ -82,12 +67,6 @@ def disk_full(path: str | Path) -> StorageError:
 def resumable(folder: Path) -> Iterator[None]:
     """Within this block, a full disk leaves a folder that the command resumes. An outer block has
     precedence.
-
-    Args:
-        folder: Folder to resume.
-
-    Yields:
-        Nothing.
     """
     token = _RESUMED.set(_RESUMED.get() or folder)
     try:
@@ -98,17 +77,7 @@ def resumable(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def storage_errors(path: str | Path) -> Iterator[None]:
-    """Convert errors of writing in this block to StorageError.
-
-    Args:
-        path: File or folder that is written.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        StorageError: If the disk is full, or the folder cannot be written to.
-    """
+    """Convert errors of writing in this block to StorageError."""
     path = Path(path)
     if re.search("[\0\ud800-\udc7f\udd00-\udfff]", str(path)) or _is_windows_device(path):
         raise StorageError(f"{str(path)!r} cannot be a file name. Choose another name.")
@@ -146,15 +115,6 @@ _DEVICE_NAME = re.compile(r"(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])\s*(\
 def atomic_file(path: str | Path) -> Iterator[Path]:
     """Write a file under a temporary name. On success it replaces ``path`` in one step, on failure
     it is removed.
-
-    Args:
-        path: File to write.
-
-    Yields:
-        The temporary path.
-
-    Raises:
-        StorageError: If the file cannot be written.
     """
     path = Path(path)
     with storage_errors(path):
@@ -174,17 +134,7 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: str | Path) -> Iterator[Path]:
-    """Fill a temporary folder, which becomes ``path`` in one step on success.
-
-    Args:
-        path: Folder to create. It must not exist yet.
-
-    Yields:
-        The temporary folder.
-
-    Raises:
-        StorageError: If the folder cannot be written.
-    """
+    """Fill a temporary folder, which becomes ``path`` in one step on success."""
     path = Path(path)
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -213,12 +163,16 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _move(source: Path, target: Path) -> None:
-    """Rename a file over an existing one, or a folder over an empty one.
+def flush_folder(folder: Path) -> None:
+    """Flush the names of new files of a folder to the disk. Windows has no such call."""
+    if hasattr(os, "O_DIRECTORY"):
+        _flush(folder)
 
-    Windows refuses this while a program has one of the files open, such as a reader or a virus
-    scanner. Most programs close it within a second.
-    """
+
+def _move(source: Path, target: Path) -> None:
+    """Rename a file over an existing one, or a folder over an empty one."""
+    # Windows refuses this while a program has one of the files open, such as a reader or a virus
+    # scanner. Most programs close it within a second.
     for seconds in RENAME_DELAYS_S:
         try:
             source.replace(target)
@@ -233,59 +187,29 @@ def _move(source: Path, target: Path) -> None:
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write a file.
-
-    Args:
-        path: File to write.
-        content: Its content.
-    """
+    """Write a file."""
     with atomic_file(path) as part:
         part.write_bytes(content)
 
 
 def write_text(path: str | Path, content: str) -> None:
-    """Write a text in UTF-8.
-
-    Args:
-        path: File to write.
-        content: The text.
-    """
+    """Write a text in UTF-8."""
     write_bytes(path, content.encode())
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """Write a JSON file.
-
-    Args:
-        path: File to write.
-        content: Value that ``json`` can write.
-    """
+    """Write a JSON file."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_json_lines(path: str | Path, rows: Iterable[Any]) -> None:
-    """Write a log with one JSON value per line.
-
-    Args:
-        path: File to write.
-        rows: The values.
-    """
+    """Write a log with one JSON value per line."""
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def append_json_line(path: str | Path, row: Any, *, fsync: bool = False) -> None:
-    """Append one line to a log, completely or not at all. Only one process at a time may append.
-
-    A last line that a crash cut short is removed first. ``read_json_lines`` drops such a line, too.
-
-    Args:
-        path: File to extend, or to create.
-        row: Value of the line.
-        fsync: Whether the line is on the disk when this function returns.
-
-    Raises:
-        StorageError: If the line cannot be written. The log then ends as before.
-    """
+def append_json_line(path: str | Path, row: Any) -> None:
+    """Append one line to a log, completely or not at all. Only one process at a time may append."""
+    # A last line that a crash cut short is removed first. `read_json_lines` drops such a line, too.
     line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
     with storage_errors(path), open(path, "a+b", buffering=0) as log:
         end = _remove_incomplete_line(log)
@@ -294,28 +218,9 @@ def append_json_line(path: str | Path, row: Any, *, fsync: bool = False) -> None
             written = 0
             while written < len(line):
                 written += log.write(line[written:])
-            if fsync:
-                os.fsync(log.fileno())
         except BaseException:
             log.truncate(end)
             raise
-
-
-def remove_incomplete_line(path: str | Path) -> int:
-    """Remove the last line of a log if a crash cut it short.
-
-    Args:
-        path: The log.
-
-    Returns:
-        Number of bytes that were removed.
-
-    Raises:
-        StorageError: If the log cannot be written.
-    """
-    with storage_errors(path), open(path, "r+b", buffering=0) as log:
-        size = log.seek(0, os.SEEK_END)
-        return size - _remove_incomplete_line(log)
 
 
 def _remove_incomplete_line(log: FileIO) -> int:
@@ -331,12 +236,7 @@ def _remove_incomplete_line(log: FileIO) -> int:
 
 
 def write_toml(path: str | Path, content: dict[str, Any]) -> None:
-    """Write a TOML file.
-
-    Args:
-        path: File to write.
-        content: The tables.
-    """
+    """Write a TOML file."""
     import tomli_w
 
     write_text(path, tomli_w.dumps(content, multiline_strings=True))
@@ -345,16 +245,6 @@ def write_toml(path: str | Path, content: dict[str, Any]) -> None:
 def set_toml_value(path: str | Path, key: str, value: Any) -> None:
     """Set a key of a TOML file of the user, above its tables. All other keys and all comments are
     kept.
-
-    Args:
-        path: File to change, or to create.
-        key: Key without quotes.
-        value: The value.
-
-    Raises:
-        DataError: If the file is not TOML, or writes the key in another way than ``key = ...`` in
-            one line.
-        StorageError: If the file cannot be written.
     """
     import tomli_w
 
@@ -383,15 +273,6 @@ def write_tensors(
 ) -> None:
     """Write tensors with their hash, by which ``read_tensors`` detects damage. Equal tensors give
     equal files.
-
-    Args:
-        path: File to write.
-        tensors: Tensors by name.
-        for_transformers: Whether to write the metadata that transformers requires instead of the
-            hash. Two entries have no fixed order.
-
-    Raises:
-        StorageError: If the file cannot be written.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -410,13 +291,25 @@ def write_tensors(
             raise disk_full(path) from None
 
 
-def write_array(path: str | Path, array: np.ndarray) -> None:
-    """Write a ``.npy`` file.
+def write_arrays(path: str | Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write arrays as ``write_tensors`` writes tensors, without torch. ``read_arrays`` reads them."""
+    import numpy as np
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
 
-    Args:
-        path: File to write.
-        array: The array.
-    """
+    with atomic_file(path) as part:
+        try:
+            save_file(
+                {name: np.ascontiguousarray(array) for name, array in arrays.items()},
+                part,
+                {TENSORS_HASH: tensors_hash(arrays)},
+            )
+        except SafetensorError:
+            raise disk_full(path) from None
+
+
+def write_array(path: str | Path, array: np.ndarray) -> None:
+    """Write a ``.npy`` file."""
     import numpy as np
 
     with atomic_file(path) as part, open(part, "wb") as file:
@@ -426,11 +319,6 @@ def write_array(path: str | Path, array: np.ndarray) -> None:
 def create_array(path: str | Path, *, shape: tuple[int, ...], dtype: str) -> None:
     """Create a ``.npy`` file of zeros that is filled in parts. Its disk space is reserved now, so
     that filling cannot fail.
-
-    Args:
-        path: File to create.
-        shape: Shape of the array.
-        dtype: Name of the numpy dtype.
     """
     import numpy as np
 
@@ -455,23 +343,23 @@ def create_array(path: str | Path, *, shape: tuple[int, ...], dtype: str) -> Non
 def sqlite_database(path: str | Path) -> Iterator[sqlite3.Connection]:
     """Open an SQLite database of a cache for several processes. The block is one transaction,
     undone on failure.
-
-    Args:
-        path: File of the database.
-
-    Yields:
-        The connection.
-
-    Raises:
-        StorageError: If the database cannot be opened or written.
-        sqlite3.DatabaseError: If the database is damaged.
     """
     path = Path(path)
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        sqlite_errors(path),
+        closing(sqlite3.connect(path, timeout=SQLITE_SECONDS)) as connection,
+        connection,
+    ):
+        yield connection
+
+
+@contextmanager
+def sqlite_errors(path: str | Path) -> Iterator[None]:
+    """Convert errors of the disk and of other processes in this block to a StorageError."""
     try:
-        with closing(sqlite3.connect(path, timeout=60)) as connection, connection:
-            yield connection
+        yield
     except sqlite3.OperationalError as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_FULL:
@@ -482,6 +370,8 @@ def sqlite_database(path: str | Path) -> Iterator[sqlite3.Connection]:
         raise cannot_write(path, reason) from None
 
 
+SQLITE_SECONDS = 60
+"""Longest time that SQLite waits for another process."""
 _SQLITE_REASONS = {
     sqlite3.SQLITE_READONLY: f"{os.strerror(errno.EROFS)}. {CHANGE_FOLDER}",
     sqlite3.SQLITE_CANTOPEN: f"it cannot be opened. {CHANGE_FOLDER}",

@@ -23,81 +23,13 @@ from visavis.data.dataset import Dataset, require
 
 
 def look_up_rows(row_of: dict[str, int], keys: Iterable[str], folder: Path) -> np.ndarray:
-    """Look up the rows of keys.
-
-    Args:
-        row_of: Row of each key.
-        keys: The keys.
-        folder: The store, for errors.
-
-    Returns:
-        Row numbers.
-
-    Raises:
-        DataError: If a key is unknown.
-    """
+    """Look up the row number of each key. ``folder`` is named in the error about an unknown one."""
     try:
         return np.array([row_of[key] for key in keys], dtype=np.int64)
     except KeyError as missing:
         raise DataError(
             f"{folder} has no features of {missing.args[0]!r}. Compute features for this data set."
         ) from None
-
-
-def are_offsets(offsets: np.ndarray, num_items: int) -> bool:
-    """Return whether an array has the start of each sequence and the end of the last one.
-
-    Args:
-        offsets: The array.
-        num_items: Number of sequences.
-
-    Returns:
-        Whether it is valid.
-    """
-    return len(offsets) == num_items + 1 and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
-
-
-def read_padded(
-    vectors: np.ndarray,
-    offsets: np.ndarray,
-    rows: np.ndarray,
-    *,
-    max_length: int = 0,
-    min_length: int = 0,
-) -> tuple[Tensor, Tensor]:
-    """Read sequences of different lengths as one padded tensor.
-
-    Args:
-        vectors: All vectors, shape ``[total, D]``. Sequence i is ``vectors[offsets[i] : offsets[i +
-            1]]``.
-        offsets: Start of each sequence, shape ``[N + 1]``.
-        rows: The sequences to read, shape ``[n]``.
-        max_length: Number of vectors that are read of a longer sequence, evenly spaced from its
-            first one. 0: all.
-        min_length: Smallest padded length.
-
-    Returns:
-        Float32 vectors ``[n, L, D]``, padded with zeros, and their mask ``[n, L]``.
-
-    Example:
-        >>> vectors, mask = read_padded(np.arange(5.0)[:, None], np.array([0, 4, 5]), np.array([1, 0]), max_length=2)
-        >>> vectors[..., 0].tolist(), mask.tolist()
-        ([[4.0, 0.0], [0.0, 2.0]], [[True, False], [True, True]])
-    """
-    # [n]
-    starts = offsets[rows]
-    lengths = offsets[rows + 1] - offsets[rows]
-    read_lengths = np.minimum(lengths, max_length) if max_length else lengths
-    positions = np.arange(read_lengths.max(initial=min_length))
-    # [n, L]
-    mask = positions < read_lengths[:, None]
-    # Position p of m reads vector floor(p n / m) of n: the first one, then at equal intervals.
-    spaced = positions * lengths[:, None] // np.maximum(read_lengths, 1)[:, None]
-    padded = torch.zeros(*mask.shape, vectors.shape[-1])
-    padded[torch.from_numpy(mask)] = torch.from_numpy(
-        vectors[(starts[:, None] + spaced)[mask]]
-    ).float()
-    return padded, torch.from_numpy(mask)
 
 
 # Size from which rows are read without the memory map. Linux maps up to 900 kB around a random row
@@ -139,22 +71,10 @@ class ArrayFeatures:
     def open(
         cls, path: str | Path, dataset: Dataset, items: Literal["image", "caption"] = "image"
     ) -> ArrayFeatures:
-        """Open a ``.npy`` array in the order of a whole data set.
-
-        Args:
-            path: The file.
-            dataset: The data set, or a part of it.
-            items: Kind of the items that have a row.
-
-        Returns:
-            The features.
-
-        Raises:
-            DataError: If the number of rows does not match the data set.
-        """
+        """Open a ``.npy`` array in the order of a whole data set, of which ``dataset`` may be a part."""
         path = Path(path)
         vectors = storage.read_array(path, kinds="fiu", memory_map=True)
-        # A part of a data set reads its rows of the whole, which may have more rows.
+        # Rows of these items in the whole data set. A part of it may leave out rows.
         rows, origin = (
             (dataset.image_rows, dataset.image_origin)
             if items == "image"
@@ -174,16 +94,8 @@ class ArrayFeatures:
 
     @classmethod
     def open_precomp(cls, path: str | Path) -> ArrayFeatures:
-        """Open the stored features of a whole data set of the VSE++ family.
-
-        Args:
-            path: The folder.
-
-        Returns:
-            The features. Image ``<split>-<i>`` has row i of its split.
-
-        Raises:
-            DataError: If the folder has no such features.
+        """Open the stored features of a whole data set of the VSE++ family. Image ``SPLIT-i`` has
+        row i of its split.
         """
         from visavis.data.formats.published_lists import (
             PRECOMP,
@@ -225,14 +137,7 @@ class ArrayFeatures:
         return isinstance(self._names, Dataset)
 
     def rows(self, keys: Iterable[str]) -> np.ndarray:
-        """Look up the rows of images by name.
-
-        Args:
-            keys: Image names.
-
-        Returns:
-            Row numbers.
-        """
+        """Look up the rows of images by name."""
         return look_up_rows(self._row_of, keys, self.path)
 
     @cached_property
@@ -247,26 +152,12 @@ class ArrayFeatures:
         return {name: row for row, name in enumerate(self._names)}
 
     def describe_row(self, row: int) -> str:
-        """Describe a row, for errors.
-
-        Args:
-            row: Row number.
-
-        Returns:
-            A text.
-        """
+        """Describe a row, for errors."""
         *_, (location, first) = (item for item in self._first_row.items() if item[1] <= row)
         return f"row {row - first} of {location}"
 
     def read(self, rows: Sequence[int] | np.ndarray | Tensor) -> Encoded:
-        """Read rows.
-
-        Args:
-            rows: Row numbers.
-
-        Returns:
-            Float32 features in the given order. Values that are too large become infinite.
-        """
+        """Read rows as float32, in which values that are too large become infinite."""
         rows = np.asarray(rows)
         if len(self.arrays) == 1:
             return Encoded(_float32(_read_rows(self.arrays[0], rows)))
@@ -298,14 +189,7 @@ class _ScanResult:
 
 
 def first_nonfinite_row(features: ArrayFeatures) -> int | None:
-    """Find the first row with NaN or infinity. The result is cached until a file changes.
-
-    Args:
-        features: The features.
-
-    Returns:
-        The row number. None if all rows are finite.
-    """
+    """Find the first row with NaN or infinity. The result is cached until a file changes."""
     record = storage.cache_folder() / "checks" / f"finite-{storage.stat_hash(features.files)}.json"
     result = storage.read_checksummed_json(record, _ScanResult)
     if result is None:

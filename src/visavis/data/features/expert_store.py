@@ -38,8 +38,9 @@ from torch import Tensor
 from visavis.core import storage
 from visavis.core.encoded import Encoded, seconds_part
 from visavis.core.errors import DataError, suggest_name
+from visavis.core.ragged import RaggedRows, are_offsets, offsets_from_counts
 from visavis.data.dataset import ProgressCallback, require
-from visavis.data.features.arrays import are_offsets, look_up_rows, read_padded
+from visavis.data.features.arrays import look_up_rows
 from visavis.data.features.store import MAX_BYTES_HASHED_AT_OPEN, raise_as_damaged
 from visavis.data.video import video_id
 
@@ -64,17 +65,19 @@ class _Contents:
     timed_experts: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Expert:
-    vectors: np.ndarray
-    offsets: np.ndarray
+    """Vectors ``[total, D]`` of an expert, and the second of each, ``[total]``, if they are known."""
+
+    vectors: RaggedRows[np.ndarray]
     seconds: np.ndarray | None
 
     def digest(self) -> str:
         digest = hashlib.sha256()
-        for start in range(0, len(self.vectors), _HASH_BLOCK_ROWS):
-            digest.update(self.vectors[start : start + _HASH_BLOCK_ROWS].tobytes())
-        digest.update(self.offsets.astype(np.int64).tobytes())
+        rows = self.vectors.rows
+        for start in range(0, len(rows), _HASH_BLOCK_ROWS):
+            digest.update(rows[start : start + _HASH_BLOCK_ROWS].tobytes())
+        digest.update(self.vectors.offsets.astype(np.int64).tobytes())
         if self.seconds is not None:
             digest.update(self.seconds.tobytes())
         return digest.hexdigest()
@@ -112,19 +115,8 @@ class ExpertStore:
     def open(
         cls, folder: str | Path, names: Sequence[str] = (), *, max_length: int = 0
     ) -> ExpertStore:
-        """Open a store.
-
-        Args:
-            folder: The folder.
-            names: Experts to read. Empty: all.
-            max_length: Number of vectors that are read of a longer sequence, evenly spaced. 0: all.
-
-        Returns:
-            The store.
-
-        Raises:
-            DataError: If the folder is not a store, or an expert is unknown.
-            DamagedCacheError: If its content has changed.
+        """Open a store to read some experts, by default all, and at most ``max_length`` vectors of a
+        sequence.
         """
         folder = Path(folder)
         require(
@@ -161,7 +153,7 @@ class ExpertStore:
     @property
     def embedding_dims(self) -> dict[str, int]:
         """Dimension of each expert."""
-        return {name: int(expert.vectors.shape[1]) for name, expert in self._experts.items()}
+        return {name: expert.vectors.rows.shape[1] for name, expert in self._experts.items()}
 
     @property
     def embedding_dim(self) -> int:
@@ -169,37 +161,17 @@ class ExpertStore:
         return sum(self.embedding_dims.values())
 
     def lengths(self, name: str) -> np.ndarray:
-        """Return the number of vectors of an expert for each item.
-
-        Args:
-            name: Name of the expert.
-
-        Returns:
-            Lengths ``[N]``, 0 for a missing expert.
-        """
-        return np.diff(self._experts[name].offsets)
+        """Return the number of vectors of an expert for each item, 0 if it is missing, ``[N]``."""
+        return self._experts[name].vectors.counts
 
     def rows(self, items: Iterable[str]) -> np.ndarray:
         """Look up items by their name, by their name without a video suffix, or without folder and
         suffix.
-
-        Args:
-            items: Names of items.
-
-        Returns:
-            Row numbers.
         """
         return look_up_rows(self._row, map(self._key, items), self.folder)
 
     def check_distinct_rows(self, items: Iterable[str]) -> None:
-        """Check that no two items of a data set would read the same row.
-
-        Args:
-            items: Names of items.
-
-        Raises:
-            DataError: If two items have the same row.
-        """
+        """Check that no two items of a data set would read the same row."""
         item_of: dict[str, str] = {}
         for item in items:
             key = self._key(item)
@@ -217,30 +189,24 @@ class ExpertStore:
         )
 
     def read(self, rows: Sequence[int] | np.ndarray | Tensor) -> Encoded:
-        """Read rows.
-
-        Args:
-            rows: Row numbers.
-
-        Returns:
-            For each expert float32 vectors ``[n, L, D]`` with a mask ``[n, L]``, which is false for
-            a missing expert. L is at least 1. Experts with known times have the part
-            ``seconds_part(name)``, ``[n, L, 1]``.
+        """Read rows: of each expert float32 vectors ``[n, L, D]`` with a mask ``[n, L]``. L is at
+        least 1. Known times are ``[n, L, 1]``, in the part ``seconds_part(name)``.
         """
-        # Seconds are padded as their vectors: the same offsets, one dimension.
-        index = np.asarray(rows)
-        arrays = {name: (expert.vectors, expert.offsets) for name, expert in self._experts.items()}
+        parts = {name: expert.vectors for name, expert in self._experts.items()}
         for name, expert in self._experts.items():
             if expert.seconds is not None:
-                arrays[seconds_part(name)] = expert.seconds[:, None], expert.offsets
-        parts = {
-            name: read_padded(*stored, index, max_length=self.max_length, min_length=1)
-            for name, stored in arrays.items()
-        }
-        return Encoded(
-            {name: part for name, (part, _) in parts.items()},
-            {name: mask for name, (_, mask) in parts.items()},
-        )
+                # Padded as the vectors, in one dimension.
+                seconds = expert.seconds[:, None]
+                parts[seconds_part(name)] = RaggedRows(seconds, expert.vectors.offsets)
+        index = np.asarray(rows)
+        vectors: dict[str, Tensor] = {}
+        masks: dict[str, Tensor] = {}
+        for name, part in parts.items():
+            # A missing expert is one masked vector.
+            vectors[name], masks[name] = part.padded(
+                index, max_length=self.max_length, min_length=1
+            )
+        return Encoded(vectors, masks)
 
 
 class ExpertWriter:
@@ -271,18 +237,8 @@ class ExpertWriter:
         *,
         location: str = "",
     ) -> None:
-        """Write the next item.
-
-        Args:
-            item: Name of the item.
-            experts: Vectors ``[L, D]``, or ``[D]`` for one vector. None or no entry: the expert is
-                missing.
-            seconds: Time of each vector in its video, ``[L]``. No entry: unknown.
-            location: Place of the item in its source, for errors. Empty: the name of the item.
-
-        Raises:
-            DataError: If the item is a duplicate, or an expert is unknown, has another dimension or
-                values that are not finite.
+        """Write the next item: the vectors of each expert, ``[L, D]`` or ``[D]``, or None if it is
+        missing, and the seconds ``[L]`` if they are known. Errors name the location.
         """
         seconds = seconds or {}
         location = location or item
@@ -350,7 +306,7 @@ class ExpertWriter:
         digests = {}
         timed = []
         for name, embedding_dim in self._embedding_dims.items():
-            offsets = np.concatenate([[0], np.cumsum(self._lengths[name], dtype=np.int64)])
+            offsets = offsets_from_counts(self._lengths[name])
             # The header with the number of vectors, which is known only now, overwrites the first
             # one.
             self._files[name].seek(0)
@@ -376,18 +332,7 @@ class ExpertWriter:
 def create_expert_store(
     folder: str | Path, embedding_dims: Mapping[str, int]
 ) -> Iterator[ExpertWriter]:
-    """Create a store. The folder appears as a whole at the end of the block, or not at all.
-
-    Args:
-        folder: The folder.
-        embedding_dims: Dimension of each expert.
-
-    Yields:
-        The writer.
-
-    Raises:
-        DataError: If a name is not allowed in a file name.
-    """
+    """Create a store. The folder appears as a whole at the end of the block, or not at all."""
     folder = Path(folder)
     for name, embedding_dim in embedding_dims.items():
         # The name is a part of the names of files.
@@ -436,15 +381,16 @@ def _open_expert(folder: Path, name: str, contents: _Contents) -> _Expert:
         f"{folder / name}.npy has {vectors.dtype} of shape {list(vectors.shape)}, which does not "
         f"match {EXPERTS_FILE} and its offsets",
     )
+    ragged = RaggedRows(vectors, offsets)
     if not is_timed:
-        return _Expert(vectors, offsets, None)
+        return _Expert(ragged, None)
     seconds = storage.read_array(folder / f"{name}.seconds.npy", dimensions=1, kinds="f")
     _require_intact(
         seconds.shape == vectors.shape[:1] and seconds.dtype == np.float32,
         f"{folder / name}.seconds.npy has {seconds.dtype} of shape {list(seconds.shape)}, which "
         f"does not match {name}.npy",
     )
-    return _Expert(vectors, offsets, seconds)
+    return _Expert(ragged, seconds)
 
 
 def _require_intact(condition: object, problem: str) -> None:
@@ -473,7 +419,9 @@ def _verify(folder: Path, contents: _Contents, experts: dict[str, _Expert]) -> N
         / "checks"
         / f"experts-{storage.stat_hash(files, contents.sha256)}.json"
     )
-    is_small = sum(expert.vectors.nbytes for expert in experts.values()) <= MAX_BYTES_HASHED_AT_OPEN
+    is_small = (
+        sum(expert.vectors.rows.nbytes for expert in experts.values()) <= MAX_BYTES_HASHED_AT_OPEN
+    )
     if not is_small and storage.read_checksummed_json(record, str) == contents.sha256:
         return
     digests = {name: expert.digest() for name, expert in experts.items()}
@@ -494,17 +442,7 @@ NPZ_KEYS = ("features", "feat", "x")
 
 
 def find_region_files(path: Path) -> list[Path]:
-    """Find files of region features.
-
-    Args:
-        path: A ``.tsv``, or a folder with ``.tsv``, ``.npy`` or ``.npz`` files.
-
-    Returns:
-        The files.
-
-    Raises:
-        DataError: If there are none.
-    """
+    """Find the files of region features: one ``.tsv``, or all files of one kind in a folder."""
     if os.path.isfile(path):
         return [path]
     for patterns in (("*.tsv", "*.tsv.[0-9]*"), ("*.npy", "*.npz")):
@@ -519,17 +457,8 @@ def find_region_files(path: Path) -> list[Path]:
 def read_regions(
     files: list[Path], on_progress: ProgressCallback
 ) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Read the region features of all images.
-
-    Args:
-        files: Files from ``find_region_files``.
-        on_progress: Called with what is read and the total, in megabytes of ``.tsv`` or files.
-
-    Yields:
-        Image id, location in the files, and features ``[R, D]``.
-
-    Raises:
-        DataError: If features are malformed. The message has their location.
+    """Read the features ``[R, D]`` of each image with its id and its location in the files. Progress
+    is in megabytes of ``.tsv``, or in files.
     """
     embedding_dim = 0
     reader = _read_tsv if ".tsv" in files[0].name else _read_arrays
@@ -644,14 +573,6 @@ class RegionFeatures:
     def open(cls, path: str | Path, on_progress: ProgressCallback) -> RegionFeatures:
         """Open the features of a file or folder. They are converted at the first call and when a
         file has changed.
-
-        Args:
-            path: The file or folder.
-            on_progress: Called with what is converted and the total, in megabytes of ``.tsv`` or
-                files.
-
-        Returns:
-            The features.
         """
         path = Path(path)
         files = find_region_files(path)
@@ -685,17 +606,7 @@ class RegionFeatures:
         return self.store.embedding_dim
 
     def rows(self, keys: Iterable[str]) -> np.ndarray:
-        """Look up the rows of images.
-
-        Args:
-            keys: Image names.
-
-        Returns:
-            Row numbers.
-
-        Raises:
-            DataError: If an image has no features.
-        """
+        """Look up the rows of images."""
         names = list(keys)
         rows = [
             next((self._row[key] for key in _keys(name) if key in self._row), -1) for name in names
@@ -710,14 +621,7 @@ class RegionFeatures:
         return np.array(rows, dtype=np.int64)
 
     def read(self, rows: Sequence[int] | np.ndarray) -> Encoded:
-        """Read rows.
-
-        Args:
-            rows: Row numbers.
-
-        Returns:
-            Float32 features ``[n, R, D]``, with a mask if images have different numbers of regions.
-        """
+        """Read rows: ``[n, R, D]``, with a mask if images have different numbers of regions."""
         stored: Any = self.store.read(rows)
         mask = stored.mask[REGIONS_EXPERT] if self.has_variable_length else None
         return Encoded(stored.vectors[REGIONS_EXPERT], mask)

@@ -22,15 +22,7 @@ from visavis.data.features.vector_formats import find_vector_format, read_named_
 
 
 def holds_item_vectors(path: str | Path) -> bool:
-    """Check whether a path holds vectors with the ids of their items.
-
-    Args:
-        path: Value of ``visual.features``.
-
-    Returns:
-        Whether it is an index, a Parquet file, a ``.npy`` array with ``NAME.ids.txt``, or of a
-        format of an installed package or own code.
-    """
+    """Check whether a path holds vectors with the ids of their items."""
     return find_vector_format(Path(path)) is not None
 
 
@@ -58,19 +50,7 @@ class ItemVectors(ArrayFeatures):
 
     @classmethod
     def open_items(cls, path: Path, dataset: Dataset | None = None) -> ItemVectors:
-        """Open item vectors.
-
-        Args:
-            path: Folder of an index, Parquet file, or ``.npy`` array.
-            dataset: Data set in whose order an array without ids is. None: it must have ids.
-
-        Returns:
-            The vectors.
-
-        Raises:
-            DataError: If the file has no vectors with distinct ids, or another number of rows.
-            RunError: If the index cannot be read.
-        """
+        """Open the vectors of an index or file, or an array without ids in the order of ``dataset``."""
         if (kind := find_vector_format(path)) is not None:
             found = kind.read(path)
         elif os.path.isdir(path):
@@ -106,14 +86,7 @@ class ItemVectors(ArrayFeatures):
         return self.content_hash(names)[:16]
 
     def content_hash(self, names: Sequence[str]) -> str:
-        """Hash the vectors of some items.
-
-        Args:
-            names: Names of the items.
-
-        Returns:
-            SHA-256 of names and float32 vectors, in hex.
-        """
+        """Hash the names and float32 vectors of some items."""
         digest = hashlib.sha256(json.dumps(list(names)).encode())
         rows = self.rows(names)
         for start in range(0, len(rows), ROWS_PER_READ):
@@ -122,17 +95,7 @@ class ItemVectors(ArrayFeatures):
         return digest.hexdigest()
 
     def rows(self, keys: Iterable[str]) -> np.ndarray:
-        """Look up the rows of images by name.
-
-        Args:
-            keys: Image names.
-
-        Returns:
-            Row numbers.
-
-        Raises:
-            DataError: If images have no vector. The message has their number and an example.
-        """
+        """Look up the rows of images by name."""
         keys = list(keys)
         missing = [key for key in keys if key not in self._row_of]
         if missing:
@@ -144,14 +107,7 @@ class ItemVectors(ArrayFeatures):
         return np.array([self._row_of[key] for key in keys], dtype=np.int64)
 
     def keep_items(self, data: Dataset) -> Dataset:
-        """Leave out the images without a vector.
-
-        Args:
-            data: Data set.
-
-        Returns:
-            The images with a vector. ``skipped`` has a sentence about the others.
-        """
+        """Leave out the images without a vector. ``skipped`` of the result has a sentence about them."""
         row_of = self._row_of
         kept = np.array([image.name in row_of for image in data.images])
         if kept.all():

@@ -39,15 +39,7 @@ class Standardization:
 
     @classmethod
     def fit(cls, blocks: Iterable[Tensor], *, signed_sqrt: bool) -> Standardization:
-        """Compute the statistics of features.
-
-        Args:
-            blocks: Features of shape ``[N, ..., D]``, in blocks.
-            signed_sqrt: Whether to apply the signed square root.
-
-        Returns:
-            The statistics.
-        """
+        """Compute the statistics of features."""
         count = 0
         total = torch.zeros(())
         squares = torch.zeros(())
@@ -63,14 +55,7 @@ class Standardization:
         return cls(tuple(mean.tolist()), tuple(std.where(std > MIN_STD, 1.0).tolist()), signed_sqrt)
 
     def __call__(self, items: Encoded) -> Encoded:
-        """Standardize features of images.
-
-        Args:
-            items: The features.
-
-        Returns:
-            Standardized features with the same mask.
-        """
+        """Standardize features of images."""
         assert isinstance(items.vectors, Tensor)
         mean, std = self._tensors.to(items.vectors.device)
         # In place, because this is a part of each training step.

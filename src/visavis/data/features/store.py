@@ -30,8 +30,9 @@ from torch import Tensor
 from visavis.core import storage
 from visavis.core.encoded import Encoded, Granularity, Modality
 from visavis.core.errors import DataError, RefusedOverwrite, StorageError
+from visavis.core.ragged import RaggedRows, are_offsets, offsets_from_counts
 from visavis.data.dataset import require
-from visavis.data.features.arrays import are_offsets, look_up_rows, read_padded
+from visavis.data.features.arrays import look_up_rows
 
 # Granularities with a different number of vectors per item, and the file of their vectors.
 VARIABLE_LENGTH_FILES = {"words": "words.npy", "frames": "frames.npy"}
@@ -81,14 +82,7 @@ class StoreDescription:
         return VARIABLE_LENGTH_FILES.get(self.granularity, "vectors.npy")
 
     def difference(self, other: StoreDescription) -> str | None:
-        """Find the first field in which two stores differ, except versions.
-
-        Args:
-            other: Another description.
-
-        Returns:
-            A text such as ``encoder is "a", not "b"``. None if they agree.
-        """
+        """Describe the first field in which two stores differ, except versions. None: they agree."""
         for name in asdict(self):
             own_value, other_value = (
                 json.dumps(getattr(description, name)) for description in (self, other)
@@ -126,14 +120,7 @@ class WriteProgress:
 
 @contextmanager
 def raise_as_damaged() -> Iterator[None]:
-    """Convert errors of unreadable content to DamagedCacheError. Temporary errors stay a DataError.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        DamagedCacheError: If the content is unreadable.
-    """
+    """Convert errors of unreadable content to DamagedCacheError. Temporary errors stay a DataError."""
     try:
         yield
     except DataError as error:
@@ -145,18 +132,7 @@ def raise_as_damaged() -> Iterator[None]:
 
 
 def read_description(folder: Path) -> StoreDescription:
-    """Read the description of a store.
-
-    Args:
-        folder: The folder.
-
-    Returns:
-        The description.
-
-    Raises:
-        DataError: If the folder is not a store.
-        DamagedCacheError: If the description is not of this version.
-    """
+    """Read the description of a store."""
     require(
         os.path.exists(folder / "features.json"),
         f"{folder} is not a feature store: expected a file features.json. Create one with "
@@ -178,12 +154,6 @@ def create_store(
 ) -> None:
     """Create all files of an empty store in one step, so that a killed process leaves none or all
     of them.
-
-    Args:
-        folder: The folder.
-        description: Content of the store.
-        keys: Image names or caption texts.
-        lengths: Number of words or frames of each key, for these granularities.
     """
     if os.path.exists(folder):
         storage.prepare_empty_folder(folder, will_be_replaced=True)
@@ -194,8 +164,7 @@ def create_store(
         rows = description.num_items
         if description.has_variable_length:
             assert lengths is not None
-            # [N + 1], with the end of the last item.
-            offsets = np.concatenate([[0], np.cumsum(lengths)])
+            offsets = offsets_from_counts(lengths)
             storage.write_array(part / "offsets.npy", offsets)
             rows = int(offsets[-1])
         storage.create_array(
@@ -204,14 +173,8 @@ def create_store(
 
 
 def discard_store(folder: Path, reason: str) -> None:
-    """Remove the files of a damaged store, and no other files.
-
-    Call it after the error is handled: the error refers to the mapped file, which Windows does not
-    remove.
-
-    Args:
-        folder: The folder.
-        reason: The damage, for the log.
+    """Remove the files of a damaged store, and no other files. Call it after the error is handled:
+    the error refers to the mapped file, which Windows does not remove.
     """
     storage.remove_partial_files(folder)
     storage.remove_damaged(folder, [folder / name for name in _STORE_FILES], reason)
@@ -225,8 +188,7 @@ class FeatureStore:
         folder: The folder.
         description: Content of ``features.json``.
         keys: Image names or caption texts.
-        offsets: Start of each item's vectors, for words and frames.
-        vectors: The vectors, memory-mapped.
+        items: Vectors of each item, memory-mapped: its words or frames, or else one row.
         progress: State of writing.
 
     Example:
@@ -238,24 +200,13 @@ class FeatureStore:
     folder: Path
     description: StoreDescription
     keys: list[str]
-    offsets: np.ndarray | None
-    vectors: np.ndarray
+    items: RaggedRows[np.ndarray]
     progress: WriteProgress
 
     @classmethod
     def open(cls, folder: str | Path) -> FeatureStore:
         """Open a finished store. Its checksum is verified if the store is small or a file has
         changed.
-
-        Args:
-            folder: The folder.
-
-        Returns:
-            The store.
-
-        Raises:
-            DataError: If the folder is not a store, or the store is unfinished.
-            DamagedCacheError: If its content has changed.
         """
         folder = Path(folder)
         description = read_description(folder)
@@ -269,7 +220,7 @@ class FeatureStore:
             )
         # The size and time of each file are those of the last verification.
         is_unchanged = store._file_stats() == store.progress.file_stats
-        if is_unchanged and store.vectors.nbytes > MAX_BYTES_HASHED_AT_OPEN:
+        if is_unchanged and store.items.rows.nbytes > MAX_BYTES_HASHED_AT_OPEN:
             return store
         if store.checksum(store.progress.rows_written).hexdigest() != store.progress.sha256:
             raise storage.DamagedCacheError(
@@ -291,16 +242,15 @@ class FeatureStore:
             offsets = (
                 storage.read_array(folder / "offsets.npy", dimensions=1, kinds="i")
                 if description.has_variable_length
-                else None
+                else np.arange(len(keys) + 1)
             )
             vectors = storage.read_array(folder / description.vectors_file, memory_map=True)
-        rows = len(keys) if offsets is None else int(offsets[-1]) if len(offsets) else 0
         is_valid = {
             "keys.json": len(set(keys)) == len(keys) == description.num_items,
             "progress.json": 0 <= written.rows_written <= description.num_items
             and (written.rows_written == description.num_items or not description.complete),
-            "offsets.npy": offsets is None or are_offsets(offsets, len(keys)),
-            description.vectors_file: vectors.shape == (rows, *description.shape)
+            "offsets.npy": are_offsets(offsets, len(keys)),
+            description.vectors_file: vectors.shape == (*offsets[-1:], *description.shape)
             and vectors.dtype == np.float16
             and vectors.flags.c_contiguous,
         }
@@ -308,29 +258,23 @@ class FeatureStore:
             raise storage.DamagedCacheError(
                 f"{folder / invalid_file} does not match features.json.{storage.RESTORE_COPY}"
             )
-        return cls(folder, description, keys, offsets, vectors, written)
+        return cls(folder, description, keys, RaggedRows(vectors, offsets), written)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the folder instead of the vectors, for worker processes."""
         return FeatureStore._open_files, (self.folder.absolute(), self.description)
 
     def checksum(self, rows: int) -> Any:
-        """Hash keys, offsets and the first rows.
-
-        Args:
-            rows: Number of rows.
-
-        Returns:
-            A SHA-256 object that can be updated with more rows.
-        """
+        """Hash keys, offsets and the first rows, as a SHA-256 that more rows can update."""
         digest = hashlib.sha256(json.dumps(self.keys).encode())
-        if self.offsets is not None:
-            digest.update(self.offsets.astype(np.int64).tobytes())
-        # For words and frames, a row is an item of several vectors.
-        end = rows if self.offsets is None else int(self.offsets[rows])
-        step = max(1, _HASH_BLOCK_BYTES // max(1, self.vectors[:1].nbytes))
+        vectors = self.items.rows
+        if self.description.has_variable_length:
+            digest.update(self.items.offsets.astype(np.int64).tobytes())
+        # For words and frames, a row of the store is an item of several vectors.
+        end = int(self.items.offsets[rows])
+        step = max(1, _HASH_BLOCK_BYTES // max(1, vectors[:1].nbytes))
         for start in range(0, end, step):
-            digest.update(self.vectors[start : min(start + step, end)].tobytes())
+            digest.update(vectors[start : min(start + step, end)].tobytes())
         return digest
 
     def _file_stats(self) -> tuple[tuple[int, int], ...]:
@@ -361,30 +305,16 @@ class FeatureStore:
         return {key: row for row, key in enumerate(self.keys)}
 
     def rows(self, keys: Iterable[str]) -> np.ndarray:
-        """Look up the rows of keys.
-
-        Args:
-            keys: Image names or caption texts.
-
-        Returns:
-            Row numbers.
-        """
+        """Look up the rows of keys."""
         return look_up_rows(self._row_of, keys, self.folder)
 
     def read(self, rows: Sequence[int] | np.ndarray | Tensor) -> Encoded:
-        """Read rows.
-
-        Args:
-            rows: Row numbers.
-
-        Returns:
-            Float32 features in the given order. Words and frames are padded to ``[n, L, D]`` with a
-            mask.
-        """
+        """Read rows as float32. Words and frames are padded to ``[n, L, D]``, with a mask."""
         rows = np.asarray(rows)
-        if self.offsets is None:
-            return Encoded(torch.from_numpy(self.vectors[rows]).float())
-        return Encoded(*read_padded(self.vectors, self.offsets, rows))
+        if not self.description.has_variable_length:
+            return Encoded(torch.from_numpy(self.items.rows[rows]).float())
+        vectors, mask = self.items.padded(rows)
+        return Encoded(vectors.float(), mask)
 
 
 class FeatureWriter:
@@ -404,11 +334,6 @@ class FeatureWriter:
             raise storage.DamagedCacheError(
                 f"checksum mismatch of the first {self.rows_written:,} rows"
             )
-        self._offsets = (
-            np.arange(description.num_items + 1)
-            if self.store.offsets is None
-            else self.store.offsets
-        )
         self._vectors_path = folder / description.vectors_file
 
     @classmethod
@@ -421,18 +346,6 @@ class FeatureWriter:
     ) -> FeatureWriter:
         """Create a store, or continue an unfinished one with the same description and keys. A
         damaged one is replaced.
-
-        Args:
-            folder: The folder.
-            description: Content of the store.
-            keys: Image names or caption texts.
-            lengths: Number of words or frames of each key ``[N]``, for these granularities.
-
-        Returns:
-            The writer.
-
-        Raises:
-            RefusedOverwrite: If the folder has other content.
         """
         folder = Path(folder)
         if not os.path.exists(folder / "features.json"):
@@ -462,14 +375,7 @@ class FeatureWriter:
         return writer
 
     def append(self, items: Encoded) -> None:
-        """Write the next rows.
-
-        Args:
-            items: Their features.
-
-        Raises:
-            DataError: If float16 cannot represent a value.
-        """
+        """Write the next rows as float16."""
         assert isinstance(items.vectors, Tensor)
         values = items.vectors.float()
         if self.description.has_variable_length:
@@ -482,9 +388,10 @@ class FeatureWriter:
             "Check the item of this row and the encoder.",
         )
         path = self._vectors_path
-        array = self.store.vectors
-        start = self._offsets[self.rows_written]
-        end = self._offsets[self.rows_written + len(items)]
+        array = self.store.items.rows
+        offsets = self.store.items.offsets
+        start = offsets[self.rows_written]
+        end = offsets[self.rows_written + len(items)]
         content = (
             values.cpu().numpy().astype(np.float16).reshape(end - start, *array.shape[1:]).tobytes()
         )
@@ -509,11 +416,7 @@ class FeatureWriter:
         return WriteProgress(self.rows_written, self._checksum.hexdigest())
 
     def finish(self) -> FeatureStore:
-        """Save, mark the store as complete and open it.
-
-        Returns:
-            The finished store.
-        """
+        """Save, mark the store as complete and open it."""
         assert self.rows_written == self.description.num_items
         self.save()
         # Before the store is marked as complete, so that a complete store always has the sizes and

@@ -59,15 +59,7 @@ class VectorFormat:
 
 
 def find_vector_format(path: Path) -> VectorFormat | None:
-    """Find the format of item vectors.
-
-    Args:
-        path: Value of ``visual.features``.
-
-    Returns:
-        The first format that holds the path, of the user's own code, of installed packages and of
-        this module. None: there is none.
-    """
+    """Find the format of item vectors: of the user's own code and installed packages first."""
     formats = [*loaded_parts(VectorFormat, "vectors"), PARQUET, NAMED_ARRAY]
     return next((each for each in formats if each.holds(path)), None)
 
@@ -77,17 +69,7 @@ def _ids_file(path: Path) -> Path:
 
 
 def read_named_array(path: Path) -> NamedVectors:
-    """Read a ``.npy`` array with its ids.
-
-    Args:
-        path: The array.
-
-    Returns:
-        The vectors, memory-mapped.
-
-    Raises:
-        DataError: If the array or its ids cannot be read, or their numbers differ.
-    """
+    """Read a ``.npy`` array, memory-mapped, with its ids in ``NAME.ids.txt``."""
     vectors = storage.read_array(path, dimensions=2, kinds="fiu", memory_map=True)
     file = _ids_file(path)
     names = storage.read_text(file).splitlines()
@@ -100,7 +82,9 @@ def read_named_array(path: Path) -> NamedVectors:
 
 
 def _read_parquet(path: Path) -> NamedVectors:
-    """Read the only column of texts and the only column of lists of numbers."""
+    """Read the column of texts and the column of lists of numbers. Of several columns of texts, the
+    ids are in ``id`` or ``key``.
+    """
     with requires_extra("large", "vectors in a Parquet file"):
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -112,8 +96,13 @@ def _read_parquet(path: Path) -> NamedVectors:
             f"{path}: expected a Parquet file, got one that cannot be read "
             f"({str(error).splitlines()[0]}). Write it again."
         ) from None
-    types = pa.types
-    ids = [field.name for field in table.schema if _is_text(types, field.type)]
+    types: Any = pa.types
+    ids = [
+        field.name
+        for field in table.schema
+        if types.is_string(field.type) or types.is_large_string(field.type)
+    ]
+    ids = [name for name in ids if name in ("id", "key")] or ids
     lists = [
         field.name
         for field in table.schema
@@ -128,7 +117,7 @@ def _read_parquet(path: Path) -> NamedVectors:
         columns = ", ".join(f"{field.name} ({field.type})" for field in table.schema) or "none"
         raise DataError(
             f"{path}: expected one column of texts (ids) and one of lists of numbers (vectors), got "
-            f"{columns}. Write only these two columns."
+            f"{columns}. Write only these two columns, or name the ids 'id'."
         )
     column = table[lists[0]].combine_chunks()
     lengths = column.value_lengths().unique().to_pylist()
@@ -140,10 +129,6 @@ def _read_parquet(path: Path) -> NamedVectors:
         )
     values = column.flatten().to_numpy(zero_copy_only=False)
     return NamedVectors(table[ids[0]].to_pylist(), values.reshape(len(column), -1), [path])
-
-
-def _is_text(types: Any, kind: Any) -> bool:
-    return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 PARQUET = VectorFormat(lambda path: path.suffix == ".parquet", _read_parquet)

@@ -24,8 +24,8 @@ from visavis.data.feedback.records import (
     FeedbackRecord,
     Judgment,
     latest_judgments,
-    read_feedback,
 )
+from visavis.data.feedback.sources import read_feedback
 from visavis.data.formats.listing import MAX_CAPTION_CHARS
 
 MAX_ADDED_NEGATIVES = 4
@@ -65,23 +65,7 @@ class FeedbackPairs:
         split: str = "train",
         progress: Progress | None = None,
     ) -> FeedbackPairs:
-        """Match the judgments that are in force to the images of a data set.
-
-        An image is found by its path if its content is the judged one, else by its content. If a
-        query and an image were judged under two names, the later judgment counts.
-
-        Args:
-            records: Records of a feedback file, oldest first.
-            data: The data set whose images were judged.
-            split: Name of the split.
-            progress: Receives the progress of matching items to images.
-
-        Returns:
-            The judged pairs.
-
-        Raises:
-            DataError: If an image cannot be read.
-        """
+        """Match the judgments that are in force to the images of a data set."""
         matcher = _ImageMatcher(data, split, progress or NoProgress())
         skipped = Counter[str]()
         by_pair: dict[tuple[str, int], Judgment] = {}
@@ -103,9 +87,10 @@ class FeedbackPairs:
             elif not judgment.relevant and (query, image) in captions:
                 skipped["that contradict captions of the data set"] += 1
             else:
+                # The pair was also judged under another name of the image.
                 if earlier := by_pair.get((query, image)):
                     skipped["replaced by later judgments of the same image"] += 1
-                    # Of judgments at the same time, "not relevant" counts.
+                    # The later one counts, and at the same time the one that is "not relevant".
                     judgment = max(
                         earlier, judgment, key=lambda each: (each.timestamp, not each.relevant)
                     )
@@ -147,36 +132,23 @@ class FeedbackPairs:
         return f"{total:,} of {total + len(self):,} judgments were skipped: {reasons}."
 
 
-def read_feedback_pairs(file: str, data: Dataset, progress: Progress) -> FeedbackPairs | None:
-    """Read the judged pairs of the training images from a feedback file.
-
-    Args:
-        file: The feedback file of ``visavis serve``. Empty for none.
-        data: The data set whose images were judged.
-        progress: Receives the progress and a summary.
-
-    Returns:
-        Pairs of text queries and training images, or None without a file.
-
-    Raises:
-        DataError: If the file is not a feedback file, or holds no judgment of a text query and a
-            training image.
-    """
-    if not file:
+def read_feedback_pairs(source: str, data: Dataset, progress: Progress) -> FeedbackPairs | None:
+    """Read the judged pairs of the training images from an index or a file. None without a source."""
+    if not source:
         return None
-    pairs = FeedbackPairs.from_records(read_feedback(file), data, "train", progress)
+    pairs = FeedbackPairs.from_records(read_feedback(source), data, "train", progress)
     if not pairs and pairs.skipped:
         raise DataError(
-            f"{file}: expected judgments of text queries and training images of {data.name}, got "
+            f"{source}: expected judgments of text queries and training images of {data.name}, got "
             f"none. {pairs.skipped_summary} "
             "Pass the data set whose images were judged."
         )
     if not pairs:
         raise DataError(
-            f"{file}: expected relevance judgments, got none in force. Collect some with visavis "
-            "serve, or remove the file."
+            f"{source}: expected relevance judgments, got none in force. Collect some with visavis "
+            "serve --votes, or train without --feedback."
         )
-    progress.message(f"{file}: {pairs}")
+    progress.message(f"{source}: {pairs}")
     return pairs
 
 
@@ -194,8 +166,8 @@ class _ImageMatcher:
         self.row_in_split = {number: row for row, number in enumerate(in_split)}
 
     def find(self, judgment: Judgment) -> int | None:
-        """The number of the judged image. None if it is missing, or if the item is a moment of a
-        clip.
+        """The number of the judged image, by its path if its content is the judged one, else by its
+        content. None if it is missing, or if the item is a moment of a clip.
         """
         number = self._by_name.get(judgment.item)
         if number is not None:
@@ -267,15 +239,7 @@ class FeedbackSplit:
 
     @classmethod
     def from_pairs(cls, split: Dataset, pairs: FeedbackPairs) -> FeedbackSplit:
-        """Add judged pairs to a split.
-
-        Args:
-            split: The training split.
-            pairs: Judged pairs of this split.
-
-        Returns:
-            The split with the judged pairs.
-        """
+        """Add judged pairs to a split."""
         query_number = {query: number for number, query in enumerate(pairs.queries)}
         query_of = np.array(
             [query_number.get(" ".join(caption.split()), -1) for caption in split.captions],
@@ -310,17 +274,8 @@ class FeedbackSplit:
     def add_negatives(
         self, images: np.ndarray, captions: np.ndarray, random: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Add known negatives to a batch.
-
-        Args:
-            images: Images of the batch, shape ``[V]``.
-            captions: Texts of the batch, shape ``[T]``.
-            random: Samples negatives and captions.
-
-        Returns:
-            Images and texts with images that are not relevant to a query of the batch, each with
-            one of its captions, and with unmatched queries that are not relevant to an image of the
-            batch.
+        """Add known negatives to a batch: images that are not relevant to its queries, each with a
+        caption, and unmatched queries that are not relevant to its images.
         """
         if not len(self.not_relevant):
             return images, captions
@@ -348,15 +303,8 @@ class FeedbackSplit:
         )
 
     def batch_labels(self, images: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Look up the judgments of all pairs of a batch.
-
-        Args:
-            images: Images of the batch, shape ``[V]``.
-            texts: Texts of the batch, shape ``[T]``.
-
-        Returns:
-            Two boolean arrays of shape ``[V, T]``: which pairs are relevant, and which are not
-            relevant. Unjudged pairs are in neither.
+        """Look up which pairs of a batch are relevant, and which are not: bool ``[V, T]`` each.
+        Unjudged pairs are in neither.
         """
         queries = np.broadcast_to(self.query_of[texts], (len(images), len(texts)))  # [V, T]
         # [V T, 2]

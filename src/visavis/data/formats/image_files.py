@@ -19,17 +19,20 @@ from typing import Any, BinaryIO
 
 from visavis.core import storage
 from visavis.core.errors import DataError
-from visavis.data.dataset import ByteRange, require
+from visavis.data.dataset import require
 from visavis.data.file_names import (
     DATASET_SUFFIXES,
     UNSUPPORTED_SUFFIXES,
     VIDEO_SUFFIXES,
     VISUAL_SUFFIXES,
     describe_other_files,
+    escape_name,
     fold_case,
+    unescape_name,
 )
 from visavis.data.formats.listing import Listing, clean_name
 from visavis.data.hub_files import hub_repository
+from visavis.data.image_file import ByteRange
 
 # Patterns of hidden names, and of the thumbnails, recycle bins, snapshots and resource forks of
 # storage devices and operating systems.
@@ -72,27 +75,13 @@ class Exclusion:
         )
 
     def matches(self, path: str) -> bool:
-        """Return whether a file or folder is excluded by itself.
-
-        Args:
-            path: Path below the searched folder with forward slashes.
-
-        Returns:
-            Whether a pattern matches its name or path.
-        """
+        """Return whether a file or folder is excluded by itself, by its name or path."""
         names, paths = self._expressions
         path = fold_case(path)
         return bool(names.fullmatch(path.rpartition("/")[2]) or paths.fullmatch(path))
 
     def covers(self, path: str) -> bool:
-        """Return whether a file is excluded, by itself or as a part of an excluded folder.
-
-        Args:
-            path: Path below the searched folder with forward slashes.
-
-        Returns:
-            Whether a search would leave it out.
-        """
+        """Return whether a file is excluded, by itself or as a part of an excluded folder."""
         return any(place != "." and self.matches(place) for place in path_and_parents(path))
 
 
@@ -120,8 +109,8 @@ NO_EXCLUSION = Exclusion()
 
 @dataclass(frozen=True)
 class FolderScan:
-    """Content of a folder and its subfolders. Paths are below it, with forward slashes. ``"."`` is
-    the folder itself.
+    """Content of a folder and its subfolders. Paths are below it, with forward slashes, and as
+    ``escape_name`` writes them. ``"."`` is the folder itself.
 
     Attributes:
         folder: The folder.
@@ -145,20 +134,14 @@ class FolderScan:
         """Problem of each path that is not a file."""
         return self.unreadable | self.skipped
 
+    def place(self, path: str) -> Path:
+        """Return the place of a file or folder on the disk."""
+        return self.folder / unescape_name(path)
+
 
 def scan_folder(folder: Path, exclusion: Exclusion = NO_EXCLUSION) -> FolderScan:
     """Find all files under a folder, following links inside it and into ``VISAVIS_IMAGE_ROOTS``. A
     folder is not entered twice.
-
-    Folders are visited in alphabetical order. Other links and other kinds of files, such as
-    sockets, are never opened.
-
-    Args:
-        folder: The folder.
-        exclusion: Names that are left out.
-
-    Returns:
-        The files, and all that was not searched.
     """
     # A stack instead of recursion: folders can be nested deeper than the recursion limit.
     scan = FolderScan(folder)
@@ -167,10 +150,11 @@ def scan_folder(folder: Path, exclusion: Exclusion = NO_EXCLUSION) -> FolderScan
     while pending:
         parent = pending.pop()
         try:
-            with os.scandir(folder / parent) as listed:
+            with os.scandir(scan.place(parent)) as listed:
+                # The order of a file system differs from one computer to another.
                 entries = sorted(listed, key=lambda entry: entry.name)
             # A link may lead back to this folder.
-            seen.add(_identity(os.stat(folder / parent)))
+            seen.add(_identity(os.stat(scan.place(parent))))
         except OSError as error:
             scan.unreadable[parent or "."] = (
                 f"the folder cannot be read: {error.strerror}. Check its permissions and its drive"
@@ -179,7 +163,8 @@ def scan_folder(folder: Path, exclusion: Exclusion = NO_EXCLUSION) -> FolderScan
         subfolders = list[str]()
         is_empty = True
         for entry in entries:
-            path = f"{parent}/{entry.name}" if parent else entry.name
+            name = escape_name(entry.name)
+            path = f"{parent}/{name}" if parent else name
             try:
                 if exclusion.matches(path):
                     if entry.is_dir(follow_symlinks=False) or path.lower().endswith(
@@ -206,17 +191,18 @@ def scan_folder(folder: Path, exclusion: Exclusion = NO_EXCLUSION) -> FolderScan
 
 def _add_entry(scan: FolderScan, entry: os.DirEntry[str], path: str) -> tuple[int, int] | None:
     """Add a file or a problem. Returns the identity of a folder to search."""
+    # Links to other places and other kinds of files, such as sockets, are never opened.
     if entry.is_file(follow_symlinks=False):
         scan.files.append(path)
         return None
-    status = os.stat(scan.folder / path)
+    status = os.stat(scan.place(path))
     is_folder = stat.S_ISDIR(status.st_mode)
     if not is_folder and not stat.S_ISREG(status.st_mode):
         scan.skipped[path] = (
             f"it is {storage.file_kind(status.st_mode)}, expected a regular file. Replace or "
             "remove it"
         )
-    elif entry.is_symlink() and not storage.is_inside(scan.folder / path, scan.folder):
+    elif entry.is_symlink() and not storage.is_inside(scan.place(path), scan.folder):
         # Its target may be readable again when VISAVIS_IMAGE_ROOTS is set.
         scan.unreadable[path] = (
             f"it is a link to a location outside {scan.folder}. Add this location to "
@@ -265,12 +251,7 @@ class ImageFiles:
     problems: list[tuple[str, str, str]] = field(default_factory=list)
 
     def add(self, path: str, location: ByteRange) -> None:
-        """Add a file. The first file of a path is used.
-
-        Args:
-            path: Path in the folder or archive.
-            location: Location of its bytes.
-        """
+        """Add a file. The first file of a path is used."""
         path = path_key(path)
         if path in self.by_path:
             first = self.by_path[path].path.relative_to(self.folder)
@@ -283,19 +264,7 @@ class ImageFiles:
 
     def find(self, file: str) -> str | None:
         """Find a listed file: by its path, or else by its base name if it is unique, or else in
-        ``VISAVIS_IMAGE_ROOTS``.
-
-        Paths of Windows and surrounding spaces are cleaned if no file has the exact path. A name
-        without a suffix may also name a video.
-
-        Args:
-            file: The path as listed.
-
-        Returns:
-            A key of ``by_path``. None: no such file.
-
-        Raises:
-            DataError: If the file cannot be read, or several files match.
+        ``VISAVIS_IMAGE_ROOTS``. Returns a key of ``by_path``, or None.
         """
         # Files of folders that are not searched have the form of accents that their disk stores.
         spellings = dict.fromkeys(
@@ -312,6 +281,7 @@ class ImageFiles:
             return file
         if problem := self.unreadable.get(file) or self.unreadable_names.get(file):
             raise DataError(f"the image cannot be read: {problem}")
+        # Paths of Windows and surrounding spaces are cleaned if no file has the exact path.
         file = clean_name(file)
         if file in self.by_clean_path:
             return self.by_clean_path[file]
@@ -322,6 +292,7 @@ class ImageFiles:
         )
         if matches:
             return matches[0]
+        # A name without a suffix may also name a video.
         suffixes = () if "." in file else VIDEO_SUFFIXES
         videos = [path for suffix in suffixes for path in self.by_name.get(file + suffix, [])]
         require(
@@ -353,19 +324,6 @@ class ImageFiles:
         self.by_path[file] = ByteRange(listed_path, root=Path(os.path.realpath(self.folder)))
         return file
 
-    def may_contain(self, file: str) -> bool:
-        """Return whether a listed file that was not found may exist where nothing can be read now.
-
-        Args:
-            file: The path as listed.
-
-        Returns:
-            Whether the file itself, a folder or an archive cannot be read.
-        """
-        has_broken_archive = any(kind == "broken archive" for kind, _, _ in self.problems)
-        is_unreadable = path_key(file).rpartition("/")[2] in self.unreadable_names
-        return is_unreadable or bool(self.unsearched) or has_broken_archive
-
     @property
     def images(self) -> list[str]:
         """Paths of images and videos, also of photos that cannot be decoded."""
@@ -378,12 +336,6 @@ class ImageFiles:
     def has_no_images(self, listed: Iterable[str]) -> bool:
         """Return whether the folder lacks images: no listed file exists, and neither does an image
         or archive.
-
-        Args:
-            listed: Listed files.
-
-        Returns:
-            Whether images are lacking.
         """
         if (
             self.images
@@ -398,43 +350,29 @@ class ImageFiles:
 
 
 def path_key(path: str) -> str:
-    """Return a path as it is compared. File systems differ in the form of letters with accents.
-
-    Args:
-        path: Path with forward slashes.
-
-    Returns:
-        The path in NFC.
-    """
+    """Return a path as it is compared. File systems differ in the form of letters with accents."""
     return unicodedata.normalize("NFC", path).removeprefix("./")
 
 
 def find_files(folder: Path) -> ImageFiles:
-    """Find all files under a folder, except excluded ones. Headers of tar archives are read once.
-
-    Args:
-        folder: The folder.
-
-    Returns:
-        The files.
-    """
+    """Find all files under a folder, except excluded ones. Headers of tar archives are read once."""
     files = ImageFiles(folder)
     root = Path(os.path.realpath(folder))
     scan = scan_folder(folder)
     for name, problem in scan.problems.items():
-        path = path_key(name)
+        path = path_key(unescape_name(name))
         files.unreadable[path] = problem
         files.unreadable_names.setdefault(path.rpartition("/")[2], problem)
         if name in scan.unreadable and (
-            os.path.isdir(folder / name) or os.path.splitext(name)[1] in ("", ".tar")
+            os.path.isdir(scan.place(name)) or os.path.splitext(name)[1] in ("", ".tar")
         ):
             files.unsearched.append(f"{name}: {problem}")
     suffixes = (".tar", *_COMPRESSED_SUFFIXES)
     for name in scan.files:
         if not name.endswith(suffixes):
-            files.add(name, ByteRange(folder / name, root=root))
+            files.add(unescape_name(name), ByteRange(scan.place(name), root=root))
     # After all files, because the first file of a path is used.
-    for archive in (folder / name for name in scan.files if name.endswith(suffixes)):
+    for archive in (scan.place(name) for name in scan.files if name.endswith(suffixes)):
         try:
             with storage.open_file(archive, root) as file:
                 for member, location in archive_members(file, archive, root):
@@ -449,18 +387,8 @@ def find_files(folder: Path) -> ImageFiles:
 def archive_members(
     file: BinaryIO, archive: Path, root: Path | None = None
 ) -> Iterator[tuple[str, ByteRange]]:
-    """Read the headers of a tar archive.
-
-    Args:
-        file: The open archive.
-        archive: Its path.
-        root: Folder that must contain it when a member is read, as for ``ByteRange``.
-
-    Yields:
-        Name and location of each regular member.
-
-    Raises:
-        DataError: If the archive is compressed or damaged, after the members before the damage.
+    """Yield the name and location of each regular member of a tar archive. Damage is an error after
+    the members before it.
     """
     try:
         yield from _headers(file, archive, root)
@@ -531,12 +459,6 @@ def _headers(file: BinaryIO, archive: Path, root: Path | None) -> Iterator[tuple
 def containing_folder(folder: Path) -> Path:
     """Return the folder that must contain the files of a data set: the folder, or its repository in
     the cache of the Hugging Face Hub.
-
-    Args:
-        folder: Folder of the data set.
-
-    Returns:
-        The resolved folder.
     """
     return hub_repository(folder) or Path(os.path.realpath(folder))
 
@@ -546,13 +468,8 @@ def attach_files(
 ) -> None:
     """Set the location of each listed image, and record missing images, captions without a file,
     and files that are not listed.
-
-    Args:
-        listing: The listing.
-        folder: Folder of the files.
-        may_lack_pixels: Accept a data set without any image file as one of captions only.
-        needs_files: Whether a listed image without a file is lost.
     """
+    # With `may_lack_pixels`, a data set without any image file has captions only.
     files = find_files(folder)
     if may_lack_pixels and files.has_no_images(entry.file or "" for entry in listing.images):
         if listing.images:
@@ -585,7 +502,10 @@ def attach_files(
                 continue
             has_missing = True
             listing.add_loss("missing image", entry.name, str(error), entry)
-            if files.may_contain(entry.file):
+            # The file may exist where nothing can be read now.
+            base_name = path_key(entry.file).rpartition("/")[2]
+            has_broken_archive = any(kind == "broken archive" for kind, _, _ in files.problems)
+            if base_name in files.unreadable_names or files.unsearched or has_broken_archive:
                 listing.unreadable_files.append(entry.name)
         else:
             if used.get(key) == path_key(entry.file):

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -43,13 +42,7 @@ from visavis.data.columns import (
 )
 from visavis.data.dataset import Dataset, require, without_captions
 from visavis.data.file_names import MISSING_TEXTS, normalize_split_name, split_by_hash
-from visavis.data.formats.caption_table import (
-    ALL_FILE_NAMES,
-    EXPECTED_HEADER,
-    NAME_NUMBER,
-    TableLayout,
-    read_layout,
-)
+from visavis.data.formats.arrow_tables import TableScan
 from visavis.data.formats.listing import (
     MAX_CAPTION_CHARS,
     NAME_PADDING,
@@ -62,16 +55,9 @@ from visavis.data.formats.listing import (
     describe_skipped,
     no_usable_image,
 )
-from visavis.data.formats.table_columns import (
-    TableColumns,
-    is_list_text,
-    split_caption_list,
-)
+from visavis.data.formats.table_columns import is_list_text, split_caption_list
+from visavis.data.formats.text_tables import NAME_NUMBER
 
-# Bytes of a text file that are searched for quotes at once.
-_SEARCHED_BYTES = 2**24
-# Suffixes of delimiter-separated text.
-_TEXT_SUFFIXES = (".csv", ".tsv", ".txt", ".token")
 # Part of the key of a cached conversion. A change of the files needs another number.
 _VERSION = 5
 # Problems of each kind that are described one by one. The others are counted.
@@ -122,17 +108,7 @@ class TableSummary:
 
 
 def open_table(path: Path) -> Dataset:
-    """Open a table. The first time, it is checked and converted.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The usable images and captions, which are read on demand.
-
-    Raises:
-        DataError: If the file cannot be read, or no image is usable.
-    """
+    """Open a table. The first time, it is checked and converted. Its items are read on demand."""
     folder, summary = _convert(path)
     if not summary.usable_images:
         example = next(iter(summary.examples), "no image is listed")
@@ -180,14 +156,7 @@ def open_table(path: Path) -> Dataset:
 
 
 def table_problems(path: Path) -> list[Finding]:
-    """List the problems of a table.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The first problems of each kind, then the number of the others.
-    """
+    """List the first problems of each kind of a table, then the number of the others."""
     _, summary = _convert(path)
     more_rows = {
         kind: number - _MAX_EXAMPLES
@@ -204,14 +173,7 @@ def table_problems(path: Path) -> list[Finding]:
 
 
 def list_table(path: Path) -> Listing:
-    """List the images and captions of a table one by one, for a check that opens every image.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The listing of the usable items, with all problems.
-    """
+    """List the images and captions of a table one by one, for a check that opens every image."""
     data = open_table(path)
     listing = Listing(path)
     for image in data.images:
@@ -253,18 +215,9 @@ class _Conversion:
         # Number of problems by kind, and the first ones.
         self.problems = Counter[str]()
         self.examples = list[Finding]()
-        self.layout, file_format = _file_format(path, self.pa)
-        try:
-            names = file_format.inspect(str(path), self.pa.fs.LocalFileSystem()).names
-            if repeated := next((name for name in names if names.count(name) > 1), None):
-                raise DataError(
-                    f"{path}: expected one column {repeated}, got {names.count(repeated)}. Rename "
-                    "the others."
-                )
-            self.table = self.pa.dataset.dataset(path, format=file_format)
-        except (self.pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
-            raise self._unreadable(error) from None
-        columns = TableColumns.of_table(names, path)
+        self.scan = TableScan(path)
+        self.layout = self.scan.layout
+        columns = self.scan.columns
         assert columns.file is not None
         self.file_column = columns.file
         self.caption_columns = list(columns.captions)
@@ -345,28 +298,6 @@ class _Conversion:
             tuple(self.examples),
         )
 
-    def _batches(self, columns: list[str]) -> Iterator[tuple[int, Any]]:
-        """Yield columns of the table in blocks of rows, with the number of rows before each."""
-        first_row = 0
-        try:
-            for batch in self.table.to_batches(
-                columns=columns, batch_size=ROWS_PER_CHUNK // 8, use_threads=True
-            ):
-                yield first_row, batch
-                first_row += len(batch)
-        except (self.pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
-            raise self._unreadable(error) from None
-
-    def _unreadable(self, error: Exception) -> DataError:
-        fix = "Copy the file again."
-        if isinstance(error, UnicodeDecodeError):
-            fix = "Save it as UTF-8."
-        elif self.layout is not None:
-            fix = f"Correct this row. Texts that contain {self.layout.delimiter!r} or line breaks need double quotes."
-        return DataError(
-            f"{self.path} cannot be read as a table: {storage.error_reason(error)}. {fix}"
-        )
-
     def _read_names(self) -> tuple[np.ndarray, list[Any], Any]:
         """Return the image of each row (-1: none), the texts of the splits, and the name of each
         image.
@@ -374,7 +305,9 @@ class _Conversion:
         splits = list[Any]()
 
         def read_blocks() -> Iterator[Any]:
-            for _, batch in self._batches([self.file_column, *self.split_columns]):
+            for _, batch in self.scan.batches(
+                [self.file_column, *self.split_columns], ROWS_PER_CHUNK // 8
+            ):
                 names = self._texts(batch.column(0), self.file_column)
                 # Not `if_else`: before pyarrow 24 it reads other bytes if the block is a slice.
                 is_empty = self._to_numpy(self.compute.equal(names, ""), False)
@@ -425,10 +358,18 @@ class _Conversion:
         """
         problem = np.zeros(len(names), np.int8)
         codes = dict[str, int]()
-        row_codes = np.concatenate(
-            [self._split_codes(block, codes) for block in row_splits]
-            or [np.full(len(row_images), -1)]
-        )
+        blocks = list[np.ndarray]()
+        for block in row_splits:
+            names_of_block = map(normalize_split_name, block.dictionary.to_pylist())
+            text_codes = [
+                -1 if split is None else codes.setdefault(split, len(codes))
+                for split in names_of_block
+            ]
+            # A row without a text has the index -1 and takes the last entry.
+            indices = self._to_numpy(block.indices, -1)
+            blocks.append(np.array([*text_codes, -1], np.int32)[indices])
+        # The split of each row as a code (-1: none).
+        row_codes = np.concatenate(blocks or [np.full(len(row_images), -1)])
         rows = np.flatnonzero((row_images >= 0) & (row_codes >= 0))
         if not len(rows):
             codes.clear()
@@ -455,20 +396,11 @@ class _Conversion:
             problem,
         )
 
-    def _split_codes(self, block: Any, codes: dict[str, int]) -> np.ndarray:
-        """The split of each row of a block as a code (-1: none). New splits are added to the codes."""
-        splits = map(normalize_split_name, block.dictionary.to_pylist())
-        text_codes = [
-            -1 if split is None else codes.setdefault(split, len(codes)) for split in splits
-        ]
-        # A row without a text has the index -1 and takes the last entry.
-        return np.array([*text_codes, -1], np.int32)[self._to_numpy(block.indices, -1)]
-
     def _read_captions(
         self, row_images: np.ndarray
     ) -> Iterator[tuple[Any, np.ndarray, np.ndarray, np.ndarray]]:
         """Yield blocks of captions, the row of each, and whether its text is usable, and empty."""
-        for first_row, batch in self._batches(self.caption_columns):
+        for first_row, batch in self.scan.batches(self.caption_columns, ROWS_PER_CHUNK // 8):
             captions, rows = self._captions(batch)
             num_bytes = self._to_numpy(self.compute.binary_length(captions), 0)
             empty = (num_bytes == 0) | self._to_numpy(self.compute.utf8_is_space(captions), True)
@@ -539,10 +471,10 @@ class _Conversion:
         rows = rows[order]
         # As in a small CSV file, empty cells at the end of a row are not captions, except the
         # first.
-        filled = np.flatnonzero(
-            (self._to_numpy(self.compute.binary_length(captions), 0) > 0)
-            & ~self._is_missing(captions)
-        )
+        num_bytes = self._to_numpy(self.compute.binary_length(captions), 0)
+        may_be_missing = (num_bytes > 0) & (num_bytes <= _MAX_MISSING_BYTES)
+        is_missing = self._matches(captions, may_be_missing, MISSING_TEXTS.__contains__)
+        filled = np.flatnonzero((num_bytes > 0) & ~is_missing)
         # Position of the last filled caption of each row, 0 for a row without any.
         last_filled = np.zeros(len(batch), np.int64)
         last_filled[rows[filled]] = filled
@@ -573,15 +505,6 @@ class _Conversion:
         )
         return self.compute.replace_with_mask(
             texts, mask, self.compute.utf8_normalize(texts.filter(mask), "NFC")
-        )
-
-    def _is_missing(self, captions: Any) -> np.ndarray:
-        """Whether each caption is the text of a missing value."""
-        num_bytes = self._to_numpy(self.compute.binary_length(captions), 0)
-        return self._matches(
-            captions,
-            (num_bytes > 0) & (num_bytes <= _MAX_MISSING_BYTES),
-            MISSING_TEXTS.__contains__,
         )
 
     def _matches(
@@ -686,74 +609,6 @@ def _have_byte(texts: Any, values: bytes, *, last: bool = False) -> np.ndarray:
     positions = offsets[1:] - 1 if last else offsets[:-1]
     found = is_value[content[np.clip(positions, 0, len(content) - 1)]]
     return found & (np.diff(offsets) > 0) if found.any() else found
-
-
-def _file_format(path: Path, pa: Any) -> tuple[TableLayout | None, Any]:
-    """The layout of a text file, and the format of a file for ``pyarrow.dataset``. A caption in a
-    text file is never null.
-    """
-    if path.suffix == ".parquet":
-        return None, pa.dataset.ParquetFileFormat()
-    if path.suffix not in _TEXT_SUFFIXES:
-        return None, pa.dataset.IpcFileFormat()
-    layout, encoding = read_layout(path, ALL_FILE_NAMES, EXPECTED_HEADER)
-    _check_quotes(path, layout, encoding)
-    # Arrow removes a byte order mark of UTF-8.
-    encoding = "utf8" if encoding == "utf-8-sig" else encoding
-    # Names are unique in Arrow.
-    names = [name or f"unnamed {number}" for number, name in enumerate(layout.header)]
-    return layout, pa.dataset.CsvFileFormat(
-        parse_options=pa.csv.ParseOptions(
-            delimiter=layout.delimiter,
-            quote_char='"' if layout.has_quotes else False,
-            newlines_in_values=layout.has_quotes,
-        ),
-        read_options=pa.csv.ReadOptions(
-            column_names=names, skip_rows=layout.num_lines, encoding=encoding
-        ),
-        convert_options=pa.csv.ConvertOptions(
-            column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
-        ),
-    )
-
-
-def _check_quotes(path: Path, layout: TableLayout, encoding: str) -> None:
-    r"""Refuse quotes that Arrow reads in another way than ``csv``: after spaces, or escaped by a backslash.
-
-    A quote between a backslash and an ordinary character, as in ``"a \"big\" dog"``, is never part of a cell with doubled quotes.
-    """
-    if not layout.has_quotes:
-        return
-    signs = {'\\"': (f'"{layout.delimiter}\r\n', "quotes that are escaped by a backslash")}
-    if layout.has_spaces:
-        signs[f'{layout.delimiter} "'] = ("", "quotes after a space")
-    codec = {"utf-8-sig": "utf-8", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}.get(
-        encoding, encoding
-    )
-    width = len("x".encode(codec))
-    num_lines = 0
-    content = b""
-    with storage.open_file(path) as file:
-        while block := file.read(_SEARCHED_BYTES):
-            # A sign with the letter after it may be in two blocks.
-            num_lines += content[: -4 * width].count(b"\n")
-            content = content[-4 * width :] + block
-            for sign, (allowed, problem) in signs.items():
-                if sign.encode(codec) not in content:
-                    continue
-                ends = b"|".join(re.escape(letter.encode(codec)) for letter in allowed)
-                expression = (
-                    re.escape(sign.encode(codec))
-                    + (b"(?!" + ends + b")" if ends else b"")
-                    + b"." * width
-                )
-                if found := re.search(expression, content, re.DOTALL):
-                    line = num_lines + content[: found.start()].count(b"\n") + 1
-                    raise DataError(
-                        f"{path}, line {line:,}: expected doubled quotes, got {problem}, which a "
-                        "table of this size cannot have. "
-                        "Write it with doubled quotes, or as captions.parquet."
-                    )
 
 
 LARGE_TABLE = DatasetFormat(

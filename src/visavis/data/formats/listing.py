@@ -20,7 +20,7 @@ import numpy as np
 
 from visavis.core import storage
 from visavis.core.errors import DataError
-from visavis.data.dataset import ByteRange, Dataset, Image, without_captions
+from visavis.data.dataset import Dataset, without_captions
 from visavis.data.file_names import (
     MISSING_TEXTS,
     SPLITS,
@@ -30,6 +30,7 @@ from visavis.data.file_names import (
 )
 from visavis.data.formats.table_columns import is_list_text
 from visavis.data.hub_files import hub_repository
+from visavis.data.image_file import ByteRange, Image
 from visavis.data.vocabulary import MULTILINGUAL_ADVICE
 from visavis.data.words import has_unspaced_script
 
@@ -395,43 +396,17 @@ class Listing:
 def read_list(path: Path, folder: Path | None) -> str:
     """Read the text of a list or table. Bytes that are not UTF-8 become surrogates, so that the
     items that have them are found one by one.
-
-    Args:
-        path: The file.
-        folder: Folder that must contain it. None: any place.
-
-    Returns:
-        The text.
-
-    Raises:
-        DataError: If the file cannot be read.
     """
     return storage.decode_text(storage.read_bytes(path, folder), path, "surrogateescape")
 
 
 def summarize_kinds(counts: Mapping[str, int]) -> str:
-    """Describe the number of findings of each kind.
-
-    Args:
-        counts: Numbers by kind.
-
-    Returns:
-        A text such as ``"2 x missing image, 1 x empty caption"``.
-    """
+    """Describe the number of findings of each kind: ``2 x missing image, 1 x empty caption``."""
     return ", ".join(f"{number:,} x {kind}" for kind, number in counts.items())
 
 
 def no_usable_image(source: Path, counts: Mapping[str, int], example: object) -> DataError:
-    """Make the error of a data set without a usable image.
-
-    Args:
-        source: The list or folder.
-        counts: Number of problems by kind.
-        example: The first problem.
-
-    Returns:
-        The error.
-    """
+    """Make the error of a data set without a usable image."""
     return DataError(
         f"{source} has no usable image ({summarize_kinds(counts)}): {example}. {SHOW_PROBLEMS}"
     )
@@ -444,17 +419,8 @@ def describe_skipped(
     counts: Mapping[str, int],
     problems: Sequence[Finding],
 ) -> tuple[str, ...]:
-    """Describe what a reader skipped, for ``Dataset.skipped``.
-
-    Args:
-        source: The list or folder.
-        images: Number of usable images and of all images.
-        captions: Number of usable captions and of all captions.
-        counts: Number of problems by kind.
-        problems: Problems that are described one by one.
-
-    Returns:
-        A sentence about all items, then the problems. Empty if nothing was skipped.
+    """Describe what a reader skipped, for ``Dataset.skipped``. Images and captions are given by the
+    number of usable ones and of all.
     """
     if not counts:
         return ()
@@ -540,18 +506,7 @@ class DatasetFormat:
 
 
 def require_captions(captions: Sequence[str], location: str) -> list[str]:
-    """Return the captions of a sample of a stream without empty ones.
-
-    Args:
-        captions: The captions.
-        location: Location of the sample, for errors.
-
-    Returns:
-        One caption or more.
-
-    Raises:
-        DataError: If there is none, or if one cannot be used.
-    """
+    """Return the captions of a sample of a stream without empty ones. None left is an error."""
     filled = [text for text in captions if text.strip()]
     if not filled:
         raise DataError(
@@ -565,25 +520,13 @@ def require_captions(captions: Sequence[str], location: str) -> list[str]:
 
 
 def clean_name(name: str) -> str:
-    """Return the name of a file as other programs mean it.
-
-    Args:
-        name: Name in a table.
-
-    Returns:
-        The name with forward slashes and without surrounding spaces.
-    """
+    """Return the name of a file with forward slashes and without surrounding spaces."""
     return name.strip(NAME_PADDING).replace("\\", "/")
 
 
 def caption_problem(text: str) -> tuple[str, str] | None:
-    """Find the problem because of which a text is not a usable caption.
-
-    Args:
-        text: The text.
-
-    Returns:
-        Kind and message of the problem. None: the text is usable.
+    """Find the kind and message of the problem because of which a text is not a usable caption.
+    None: it is usable.
     """
     if not text.strip():
         return "empty caption", "the caption is empty"

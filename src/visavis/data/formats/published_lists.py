@@ -59,17 +59,7 @@ class DuplicateKeyObject(dict[str, Any]):
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON. Texts may have lone surrogates, and objects may be a ``DuplicateKeyObject``.
-
-    Args:
-        text: The JSON text.
-
-    Returns:
-        The value.
-
-    Raises:
-        ValueError: If the text is not JSON.
-    """
+    """Parse JSON. Texts may have lone surrogates, and objects may be a ``DuplicateKeyObject``."""
 
     def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         value = dict(pairs)
@@ -82,18 +72,7 @@ def parse_json(text: str) -> Any:
 
 
 def parse_json_list(text: str, path: Path) -> Any:
-    """Parse a list with ``parse_json``.
-
-    Args:
-        text: Content of the file.
-        path: The file, for the error.
-
-    Returns:
-        The value.
-
-    Raises:
-        DataError: If the file is not JSON.
-    """
+    """Parse a list with ``parse_json``."""
     try:
         return parse_json(text)
     except ValueError as error:
@@ -103,20 +82,7 @@ def parse_json_list(text: str, path: Path) -> Any:
 
 
 def require_lists(content: Any, path: Path, *keys: str) -> list[list[Any]]:
-    """Return the lists of a JSON object.
-
-    Args:
-        content: The parsed file.
-        path: The file, for the error.
-        *keys: Keys of the lists.
-
-    Returns:
-        The list of each key.
-
-    Raises:
-        DataError: If the file is not an object, or a key is missing or duplicate, or its value is
-            not a list.
-    """
+    """Return the lists of a JSON object, one for each key."""
     lists = read_fields(content, *keys)
     if not all(isinstance(value, list) for value in lists):
         expected = ", ".join(f"'{key}': [...]" for key in keys)
@@ -133,16 +99,7 @@ def require_lists(content: Any, path: Path, *keys: str) -> list[list[Any]]:
 
 
 def read_fields(entry: Any, *keys: str) -> list[Any]:
-    """Read values of an entry.
-
-    Args:
-        entry: The entry.
-        *keys: Their keys.
-
-    Returns:
-        The value of each key. None: the key is missing, or the entry is not an object with each key
-        once.
-    """
+    """Read values of an entry. All are None if it is not an object with each key once."""
     is_object = isinstance(entry, dict) and not isinstance(entry, DuplicateKeyObject)
     return [entry.get(key) if is_object else None for key in keys]
 
@@ -152,13 +109,6 @@ def add_malformed_image(
 ) -> None:
     """Add an unusable image for an entry that cannot be read, so that the positions of other images
     do not change.
-
-    Args:
-        listing: The listing.
-        entry: The entry.
-        expected: The expected content.
-        location: Location of the entry.
-        split: Split of the file.
     """
     # The entry keeps its position, by which stored features are found.
     listing.images.append(ListedImage(location, split))
@@ -173,15 +123,7 @@ def add_malformed_image(
 def add_caption_entry(
     listing: Listing, entry: Any, id_key: str, images: Mapping[Any, ListedImage], location: str
 ) -> None:
-    """Add the caption of an entry ``{id_key: ..., "caption": ...}``.
-
-    Args:
-        listing: The listing.
-        entry: The entry.
-        id_key: Key of the id of the image.
-        images: Images by id.
-        location: Location of the entry.
-    """
+    """Add the caption of an entry ``{id_key: ..., "caption": ...}``."""
     text, image_id = read_fields(entry, "caption", id_key)
     image = images.get(image_id) if isinstance(image_id, str | int) else None
     caption = listing.add_caption(text if isinstance(text, str) else "", image, location)
@@ -204,15 +146,6 @@ ANNOTATIONS = "annotations"
 def list_coco(source: Path) -> Listing:
     """List the images and captions of one file, or of all files in a folder or its subfolder
     ``annotations``.
-
-    Args:
-        source: The file or folder.
-
-    Returns:
-        The listing.
-
-    Raises:
-        DataError: If a file is malformed, or the files belong to several releases.
     """
     folder = source if os.path.isdir(source) else source.parent
     files = (
@@ -270,15 +203,6 @@ COCO = DatasetFormat(
 def list_karpathy(path: Path) -> Listing:
     """List the images and captions of a Karpathy file, in its order. A file of COCO captions with
     any name is listed, too.
-
-    Args:
-        path: The JSON file.
-
-    Returns:
-        The listing.
-
-    Raises:
-        DataError: If the file is not JSON with a list ``images``.
     """
     text = read_list(path, path.parent)
     listing = Listing(path)
@@ -295,7 +219,23 @@ def list_karpathy(path: Path) -> Listing:
     ids: dict[str, str] = {}
     for record in images:
         _read_image(listing, record, ids)
-    _find_duplicate_names(listing)
+    # Of images of the same name, the first is kept, or the one in an evaluation split.
+    image_of: dict[str, ListedImage] = {}
+    for image in listing.images:
+        earlier = image_of.setdefault(image.name, image)
+        if earlier is image or not image.usable:
+            continue
+        if earlier.split == image.split:
+            listing.add_loss(
+                "duplicate name", image.name, "the name is listed twice, the first is used", image
+            )
+            continue
+        # A result on test must not come from training on it.
+        image_of[image.name], removed = sorted(
+            (earlier, image), key=lambda copy: split_priority(copy.split)
+        )
+        message = f"the image is listed in splits {earlier.split} and {image.split}, the one in {removed.split} is skipped"
+        listing.add_loss("image in two splits", image.name, message, removed)
     return listing
 
 
@@ -372,29 +312,6 @@ def _earlier(ids: dict[str, str], key: str, record: dict[str, Any], owner: str) 
     return None if first == owner else first
 
 
-def _find_duplicate_names(listing: Listing) -> None:
-    """Mark images of the same name as unusable. The first is kept, or the one in an evaluation
-    split.
-    """
-    image_of: dict[str, ListedImage] = {}
-    for image in listing.images:
-        earlier = image_of.setdefault(image.name, image)
-        if earlier is image or not image.usable:
-            continue
-        if earlier.split == image.split:
-            listing.add_loss(
-                "duplicate name", image.name, "the name is listed twice, the first is used", image
-            )
-            continue
-        # The one of the evaluation split stays, because a result on test must not come from
-        # training on it.
-        image_of[image.name], removed = sorted(
-            (earlier, image), key=lambda copy: split_priority(copy.split)
-        )
-        message = f"the image is listed in splits {earlier.split} and {image.split}, the one in {removed.split} is skipped"
-        listing.add_loss("image in two splits", image.name, message, removed)
-
-
 KARPATHY = DatasetFormat(
     name="Karpathy JSON",
     description="dataset_NAME.json (Karpathy's list of images with splits and sentences)",
@@ -424,17 +341,8 @@ class _CocoList:
 
 
 def match_coco_ids(data: Dataset, path: Path) -> tuple[dict[int, int], dict[int, int]]:
-    """Match the images and captions of a data set with their MS-COCO ids.
-
-    Args:
-        data: The data set.
-        path: Karpathy's list, which contains the ids.
-
-    Returns:
-        Index of the image of each image id, and index of the caption of each sentence id.
-
-    Raises:
-        DataError: If an image is not in the list, or has other captions there.
+    """Return the index of the image of each MS-COCO image id, and of the caption of each sentence
+    id, by Karpathy's list at ``path``.
     """
     # Names, because the positions differ in parts of a data set.
     listed = {image.filename: image for image in storage.read_json(path, _CocoList).images}
@@ -465,30 +373,12 @@ MSRVTT_PATTERN = "*videodatainfo*.json"
 
 
 def list_msrvtt(folder: Path) -> Listing:
-    """List all videos and captions of the files in a folder.
-
-    Args:
-        folder: The folder.
-
-    Returns:
-        The listing.
-    """
+    """List all videos and captions of the files in a folder."""
     return _list_files(folder, sorted(folder.glob(MSRVTT_PATTERN)))
 
 
 def read_captions_and_splits(path: Path) -> tuple[dict[str, list[str]], dict[str, str | None]]:
-    """Read the captions and splits of one file.
-
-    Args:
-        path: The JSON file.
-
-    Returns:
-        The captions of each video in order, and the split of each video. None: the file gives no
-        split.
-
-    Raises:
-        DataError: If the file is malformed, or has a caption of an unknown video.
-    """
+    """Read the captions of each video in order, and the split of each video (None: not given)."""
     listing = _list_files(path, [path])
     for image in listing.images:
         require(
@@ -548,17 +438,7 @@ SPLIT_FILES = {"train": "train_list.txt", "val": "val_list.txt", "test": "test_l
 
 
 def list_msvd(folder: Path) -> Listing:
-    """List all videos of the three lists, with their captions.
-
-    Args:
-        folder: The folder.
-
-    Returns:
-        The listing.
-
-    Raises:
-        DataError: If a list is missing.
-    """
+    """List all videos of the three lists, with their captions."""
     listing = Listing(folder)
     for split, file in SPLIT_FILES.items():
         require(
@@ -593,17 +473,7 @@ MSVD = DatasetFormat(
 
 
 def list_precomp(folder: Path) -> Listing:
-    """List the images and captions of a folder, split by split.
-
-    Args:
-        folder: The folder.
-
-    Returns:
-        The listing.
-
-    Raises:
-        DataError: If features have no captions, or their shapes differ between splits.
-    """
+    """List the images and captions of a folder, split by split."""
     listing = Listing(folder)
     features = dict[str, np.ndarray]()
     for split, stem in _stems(folder).items():
@@ -630,16 +500,8 @@ def list_precomp(folder: Path) -> Listing:
 
 
 def load_precomp_features(path: str | Path) -> dict[str, np.ndarray]:
-    """Load the features of all splits, memory-mapped.
-
-    Args:
-        path: The folder.
-
-    Returns:
-        Features of shape ``[images, ...]`` by split. Row i belongs to image ``<split>-i``.
-
-    Raises:
-        DataError: If rows and captions do not match, or the shapes differ between splits.
+    """Load the features ``[images, ...]`` of all splits, memory-mapped. Row i is image
+    ``SPLIT-i``.
     """
     folder = Path(path)
     features = dict[str, np.ndarray]()
@@ -651,14 +513,7 @@ def load_precomp_features(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def find_precomp_files(path: str | Path) -> list[Path]:
-    """Find the feature arrays of a folder.
-
-    Args:
-        path: The folder.
-
-    Returns:
-        Paths of the arrays.
-    """
+    """Find the feature arrays of a folder."""
     return sorted(Path(path).glob("*_ims.npy"))
 
 

@@ -19,6 +19,7 @@ from visavis.core.errors import DataError
 from visavis.data.columns import import_pyarrow
 from visavis.data.dataset import require
 from visavis.data.file_names import MISSING_TEXTS, normalize_split_name
+from visavis.data.image_file import ByteRange
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,37 +57,18 @@ _LIST_TEXT = re.compile(r"""[\[({]\s*(?:u?['"].*)?[\])}]\s*""", re.DOTALL)
 def normalize_column(name: str) -> str:
     """Return the name of a column in lower case, with underscores for spaces: ``Image File`` is
     ``image_file``.
-
-    Args:
-        name: The name.
-
-    Returns:
-        The name as it is compared.
     """
     return re.sub(r"\s+", "_", name.strip().lower())
 
 
 def is_list_text(text: str) -> bool:
-    """Return whether a text begins and ends like a list of texts, such as ``['a dog', 'a cat']``.
-
-    Args:
-        text: The text.
-
-    Returns:
-        Whether it does.
-    """
+    """Return whether a text begins and ends like a list of texts, such as ``['a dog', 'a cat']``."""
     return text[:1] in ("[", "(", "{") and _LIST_TEXT.fullmatch(text) is not None
 
 
 def split_caption_list(text: str) -> list[str]:
-    """Split a list of captions that pandas, NumPy or JSON wrote as a text.
-
-    Args:
-        text: The text.
-
-    Returns:
-        Its captions. A list that cannot be read, and any other text, is one caption.
-        ``is_list_text`` finds the former.
+    """Split a list of captions that pandas, NumPy or JSON wrote as a text. Any other text, and a
+    list that cannot be read, is one caption.
     """
     if not is_list_text(text):
         return [text]
@@ -108,33 +90,15 @@ def split_caption_list(text: str) -> list[str]:
 
 
 def named_columns(names: Iterable[str], *tiers: Sequence[str]) -> list[str]:
-    """Find columns by their names as ``normalize_column`` writes them.
-
-    Args:
-        names: Names of all columns.
-        tiers: Searched names. The next tier is read only if no name of the one before exists.
-
-    Returns:
-        The columns in the order of the searched names.
-    """
+    """Find columns in the order of the searched names, as ``normalize_column`` writes them."""
+    # The next tier counts only if no name of the one before exists.
     by_name = {normalize_column(name): name for name in names}
     matches_of_tiers = ([by_name[name] for name in tier if name in by_name] for tier in tiers)
     return next(filter(None, matches_of_tiers), [])
 
 
 def find_file_column(names: Sequence[str], location: object) -> str:
-    """Find the column with the image file of a table of captions.
-
-    Args:
-        names: Names of all columns.
-        location: The table, for errors.
-
-    Returns:
-        The column.
-
-    Raises:
-        DataError: If there is none, or if there are several.
-    """
+    """Find the one column with the image file of a table of captions."""
     file_names = {
         normalize_column(name) for name in named_columns(names, FILE_NAMES, OTHER_FILE_NAMES)
     }
@@ -154,14 +118,22 @@ class TableRow:
     """Content of a row of a table.
 
     Attributes:
+        location: Location of the row for findings, such as ``captions.csv:3``.
         name: Name of the image, which may be its file. None: the row names none.
         captions: Captions of the row.
         split: Standard name of the split. None: the row gives none.
+        image: Location of the bytes of the image. None: the row has none.
+        path: Path that ``datasets`` writes next to the bytes.
+        default_name: Name of an image that has no other. None: the table has no images in it.
     """
 
+    location: str
     name: str | None
     captions: list[str]
     split: str | None
+    image: ByteRange | None = None
+    path: str | None = None
+    default_name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -183,19 +155,7 @@ class TableColumns:
 
     @classmethod
     def of_table(cls, names: Sequence[str], location: object) -> TableColumns:
-        """Find the columns of a table of captions of image files.
-
-        Args:
-            names: Names of all columns.
-            location: The table, for errors.
-
-        Returns:
-            The columns. ``captions`` are in the order of the table.
-
-        Raises:
-            DataError: If the file or the caption is missing, or if it is unclear which column is
-                meant.
-        """
+        """Find the columns of a table of captions of image files."""
         file = find_file_column(names, location)
         kinds = _caption_kinds(names)
         require(
@@ -209,31 +169,13 @@ class TableColumns:
     # The lines of a file have the same keys. Few entries, because keys may have megabytes.
     @lru_cache(maxsize=8)
     def of_object(cls, names: tuple[str, ...]) -> TableColumns:
-        """Find the keys of an object of JSON, which may have others of any meaning.
-
-        Args:
-            names: Its keys.
-
-        Returns:
-            The keys, as far as the object has them.
-        """
+        """Find the keys of an object of JSON, which may have others of any meaning."""
         files = named_columns(names, FILE_NAMES, OTHER_FILE_NAMES)
         return cls._of_kinds(None, files[0] if files else None, _caption_kinds(names), names)
 
     @classmethod
     def of_schema(cls, schema: pa.Schema, location: str) -> TableColumns:
-        """Find the columns of a table that may have images in it.
-
-        Args:
-            schema: Names and types.
-            location: The table, for errors.
-
-        Returns:
-            The columns.
-
-        Raises:
-            DataError: If a column is missing, or several hold images.
-        """
+        """Find the columns of a table that may have images in it."""
         embedded = [field.name for field in schema if _holds_bytes(field.type)]
         images = named_columns(embedded, IMAGE_NAMES)[:1] or embedded
         kinds = _caption_kinds(schema.names)
@@ -275,20 +217,9 @@ class TableColumns:
         split = next(iter(named_columns(names, ("split",))), None)
         return cls(image, file, tuple(_preferred_kind(kinds)), split)
 
-    def parse_row(self, file: Any, captions: Sequence[Any], split: Any) -> TableRow:
-        """Read the values of a row.
-
-        Args:
-            file: Value of ``file``. None: no value.
-            captions: Values of ``captions``, see `cell_texts`.
-            split: Value of ``split``. None: no value.
-
-        Returns:
-            The row. Captions may be empty, the text of a missing value, or a list that cannot be
-            read. ``listing.caption_problem`` finds these.
-
-        Raises:
-            DataError: If a value has another kind.
+    def parse_row(self, location: str, file: Any, captions: Sequence[Any], split: Any) -> TableRow:
+        """Read the values of a row: one of the file, one of each column of captions, and the split.
+        Raises DataError if a value has another type.
         """
         if file is not None and not isinstance(file, str | int):
             raise DataError(f"{self.file}: expected a text, got {shorten(file)}")
@@ -313,26 +244,14 @@ class TableColumns:
         # A number is the id of an image in the table, and not the name of a file.
         if isinstance(file, int) and self.image is not None:
             name = str(file)
-        return TableRow(name, texts, None if split is None else normalize_split_name(split))
+        standard_split = None if split is None else normalize_split_name(split)
+        return TableRow(location, name, texts, standard_split)
 
 
 def read_cell(
     column: pa.ChunkedArray, row: int, location: str, max_bytes: int = MAX_TEXT_BYTES
 ) -> Any:
-    """Read a value of a column.
-
-    Args:
-        column: The column.
-        row: Its row.
-        location: Location of the row, for errors.
-        max_bytes: Maximum size of the value.
-
-    Returns:
-        The value as Python objects.
-
-    Raises:
-        DataError: If it is too large or not UTF-8.
-    """
+    """Read a value of a column as a Python object. ``location`` is for errors."""
     # A slice, so that its size is known before it is decoded.
     cell = column.slice(row, 1)
     if import_pyarrow().types.is_dictionary(cell.type):
@@ -354,13 +273,7 @@ def read_cell(
 
 def cell_texts(value: Any) -> list[str] | None:
     """Read the texts of a value: a text, a list that is written as a text, an object with the text,
-    or a list of these. Missing values are left out.
-
-    Args:
-        value: Value of a column.
-
-    Returns:
-        The texts. None: the value has another kind.
+    or a list of these. Missing values are left out. None: the value has another type.
     """
     if isinstance(value, str):
         return split_caption_list(value)
@@ -381,13 +294,7 @@ def cell_texts(value: Any) -> list[str] | None:
 
 def parse_captions(value: Any) -> list[str] | None:
     """Read the captions of a sample of a stream. Missing values and their texts, such as ``nan``,
-    are left out. Texts are normalized to NFC.
-
-    Args:
-        value: Value of a column, see `cell_texts`.
-
-    Returns:
-        The captions. None: the value has another kind, or is a list that cannot be read.
+    are left out. Texts are normalized to NFC. None: another type, or a list that cannot be read.
     """
     is_missing = isinstance(value, str) and value in MISSING_TEXTS
     texts = [] if is_missing else cell_texts(value)
@@ -397,14 +304,7 @@ def parse_captions(value: Any) -> list[str] | None:
 
 
 def shorten(value: Any) -> str:
-    """Format the beginning of a value of any size and depth.
-
-    Args:
-        value: The value.
-
-    Returns:
-        At most 60 characters.
-    """
+    """Format the beginning of a value of any size and depth, at most 60 characters."""
     return f"{reprlib.repr(value):.60}"
 
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from visavis.core import storage
 from visavis.core.errors import DataError, requires_extra
-from visavis.data.dataset import ByteRange, require
+from visavis.data.dataset import require
 from visavis.data.file_names import (
     IMAGE_SUFFIXES,
     TAR_SUFFIX,
@@ -30,7 +30,7 @@ from visavis.data.file_names import (
 from visavis.data.formats.image_files import archive_members, containing_folder
 from visavis.data.formats.listing import DatasetFormat, Listing
 from visavis.data.formats.table_columns import MAX_TEXT_BYTES, TableColumns, parse_captions
-from visavis.data.images import MAX_IMAGE_BYTES
+from visavis.data.image_file import MAX_IMAGE_BYTES, ByteRange
 
 TEXT_SUFFIXES = (".txt", ".caption")
 # The extensions of a sample in WebDataset begin at the first dot of the file name.
@@ -55,16 +55,7 @@ class TarSamples:
 
     @classmethod
     def read(cls, file: BinaryIO, path: Path, name: str) -> TarSamples:
-        """Read the headers of a tar file.
-
-        Args:
-            file: The open file.
-            path: Its path.
-            name: Name for errors.
-
-        Returns:
-            The samples before any damage.
-        """
+        """Read the headers of a tar file, up to any damage. ``name`` is for errors."""
         samples: dict[str, dict[str, tuple[int, int]]] = {}
         damage = ""
         repeated = dict[str, None]()
@@ -86,19 +77,7 @@ class TarSamples:
         return cls(name, samples, damage, tuple(repeated))
 
     def find(self, key: str, suffixes: Sequence[str], content: str) -> str:
-        """Find a member of a sample.
-
-        Args:
-            key: Key of the sample.
-            suffixes: Suffixes of the member, the preferred one first.
-            content: The content, for the error.
-
-        Returns:
-            The extension of the member.
-
-        Raises:
-            DataError: If the sample has no such member.
-        """
+        """Return the extension of a member of a sample. The first suffix is the preferred one."""
         for suffix in suffixes:
             for extension in self.samples[key]:
                 if f".{extension}".endswith(suffix):
@@ -110,33 +89,13 @@ class TarSamples:
         )
 
     def location(self, key: str) -> str:
-        """Name a sample in errors.
-
-        Args:
-            key: Key of the sample.
-
-        Returns:
-            The file and the key in valid Unicode.
-        """
+        """Name a sample in errors, in valid Unicode."""
         return f"{self.name}: {escape_surrogates(key):.200}"
 
     def read_member(
         self, file: BinaryIO, key: str, extension: str, max_bytes: int = MAX_IMAGE_BYTES
     ) -> bytes:
-        """Read a member of a sample.
-
-        Args:
-            file: The open tar file.
-            key: Key of the sample.
-            extension: Extension of the member.
-            max_bytes: Maximum size.
-
-        Returns:
-            Its content.
-
-        Raises:
-            DataError: If it is too large.
-        """
+        """Read a member of a sample."""
         offset, size = self.samples[key][extension]
         if size > max_bytes:
             raise DataError(
@@ -158,18 +117,7 @@ class TarSamples:
             ) from None
 
     def read_captions(self, file: BinaryIO, key: str) -> list[str]:
-        """Read the captions of a sample.
-
-        Args:
-            file: The open tar file.
-            key: Key of the sample.
-
-        Returns:
-            The captions. Empty if the sample has no text, or an empty one.
-
-        Raises:
-            DataError: If its text cannot be read.
-        """
+        """Read the captions of a sample. None are found without a text, or with an empty one."""
         suffixes = (*TEXT_SUFFIXES, ".json")
         if not any(f".{extension}".endswith(suffixes) for extension in self.samples[key]):
             return []
@@ -186,35 +134,13 @@ class TarSamples:
         return [text for text in captions if text.strip()]
 
     def read_split(self, file: BinaryIO, key: str) -> str | None:
-        """Read the split in the JSON of a sample.
-
-        Args:
-            file: The open tar file.
-            key: Key of the sample.
-
-        Returns:
-            Standard name of the split. None: the sample has no JSON, or it gives none.
-
-        Raises:
-            DataError: If the JSON is not readable.
-        """
+        """Read the standard name of the split in the JSON of a sample. None: it gives none."""
         value = self._read_text(file, key, "json") if "json" in self.samples[key] else None
         return normalize_split_name(value.get("split")) if isinstance(value, dict) else None
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Expand the braces of a pattern of shards.
-
-    Args:
-        pattern: Such as ``train-{000..039}.tar``.
-
-    Returns:
-        One path per shard.
-
-    Raises:
-        DataError: If the braces are not balanced.
-        MissingExtra: If ``braceexpand`` is not installed.
-    """
+    """Expand the braces of a pattern of shards, such as ``train-{000..039}.tar``."""
     with requires_extra("large", "a pattern of shards"):
         from braceexpand import braceexpand
     try:
@@ -228,17 +154,7 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def find_shards(source: Path) -> list[Path]:
-    """Find the shards of a source.
-
-    Args:
-        source: A folder, a shard, or a pattern in the name of a file.
-
-    Returns:
-        The shards, sorted by name or in the order of the braces.
-
-    Raises:
-        DataError: If a shard is missing, or no shard matches.
-    """
+    """Find the shards of a folder, file or pattern, sorted by name or in the order of the braces."""
     if os.path.isdir(source):
         return find_split_files(source, [TAR_SUFFIX])
     if os.path.isfile(source):
@@ -258,15 +174,7 @@ def find_shards(source: Path) -> list[Path]:
 
 
 def list_webdataset(source: Path) -> Listing:
-    """List the images and captions of shards.
-
-    Args:
-        source: A folder, a shard, or a pattern in the name of a file.
-
-    Returns:
-        The listing. Samples of the same key are captions of one image, unless each shard numbers
-        its samples from the same key.
-    """
+    """List the images and captions of a folder, file or pattern of shards."""
     folder = source if os.path.isdir(source) else source.parent
     listing = Listing(source, folder=folder)
     root = containing_folder(folder)

@@ -140,7 +140,28 @@ class _Writer:
         )
         chances = np.array([chance for _, chance in kinds])
         kind, _ = kinds[int(self.rng.choice(len(kinds), p=chances / chances.sum()))]
-        text = self._decorate(kind())
+        body = kind()
+        # Complete the sentence: an opening, the background before or after, perhaps an idiom.
+        location = ""
+        if self._happens(0.55):
+            self.background = self.scene.background
+            location = self._pick(lexicon.BACKGROUND_PHRASES[self.background])
+        if not location:
+            text = self._pick(lexicon.OPENINGS) + body
+        elif self._happens(0.3):
+            is_plural = body.split(maxsplit=1)[0] in lexicon.NUMBER_WORDS.values() or (
+                not self.relations and len(self.mentions) > 1
+            )
+            verb = "are" if is_plural else "is"
+            text = f"{location}{',' if self._happens(0.5) else f' {verb}'} {body}"
+        elif "," in body or self._happens(0.15):
+            text = f"{self._pick(lexicon.OPENINGS)}{body}, {'all' if len(self.mentions) > 2 else 'seen'} {location}"
+        else:
+            text = f"{self._pick(lexicon.OPENINGS)}{body} {location}"
+        if self._happens(0.12):
+            text = f"{text}, {self._pick(lexicon.IDIOMS)}"
+        text = text[0].upper() + text[1:]
+        text = text + "." if self._happens(0.7) else text
         return SceneCaption(
             text,
             CaptionFacts(tuple(self.mentions), tuple(self.relations), self.background, self.total),
@@ -213,29 +234,6 @@ class _Writer:
 
     # Wording
 
-    def _decorate(self, body: str) -> str:
-        """Complete the sentence: an opening, the background before or after, perhaps an idiom."""
-        location = ""
-        if self._happens(0.55):
-            self.background = self.scene.background
-            location = self._pick(lexicon.BACKGROUND_PHRASES[self.background])
-        if not location:
-            text = self._pick(lexicon.OPENINGS) + body
-        elif self._happens(0.3):
-            is_plural = body.split(maxsplit=1)[0] in lexicon.NUMBER_WORDS.values() or (
-                not self.relations and len(self.mentions) > 1
-            )
-            verb = "are" if is_plural else "is"
-            text = f"{location}{',' if self._happens(0.5) else f' {verb}'} {body}"
-        elif "," in body or self._happens(0.15):
-            text = f"{self._pick(lexicon.OPENINGS)}{body}, {'all' if len(self.mentions) > 2 else 'seen'} {location}"
-        else:
-            text = f"{self._pick(lexicon.OPENINGS)}{body} {location}"
-        if self._happens(0.12):
-            text = f"{text}, {self._pick(lexicon.IDIOMS)}"
-        text = text[0].upper() + text[1:]
-        return text + "." if self._happens(0.7) else text
-
     def _mention(self, index: int) -> str:
         """Write a noun phrase for one thing. Its stated attributes are sampled each time."""
         thing = self.scene.things[index]
@@ -283,15 +281,14 @@ class _Writer:
         """Return the relations that a person would name: of two directions the more evident one,
         and all contacts.
         """
-
-        def evident(i: int, name: str, j: int) -> bool:
+        evident = []
+        for i, name, j in self.scene.relations:
             a = self.scene.things[i]
             b = self.scene.things[j]
-            horizontal = abs(a.x - b.x)
-            vertical = abs(a.y - b.y)
-            return name in ("front", "inside") or (horizontal > vertical) == (name == "left")
-
-        return sorted(relation for relation in self.scene.relations if evident(*relation))
+            is_horizontal = abs(a.x - b.x) > abs(a.y - b.y)
+            if name in ("front", "inside") or is_horizontal == (name == "left"):
+                evident.append((i, name, j))
+        return sorted(evident)
 
     def _similar_things(self) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
         """Return shared attributes and the things that share them, if there are at least two."""
@@ -435,7 +432,8 @@ class ScenePair:
     Attributes:
         kind: Kind of the edit.
         true: The true caption.
-        edited: The false caption. A negation has no facts of its own and negates those of ``true``.
+        edited: The false caption. A negation has no facts of its own and negates those of the other
+            caption.
     """
 
     kind: str
@@ -446,16 +444,7 @@ class ScenePair:
 def make_scene_pairs(
     scene: Scene, rng: np.random.Generator, style: Style = DEFAULT_STYLE
 ) -> list[ScenePair]:
-    """Make at most one pair of each kind.
-
-    Args:
-        scene: The scene.
-        rng: Random generator.
-        style: Words of the captions.
-
-    Returns:
-        The pairs.
-    """
+    """Make at most one pair of each kind."""
     pairs = []
     for kind in EDIT_KINDS:
         for _ in range(MAX_TRIES):
@@ -468,16 +457,24 @@ def make_scene_pairs(
                     ScenePair(kind, *(_plain_caption(facts, style) for facts in fact_pair))
                 )
                 break
-    mention = _mention(pick(rng, scene.things))
-    negated = SceneCaption(f"There is no {_noun(mention, style, bare=True)}", CaptionFacts())
-    pairs.append(
-        ScenePair(
-            "negated",
-            SceneCaption(f"There is {_noun(mention, style)}", CaptionFacts((mention,))),
-            negated,
-        )
-    )
+    if (negation := _sample_negation(scene, rng, style)) is not None:
+        pairs.append(negation)
     return pairs
+
+
+def _sample_negation(scene: Scene, rng: np.random.Generator, style: Style) -> ScenePair | None:
+    """Negate a thing of the scene, or a thing that it does not have. Then the negation is true, so
+    that the word "no" does not show which text is false.
+    """
+    mention = _mention(pick(rng, scene.things))
+    negation_is_true = bool(rng.random() < 0.5)
+    if negation_is_true:
+        mention = {name: pick(rng, ATTRIBUTES[name]) for name in ("shape", "color")}
+        if fact_relevance([scene], [CaptionFacts((mention,))])[0, 0] == 1:
+            return None
+    stated = SceneCaption(f"There is {_noun(mention, style)}", CaptionFacts((mention,)))
+    negated = SceneCaption(f"There is no {_noun(mention, style, bare=True)}", CaptionFacts())
+    return ScenePair("negated", *((negated, stated) if negation_is_true else (stated, negated)))
 
 
 FactPair = tuple[CaptionFacts, CaptionFacts]
@@ -489,6 +486,7 @@ EDIT_KINDS = (
     "roles swapped",
     "number replaced",
     "total replaced",
+    "thing added",
 )
 
 
@@ -505,15 +503,25 @@ def _sample_edit(kind: str, scene: Scene, rng: np.random.Generator) -> FactPair 
             a, b = (_mention(scene.things[i]) for i in rng.permutation(len(scene.things))[:2])
             swapped = a | {"color": b["color"]}, b | {"color": a["color"]}
             return CaptionFacts((a, b)), CaptionFacts(swapped)
+        case "thing added":
+            # A second thing of the scene, or one that is not in it.
+            if not several:
+                return None
+            a, b = (_mention(scene.things[i]) for i in rng.permutation(len(scene.things))[:2])
+            other = {name: pick(rng, ATTRIBUTES[name]) for name in b}
+            return CaptionFacts((a, b)), CaptionFacts((a, other))
         case "relation replaced" | "roles swapped":
             if not scene.relations:
                 return None
             i, name, j = pick(rng, sorted(scene.relations))
             mentions = _mention(scene.things[i]), _mention(scene.things[j])
-            true = CaptionFacts(mentions, ((0, name, 1),))
+            # Either word of a relation, "above" or "below", is as often true as false.
+            order = 1 if rng.random() < 0.5 else -1
+            first, second = (0, 1)[::order]
+            true = CaptionFacts(mentions[::order], ((first, name, second),))
             if kind == "roles swapped":
-                return true, replace(true, mentions=mentions[::-1])
-            return true, replace(true, relations=((1, name, 0),))
+                return true, replace(true, mentions=mentions[::-order])
+            return true, replace(true, relations=((second, name, first),))
     thing = pick(rng, scene.things)
     mention = _mention(thing)
     match kind:

@@ -233,17 +233,7 @@ ORDER_PHRASES = (
 def write_clip_captions(
     clip: SyntheticClip, count: int, rng: np.random.Generator, *, mention_sound: bool
 ) -> list[str]:
-    """Write different true captions of a clip.
-
-    Args:
-        clip: The clip.
-        count: Number of captions.
-        rng: Random generator.
-        mention_sound: Whether sounds may be mentioned.
-
-    Returns:
-        The captions.
-    """
+    """Write different true captions of a clip."""
     verb_phrases = CROSSING_PHRASES if clip.is_crossing else ACTION_PHRASES
     captions: dict[str, None] = {}
     while len(captions) < count:
@@ -275,15 +265,7 @@ _CELL = 0.4
 
 
 def expert_features(clip: SyntheticClip, noise: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Compute the features of each expert.
-
-    Args:
-        clip: The clip.
-        noise: Noise of ``sample_noise``.
-
-    Returns:
-        Vectors ``[frames, D]`` by expert. Motion has one vector less.
-    """
+    """Compute the features of each expert, ``[frames, D]``. Motion has one vector less."""
     frames = clip.frames
     clean = {
         "appearance": [_appearance(scene) for scene in frames],
@@ -299,15 +281,7 @@ def expert_features(clip: SyntheticClip, noise: dict[str, np.ndarray]) -> dict[s
 
 
 def sample_noise(clip: SyntheticClip, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Sample standard normal noise for the features of a clip.
-
-    Args:
-        clip: The clip.
-        rng: Random generator.
-
-    Returns:
-        Noise by expert.
-    """
+    """Sample standard normal noise for the features of a clip, by expert."""
     return {
         name: rng.standard_normal((len(clip.frames) - (name == "motion"), embedding_dim))
         for name, embedding_dim in EXPERT_DIMS.items()
@@ -315,15 +289,7 @@ def sample_noise(clip: SyntheticClip, rng: np.random.Generator) -> dict[str, np.
 
 
 def partner_noise(clip: SyntheticClip, noise: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Reorder the noise of a clip for its partner.
-
-    Args:
-        clip: The clip.
-        noise: Noise of the clip.
-
-    Returns:
-        Noise by expert.
-    """
+    """Reorder the noise of a clip, by expert, for its partner."""
     order = clip.partner_frame_order
     # Motion is between frames, so it has one vector less.
     between = order[order < len(order) - 1]

@@ -128,14 +128,7 @@ NUMBER_WORDS = {2: "two", 3: "three", 4: "four"}
 
 
 def with_article(phrase: str) -> str:
-    """Put "a" or "an" before a phrase.
-
-    Args:
-        phrase: The phrase.
-
-    Returns:
-        The phrase with its article.
-    """
+    """Put "a" or "an" before a phrase."""
     return f"{'an' if phrase[0] in 'aeio' or phrase.startswith('un') else 'a'} {phrase}"
 
 
@@ -156,14 +149,7 @@ def pluralize(noun: str) -> str:
 
 
 def join_phrases(phrases: Sequence[str]) -> str:
-    """Join phrases as a list: "a, b and c".
-
-    Args:
-        phrases: The phrases.
-
-    Returns:
-        The list as a text.
-    """
+    """Join phrases as a list: "a, b and c"."""
     return " and ".join([", ".join(phrases[:-1]), phrases[-1]] if len(phrases) > 1 else phrases)
 
 

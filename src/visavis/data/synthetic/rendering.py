@@ -506,13 +506,8 @@ Outline = tuple[np.ndarray, ...]
 
 @lru_cache
 def shape_outline(shape: str) -> Outline:
-    """Return the outline of a shape of radius 1 around (0, 0), y downwards.
-
-    Args:
-        shape: Name of the shape.
-
-    Returns:
-        Corners ``[K, 2]``. A second array is a hole.
+    """Return the corners ``[K, 2]`` of a shape of radius 1 around (0, 0), y downwards. A second array
+    is a hole.
     """
     turn = np.linspace(0, 2 * np.pi, 90, endpoint=False)
     circle = _unit_vectors(turn)

@@ -182,14 +182,7 @@ HELD_OUT_RELATIONS = frozenset(
 
 
 def zipf_frequencies(count: int) -> np.ndarray:
-    """Return frequencies proportional to 1 / (rank + 1), with ranks from 1.
-
-    Args:
-        count: Number of ranks.
-
-    Returns:
-        Frequencies with a sum of 1.
-    """
+    """Return frequencies proportional to 1 / (rank + 1), with ranks from 1 and a sum of 1."""
     weights = 1.0 / np.arange(2, count + 2)
     return weights / weights.sum()
 
@@ -197,16 +190,7 @@ def zipf_frequencies(count: int) -> np.ndarray:
 def pick(
     rng: np.random.Generator, choices: Sequence[T], frequencies: np.ndarray | None = None
 ) -> T:
-    """Sample one of several values.
-
-    Args:
-        rng: Random generator.
-        choices: The values.
-        frequencies: Frequency of each value. None: all are equal.
-
-    Returns:
-        A value.
-    """
+    """Sample one of several values. All are equally frequent by default."""
     return choices[int(rng.choice(len(choices), p=frequencies))]
 
 

@@ -301,14 +301,7 @@ def _swap_captions(rows: list[_SceneRow], noise: float, rng: np.random.Generator
 
 
 def check_ranges(**ranges: tuple[float, float, float]) -> None:
-    """Check numbers.
-
-    Args:
-        **ranges: Value, smallest value and largest value of each argument. Infinity: no limit.
-
-    Raises:
-        RecipeError: If a number is out of range.
-    """
+    """Check numbers: value, smallest and largest value of each argument. Infinity: no limit."""
     for name, (value, low, high) in ranges.items():
         if not low <= value <= high:
             expected = f">= {low}" if high == math.inf else f"from {low} to {high}"

@@ -17,6 +17,7 @@ from visavis.core.errors import SpecError
 from visavis.core.own_code import CodeNotNamed, find_part, loaded_parts
 from visavis.evaluation.metrics.graded_metrics import Semantics, Tau, coherent_scores_at, ndcg
 from visavis.evaluation.metrics.ranking import (
+    RSUM_CUTOFFS,
     average_precision_at_r,
     check_positive_ranks,
     map_at_k,
@@ -110,7 +111,7 @@ class Metric:
         ]
 
 
-RECALLS = Metric(
+RECALL_AT_K = Metric(
     name="rK",
     label="R@K",
     definition="percent of {query}s with a correct {candidate} in the top K (success@K)",
@@ -118,7 +119,11 @@ RECALLS = Metric(
     unit="percent",
     function=lambda ranks, k: 100 * recall_at(ranks[:, 0], k),
     ir_measures="Success@K",
-).at(1, 5, 10)
+)
+RECALLS = RECALL_AT_K.at(1, 5, 10)
+"""Recalls of results and tables. Another cutoff here changes neither RSUM nor average recall."""
+RSUM_RECALLS = RECALL_AT_K.at(*RSUM_CUTOFFS)
+"""Recalls of one direction that RSUM and average recall sum."""
 
 RECALLS_OF_MEAN_TIES = tuple(
     Metric(
@@ -145,7 +150,9 @@ RANKING: tuple[Metric, ...] = (
         definition="mean of R@1, R@5 and R@10, in percent",
         formula="$(R@1 + R@5 + R@10) / 3$",
         unit="percent",
-        function=lambda ranks: sum(metric.function(ranks) for metric in RECALLS) / len(RECALLS),
+        function=lambda ranks: (
+            sum(metric.function(ranks) for metric in RSUM_RECALLS) / len(RSUM_RECALLS)
+        ),
     ),
     *RECALLS_OF_MEAN_TIES,
     Metric(
@@ -213,8 +220,10 @@ RANKING: tuple[Metric, ...] = (
 )
 """Metrics of one direction that are computed from ranks."""
 
-SIX_RECALLS = tuple(metric.key(direction) for direction in DIRECTION_ROLES for metric in RECALLS)
-"""Keys of R@1, R@5 and R@10 of both directions."""
+SIX_RECALLS = tuple(
+    metric.key(direction) for direction in DIRECTION_ROLES for metric in RSUM_RECALLS
+)
+"""Keys of the recalls that RSUM sums: R@1, R@5 and R@10 of both directions."""
 
 RSUM = Metric(
     name="rsum",
@@ -332,14 +341,7 @@ def equivalent_measures(keys: Iterable[str]) -> dict[str, str]:
 
 
 def own_metrics() -> list[Metric]:
-    """List the metrics of ranks from outside the package.
-
-    Returns:
-        The metrics under their keys in results. One of a single direction occurs for each.
-
-    Raises:
-        SpecError: If one has the key of a metric of visavis, which it would replace.
-    """
+    """List the metrics of ranks from outside the package."""
     metrics = loaded_parts(Metric, "metrics")
     own = [one for metric in metrics if metric.input != "relevance" for one in metric.in_results()]
     for metric in own:
@@ -352,17 +354,7 @@ def own_metrics() -> list[Metric]:
 
 
 def own_metric_keys(name: str) -> list[str]:
-    """List the keys of an own metric in results.
-
-    Args:
-        name: Name with its source, such as "mrr.py:MRR".
-
-    Returns:
-        The keys. Empty if the user did not name its code.
-
-    Raises:
-        SpecError: If the source has no such metric, or one of graded relevance.
-    """
+    """List the keys of an own metric such as "mrr.py:MRR" in results. Empty: its code is not named."""
     try:
         metric: Any = find_part(name, {}, Metric, "metrics")
     except CodeNotNamed:

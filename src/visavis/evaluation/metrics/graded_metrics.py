@@ -153,18 +153,7 @@ def _check_graded(scores: Tensor, relevance: Tensor) -> None:
 def coherent_scores_at(
     scores: Tensor, relevance: Tensor, ks: tuple[int, ...], tau: Tau, semantics: Semantics
 ) -> Tensor:
-    """Compute CS@K for several K, see `coherent_scores`. The arguments are not checked.
-
-    Args:
-        scores: Scores of shape ``[Q, C]``.
-        relevance: Graded relevance of shape ``[Q, C]``.
-        ks: Cutoffs.
-        tau: Variant of Kendall's tau.
-        semantics: How ties at the cutoff count. Ties within the top K may come in any order.
-
-    Returns:
-        CS@K of shape ``[Q, len(ks)]``.
-    """
+    """Compute CS@K for several K, ``[Q, len(ks)]``, see `coherent_scores`. Arguments are not checked."""
     # One topk serves all cutoffs.
     candidates = scores.shape[1]
     # one more than K shows a tie at the cutoff
@@ -245,18 +234,15 @@ def _tied_pairs(equals_previous: np.ndarray) -> np.ndarray:
 
 
 def _inversions(permutations: np.ndarray) -> np.ndarray:
-    """Number of descending pairs ``[Q]`` of each permutation ``[Q, K]``.
-
-    Rows are split by the highest bit, which orders the pairs that differ in it. Each half is then
-    split by the next bit.
-    """
+    """Number of descending pairs ``[Q]`` of each permutation ``[Q, K]``."""
     queries, length = permutations.shape
     size = 1 << (length - 1).bit_length()  # the next power of two
     # The largest numbers at the end add no inversion.
     padding = np.broadcast_to(np.arange(length, size), (queries, size - length))
     values = np.concatenate([permutations, padding], 1).astype(np.int32)
     total = np.zeros(queries, np.int64)
-    # Radix steps until a block of 32 is compared at once.
+    # Rows are split by the highest bit, which orders the pairs that differ in it. Each half is then
+    # split by the next bit, until a block of 32 is compared at once.
     while size > 32:
         values = values.reshape(-1, size)
         size = size // 2

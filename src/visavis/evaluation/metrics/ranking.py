@@ -35,10 +35,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from visavis.core.blocking import chunk_slices
 from visavis.core.encoded import on_float64_device, to_float64
 from visavis.core.errors import DataError, ShapeError
 from visavis.core.fields import validate_int
+from visavis.core.memory_budget import chunk_slices
 from visavis.losses.targets import Targets
 
 Ties = Literal["pessimistic", "mean", "optimistic"]
@@ -50,6 +50,10 @@ TIES_IN_WORDS = {
 """The rules for equal scores, as results print them."""
 Normalize = Literal["min_r_k", "hits"]
 
+RSUM_CUTOFFS = (1, 5, 10)
+"""Cutoffs of RSUM and of average recall, whose definition in the literature is R@1, R@5 and R@10 in
+both directions.
+"""
 PAIRS_AT_ONCE = 5 * 2**18
 """Scores that are compared at once: the flags of more leave the processor's cache."""
 
@@ -106,18 +110,8 @@ def count_before(
     copies: Tensor | None = None,
     buffer: Tensor | None = None,
 ) -> Tensor:
-    """Count the candidates before each positive. All ranks are such counts, of one matrix or summed
-    over blocks of its columns.
-
-    Args:
-        scores: Scores of shape ``[Q, C]``. NaN: not a candidate.
-        positive_scores: Scores of the positives of each query, shape ``[Q, M]``.
-        ties: How candidates with the score of a positive count.
-        copies: Number of candidates that each column stands for, shape ``[C]``. None: 1.
-        buffer: Memory like the scores, which is overwritten. None: fresh memory.
-
-    Returns:
-        Counts of shape ``[Q, M]``, float32, or float64 for such scores.
+    """Count the candidates before each positive, ``[Q, M]``. All ranks are such counts, of one matrix
+    ``[Q, C]`` or summed over blocks of its columns. A NaN score is not a candidate.
     """
     comparisons = {
         "pessimistic": (torch.ge,),
@@ -143,16 +137,8 @@ def count_before(
 def ranks_from_counts(
     num_before: Tensor, positive_scores: Tensor, num_positives: Tensor, ties: Ties
 ) -> Tensor:
-    """Compute ranks from the number of candidates before each positive, other positives included.
-
-    Args:
-        num_before: Result of `count_before` over all candidates, shape ``[Q, M]``.
-        positive_scores: Scores of the positives, best first, shape ``[Q, M]``.
-        num_positives: Number of positives of each query, shape ``[Q]``.
-        ties: How candidates with the score of a positive count.
-
-    Returns:
-        Ranks of shape ``[Q, M]``, float64, padded with inf.
+    """Compute ranks ``[Q, M]`` from the number of candidates before each positive, other positives
+    included. They are padded with inf.
     """
     slot = torch.arange(1, num_before.shape[1] + 1, device=num_before.device)
     is_padding = slot > num_positives[:, None]
@@ -178,15 +164,7 @@ def best_ranks(scores: Tensor, targets: Targets, *, ties: Ties = "pessimistic") 
 
 
 def best_rank_column(positive_ranks: Tensor, ties: Ties) -> Tensor:
-    """Select the rank of the best positive.
-
-    Args:
-        positive_ranks: Ranks of shape ``[Q, M]``.
-        ties: Rule by which they were computed.
-
-    Returns:
-        Ranks of shape ``[Q]``, int64, or float64 with ``ties="mean"``.
-    """
+    """Select the rank of the best positive, ``[Q]``, an integer unless ties count as a mean."""
     return positive_ranks[:, 0] if ties == "mean" else positive_ranks[:, 0].long()
 
 
@@ -297,15 +275,8 @@ def map_at_k_hits(positive_ranks: Tensor, k: int) -> float:
 
 
 def pad_by_query(scores: Tensor, query: Tensor, num_queries: int) -> Tensor:
-    """Arrange the scores of positive pairs as rows of queries, best first.
-
-    Args:
-        scores: Score of each pair, shape ``[P]``.
-        query: Query of each pair, shape ``[P]``.
-        num_queries: Number of queries Q.
-
-    Returns:
-        Scores of shape ``[Q, M]``, padded with -inf.
+    """Arrange the scores of positive pairs ``[P]`` as rows of queries ``[Q, M]``, best first, padded
+    with -inf.
     """
     counts = torch.bincount(query, minlength=num_queries)  # [Q]
     # Two sorts: by query, and within a query by score, because the second one is stable.
@@ -323,14 +294,6 @@ def pad_by_query(scores: Tensor, query: Tensor, num_queries: int) -> Tensor:
 def check_positive_ranks(ranks: Tensor, name: str = "positive_ranks") -> None:
     """Check that ranks ascend from 1 for each of at least one query, padded with inf. Precision at
     other numbers is a number too.
-
-    Args:
-        ranks: Ranks of shape ``[Q, M]``.
-        name: Name of the argument, for error messages.
-
-    Raises:
-        ShapeError: If queries or positives are missing.
-        DataError: If a row is not a valid list of ranks.
     """
     if ranks.dim() != 2 or not ranks.numel():
         raise ShapeError(
@@ -360,16 +323,7 @@ def check_positive_ranks(ranks: Tensor, name: str = "positive_ranks") -> None:
 def raise_on_invalid_row(
     is_invalid: Tensor, message: str, row_numbers: Sequence[int] | Tensor | None = None
 ) -> None:
-    """Raise an error for the first row with an invalid element.
-
-    Args:
-        is_invalid: Invalid elements, bool ``[Q, C]``.
-        message: Error message with a placeholder ``{}`` for the number of the row.
-        row_numbers: Numbers of the rows. None: their positions.
-
-    Raises:
-        DataError: If there is such a row.
-    """
+    """Raise an error for the first row with an invalid element."""
     for row in is_invalid.any(1).nonzero()[:1, 0].tolist():
         raise DataError(message.format(row if row_numbers is None else int(row_numbers[row])))
 
@@ -469,14 +423,6 @@ def _check_ranks(ranks: Tensor) -> None:
 def random_recall(num_candidates: int, num_positives: int, k: int) -> float:
     """Compute the probability that a random order has a positive in its top K: $1 - C(n - c, K) /
     C(n, K)$.
-
-    Args:
-        num_candidates: Number of candidates n.
-        num_positives: Number of positives c.
-        k: Cutoff.
-
-    Returns:
-        The probability.
     """
     return (
         1 - math.comb(num_candidates - num_positives, k) / math.comb(num_candidates, k)
@@ -486,19 +432,8 @@ def random_recall(num_candidates: int, num_positives: int, k: int) -> float:
 
 
 def random_rsum(captions_per_image: Sequence[int]) -> tuple[float, float]:
-    """Compute the RSUM of a random order.
-
-    A query counts 1 for each K of 1, 5, 10 with a hit in its top K. Queries of one direction are
-    independent. The correlation of the two directions is at most 1, so the sum of their standard
-    deviations is an upper bound.
-
-    Args:
-        captions_per_image: Number of captions of each image. 0: an image without captions, which is
-            a candidate and not a query.
-
-    Returns:
-        Mean of the RSUM in percent, and an upper bound of its standard deviation.
-    """
+    """Compute the RSUM of a random order: its mean, and an upper bound of its standard deviation."""
+    # A query counts 1 for each K of 1, 5, 10 with a hit in its top K.
     images = len(captions_per_image)
     captions = sum(captions_per_image)
     # Number of candidates, of positives, and of the queries that have as many. An image without
@@ -511,13 +446,15 @@ def random_rsum(captions_per_image: Sequence[int]) -> tuple[float, float]:
     text_queries = [(images, 1, captions)]
     mean = std = 0.0
     for queries in (image_queries, text_queries):
+        # Queries of one direction are independent.
         total = sum(count for *_, count in queries)
         variance = 0.0
         for candidates, positives, count in queries:
-            r1, r5, r10 = (random_recall(candidates, positives, k) for k in (1, 5, 10))
+            r1, r5, r10 = (random_recall(candidates, positives, k) for k in RSUM_CUTOFFS)
             expected = r1 + r5 + r10
             mean += 100 * count * expected / total
             # A query counts 3 with probability r1, 2 with r5 - r1, and 1 with r10 - r5.
             variance += count * (9 * r1 + 4 * (r5 - r1) + (r10 - r5) - expected**2)
+        # The correlation of the two directions is at most 1, so the sum is an upper bound.
         std += 100 * math.sqrt(variance) / total
     return mean, std

@@ -18,6 +18,7 @@ from visavis.losses.objectives.graded_losses import Distillation, GradedVLC, Lad
 from visavis.losses.objectives.metric_learning import BinomialDeviance, Circle, MultiSimilarity
 from visavis.losses.objectives.ncr import NCR
 from visavis.losses.objectives.polynomial import RSP, SSP
+from visavis.losses.objectives.robust import CRCL, RCL, RINCE
 from visavis.losses.objectives.smooth_ap import SmoothAP
 from visavis.losses.objectives.triplet import MaxMargin, Triplet, TripletHN, TripletTopK
 
@@ -43,11 +44,15 @@ CATALOG: tuple[type[Objective], ...] = (
     MultiSimilarity,
     Circle,
     Sigmoid,
+    RCL,
+    CRCL,
+    RINCE,
 )
 
 __all__ = [
     "AOQ",
     "CATALOG",
+    "CRCL",
     "BinomialDeviance",
     "Circle",
     "Distillation",
@@ -60,6 +65,8 @@ __all__ = [
     "NCR",
     "NTXent",
     "Objective",
+    "RCL",
+    "RINCE",
     "RSP",
     "SSP",
     "Sigmoid",

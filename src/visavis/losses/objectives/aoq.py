@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from visavis.core.fields import PositiveFloat
+from visavis.core.fields import Auto, PositiveFloat
 from visavis.losses.objective import Reduction, SummaryObjective
 from visavis.losses.pair_summaries import NEG_INF, anchor_margins
 from visavis.losses.targets import Targets, missing_annotation
@@ -51,7 +51,7 @@ class AOQ(SummaryObjective):
     scores_held: ClassVar[float] = 4.0
     used_annotations: ClassVar[tuple[str, ...]] = ("query_offline_scores", "query_margin")
 
-    margin: float = 0.2
+    margin: float | Auto = 0.2
     offline_margin: float = 0.0
     alpha: PositiveFloat = 0.3
     beta: float = 1.5

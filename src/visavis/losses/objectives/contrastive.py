@@ -8,7 +8,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from visavis.core.fields import PositiveFloat
+from visavis.core.fields import Auto, PositiveFloat
+from visavis.losses.auto_scale import number
 from visavis.losses.objective import Objective, PairwiseObjective, Reduction, SummaryObjective
 from visavis.losses.pair_summaries import (
     NEG_INF,
@@ -52,24 +53,24 @@ class NTXent(SummaryObjective):
 
     scores_held: ClassVar[float] = 5.0
 
-    tau: PositiveFloat = 0.1
+    tau: PositiveFloat | Auto = 0.1
     denominator: Literal["all", "negatives"] = "all"
     reduction: Reduction = "half_mean"
 
     @property
     def gradient_scale(self) -> float:
-        return 1 / self.tau
+        return 1 / number(self.tau)
 
     def with_scale(self, scale: float) -> NTXent:
         return replace(self, tau=round(1 / scale, 6))
 
     def summary(self, targets: Targets) -> NegativeLogSumExp | None:
-        return NegativeLogSumExp(1 / self.tau)
+        return NegativeLogSumExp(1 / number(self.tau))
 
     def pair_terms(
         self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets
     ) -> Tensor:
-        log_odds = negatives - positive / self.tau
+        log_odds = negatives - positive / number(self.tau)
         if self.denominator == "all":
             return log1p_exp(log_odds)
         return torch.where(negatives != NEG_INF, log_odds, 0.0)
@@ -106,12 +107,12 @@ class InfoNCE(Objective):
 
     scores_held: ClassVar[float] = 4.0
 
-    tau: PositiveFloat = 0.07
+    tau: PositiveFloat | Auto = 0.07
     reduction: Reduction = "half_mean"
 
     @property
     def gradient_scale(self) -> float:
-        return 1 / self.tau
+        return 1 / number(self.tau)
 
     def with_scale(self, scale: float) -> InfoNCE:
         return replace(self, tau=round(1 / scale, 6))
@@ -128,7 +129,7 @@ class InfoNCE(Objective):
         )
 
     def _scaled_pairs(self, scores: Tensor, targets: Targets) -> PositivePairs:
-        logits = scores / self.tau
+        logits = scores / number(self.tau)
         if targets.ignore is not None:
             logits = logits.masked_fill(targets.pairwise("ignore").bool(), NEG_INF)
         return find_positive_pairs(logits, targets)
@@ -173,20 +174,20 @@ class VLC(SummaryObjective):
 
     scores_held: ClassVar[float] = 5.0
 
-    gamma: PositiveFloat = 50.0
+    gamma: PositiveFloat | Auto = 50.0
     reduction: Reduction = "sum"
 
     @property
     def gradient_scale(self) -> float:
-        return self.gamma
+        return number(self.gamma)
 
     def summary(self, targets: Targets) -> NegativeLogSumExp | None:
-        return NegativeLogSumExp(self.gamma)
+        return NegativeLogSumExp(number(self.gamma))
 
     def pair_terms(
         self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets
     ) -> Tensor:
-        return log1p_exp(negatives - self.gamma * positive)
+        return log1p_exp(negatives - number(self.gamma) * positive)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,13 +226,13 @@ class Sigmoid(PairwiseObjective):
 
     scores_held: ClassVar[float] = 4.0
 
-    scale: PositiveFloat = 10.0
+    scale: PositiveFloat | Auto = 10.0
     bias: float = -10.0
     reduction: Reduction = "half_mean"
 
     @property
     def gradient_scale(self) -> float:
-        return self.scale
+        return number(self.scale)
 
     def with_scale(self, scale: float) -> Sigmoid:
         return replace(self, scale=round(scale, 6))
@@ -240,7 +241,7 @@ class Sigmoid(PairwiseObjective):
         return replace(self, bias=bias)
 
     def pair_losses(self, pairs: PositivePairs, targets: Targets) -> Tensor:
-        logits = self.scale * pairs.scores + self.bias
+        logits = number(self.scale) * pairs.scores + self.bias
         positive = pairs.query, pairs.candidate
         logits = logits.index_put(positive, -logits[positive])
         if targets.ignore is not None:
@@ -285,32 +286,32 @@ class Unified(SummaryObjective):
     scores_held: ClassVar[float] = 6.0
     used_annotations: ClassVar[tuple[str, ...]] = ("weight", "query_margin", "pair_margin")
 
-    margin: float = 0.2
-    gamma: PositiveFloat = 50.0
+    margin: float | Auto = 0.2
+    gamma: PositiveFloat | Auto = 50.0
     reduction: Reduction = "sum"
 
     def summary(self, targets: Targets) -> NegativeLogSumExp | None:
         if targets.weight is not None or _has_pair_margins_only(targets):
             return None
-        return NegativeLogSumExp(self.gamma)
+        return NegativeLogSumExp(number(self.gamma))
 
     def pair_terms(
         self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets
     ) -> Tensor:
+        gamma = number(self.gamma)
         margin = anchor_margins(self.margin, query, targets, "Unified")
-        return log1p_exp(negatives + self.gamma * (margin - positive)) / self.gamma
+        return log1p_exp(negatives + gamma * (margin - positive)) / gamma
 
     def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
         if targets.weight is not None:
             scores = targets.pairwise("weight") * scores
+        gamma = number(self.gamma)
         pairs = find_positive_pairs(scores, targets)
         if not _has_pair_margins_only(targets):
-            return self.pair_terms(
-                pairs.log_sum_exp(self.gamma), pairs.positive, pairs.query, targets
-            )
+            return self.pair_terms(pairs.log_sum_exp(gamma), pairs.positive, pairs.query, targets)
         with_margins = pairs._replace(scores=scores + targets.pairwise("pair_margin", "Unified"))
-        gaps = with_margins.log_sum_exp(self.gamma) - self.gamma * pairs.positive
-        return log1p_exp(gaps) / self.gamma
+        gaps = with_margins.log_sum_exp(gamma) - gamma * pairs.positive
+        return log1p_exp(gaps) / gamma
 
 
 def _has_pair_margins_only(targets: Targets) -> bool:

@@ -301,11 +301,10 @@ def _sig_ms_weights(
 def _other_positives(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor, Tensor]:
     """All positives in ascending order ``[M]``, the number of them that each pair averages over
     ``[P]``, and whether it is one of these.
-
-    These positives are a prefix, so their sum is a prefix sum, from which the value of the pair
-    itself is subtracted.
     """
     assert detached.batch is not None
+    # A pair averages over a prefix of these, so the sum is a prefix sum, from which the value of the
+    # pair itself is subtracted.
     ascending = detached.batch.all_positives.sort().values
     upper_bound = detached.hardest + goal.epsilon
     return (

@@ -12,7 +12,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from visavis.core.fields import NonNegativeFloat, PositiveFloat, PositiveInt, require_field
+from visavis.core.fields import Auto, NonNegativeFloat, PositiveFloat, PositiveInt, require_field
+from visavis.losses.auto_scale import number
 from visavis.losses.objective import Objective, Reduction
 from visavis.losses.objectives.contrastive import VLC
 from visavis.losses.pair_summaries import (
@@ -176,7 +177,14 @@ class Ladder(Objective):
         if self.sampling == "sum":
             return _hinge_sums(margin + below, scores).masked_fill(~upper, 0.0).sum(-1)
         above = scores.masked_fill(~upper, -NEG_INF if self.semantics == "paper" else 1.0)
-        return (margin + _largest_gaps(below, above, self.pairs)).relu().sum(-1)
+        # The largest gaps `below_j - above_i` of each row. Only ranks with i j <= pairs can be among
+        # them.
+        highest_below = _top_values(below, self.pairs)
+        lowest_above = -_top_values(-above, self.pairs)
+        rank = torch.arange(1, highest_below.shape[1] + 1, device=below.device)
+        i, j = (rank[:, None] * rank <= self.pairs).nonzero(as_tuple=True)
+        gaps = _top_values(highest_below[:, j] - lowest_above[:, i], self.pairs)
+        return (margin + gaps).relu().sum(-1)
 
 
 def _top_values(values: Tensor, count: int) -> Tensor:
@@ -188,17 +196,6 @@ def _top_values(values: Tensor, count: int) -> Tensor:
         if count == 1
         else values.topk(min(count, values.shape[-1])).values
     )
-
-
-def _largest_gaps(below: Tensor, above: Tensor, count: int) -> Tensor:
-    """The largest ``below_j - above_i`` of each row ``[Q, count]``. Only ranks with i j <= count
-    can be among them.
-    """
-    highest_below = _top_values(below, count)
-    lowest_above = -_top_values(-above, count)
-    rank = torch.arange(1, highest_below.shape[1] + 1, device=below.device)
-    i, j = (rank[:, None] * rank <= count).nonzero(as_tuple=True)
-    return _top_values(highest_below[:, j] - lowest_above[:, i], count)
 
 
 def _hinge_sums(below: Tensor, above: Tensor) -> Tensor:
@@ -250,7 +247,7 @@ class GradedVLC(VLC):
     scores_held: ClassVar[float] = 9.0
     used_annotations: ClassVar[tuple[str, ...]] = ("relevance",)
 
-    gamma: PositiveFloat = 40.0
+    gamma: PositiveFloat | Auto = 40.0
     reduction: Reduction = "mean"
     beta: NonNegativeFloat = 1.0
     tau: PositiveFloat = 0.15
@@ -261,14 +258,16 @@ class GradedVLC(VLC):
 
     def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
         pairs = find_positive_pairs(scores, targets)
-        terms = self.pair_terms(pairs.log_sum_exp(self.gamma), pairs.positive, pairs.query, targets)
+        terms = self.pair_terms(
+            pairs.log_sum_exp(number(self.gamma)), pairs.positive, pairs.query, targets
+        )
         # The divergence of a query is divided among its positive pairs.
         weight_per_pair = self.beta / pairs.num_positives.clamp(min=1)
         return terms + (weight_per_pair * self._divergence(pairs, targets))[pairs.query]
 
     def _divergence(self, pairs: PositivePairs, targets: Targets) -> Tensor:
-        """$sum_j p_ij log(p_ij / q_ij)$ over the negatives of each query, shape ``[Q]``, 0
-        without negatives.
+        """$sum_j p_ij log(p_ij / q_ij)$ over the negatives of each query, shape ``[Q]``, 0 without
+        negatives.
         """
         negative = pairs.negative
         # Without negatives nothing is masked, so that the sum is 0 and not NaN.
@@ -340,8 +339,8 @@ class Distillation(Objective):
         )
 
     def _logits(self, scores: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
-        """Scores and the teacher's scores at their temperatures, so low where pairs are ignored that
-        their softmax is 0.
+        """Scores and the teacher's scores at their temperatures, so low where pairs are ignored
+        that their softmax is 0.
         """
         teacher_scores = targets.pairwise("relevance", "Distillation").to(scores.dtype)
         logits = scores / self.tau

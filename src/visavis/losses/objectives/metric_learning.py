@@ -10,7 +10,8 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from visavis.core.fields import PositiveFloat
+from visavis.core.fields import Auto, PositiveFloat
+from visavis.losses.auto_scale import number
 from visavis.losses.objective import Objective, Reduction
 from visavis.losses.pair_summaries import NEG_INF, find_positive_pairs, log1p_exp
 from visavis.losses.targets import Targets
@@ -158,14 +159,15 @@ class Circle(Objective):
     integrable: ClassVar[bool] = False
 
     margin: float = 0.25
-    gamma: PositiveFloat = 64.0
+    gamma: PositiveFloat | Auto = 64.0
     reduction: Reduction = "sum"
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         positive, negative = targets.masks
         detached = scores.detach()
-        pushed = self.gamma * (detached + self.margin).relu() * (scores - self.margin)
-        pulled = self.gamma * (1 + self.margin - detached).relu() * (1 - self.margin - scores)
+        gamma = number(self.gamma)
+        pushed = gamma * (detached + self.margin).relu() * (scores - self.margin)
+        pulled = gamma * (1 + self.margin - detached).relu() * (1 - self.margin - scores)
         push = pushed.masked_fill(~negative, NEG_INF).logsumexp(-1)
         pull = pulled.masked_fill(~positive, NEG_INF).logsumexp(-1)
         return log1p_exp(push + pull)[positive.any(-1)]

@@ -9,7 +9,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from visavis.core.fields import PositiveFloat
+from visavis.core.fields import Auto, PositiveFloat
+from visavis.losses.auto_scale import number
 from visavis.losses.objective import Reduction, SummaryObjective
 from visavis.losses.pair_summaries import (
     NEG_INF,
@@ -67,7 +68,7 @@ class SSP(SummaryObjective):
     scores_held: ClassVar[float] = 4.0
     used_annotations: ClassVar[tuple[str, ...]] = ("query_margin",)
 
-    margin: float = 0.2
+    margin: float | Auto = 0.2
     positive: tuple[float, ...] = (0.5, -0.7, 0.2)
     negative: tuple[float, ...] = (0.03, -0.4, 0.9)
     reduction: Reduction = "mean"
@@ -123,8 +124,8 @@ class RSP(SummaryObjective):
     used_annotations: ClassVar[tuple[str, ...]] = ("query_margin",)
 
     coefficients: tuple[float, ...] = (0.0, 1.0)
-    margin: float = 0.2
-    gamma: PositiveFloat | None = None
+    margin: float | Auto = 0.2
+    gamma: PositiveFloat | Auto | None = None
     reduction: Reduction = "sum"
 
     @property
@@ -142,12 +143,10 @@ class RSP(SummaryObjective):
 
     def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
         assert self.gamma is not None
+        gamma = number(self.gamma)
         pairs = find_positive_pairs(scores, targets)
         margin = anchor_margins(self.margin, pairs.query, targets, "RSP")
-        return (
-            log1p_exp((self.gamma * self._penalty(pairs.gap)).logsumexp(-1) + self.gamma * margin)
-            / self.gamma
-        )
+        return log1p_exp((gamma * self._penalty(pairs.gap)).logsumexp(-1) + gamma * margin) / gamma
 
     def _penalty(self, gap: Tensor) -> Tensor:
         """G of a gap, -inf without negatives."""

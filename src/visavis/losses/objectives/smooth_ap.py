@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from visavis.core.fields import PositiveFloat
+from visavis.core.fields import Auto, PositiveFloat
+from visavis.losses.auto_scale import number
 from visavis.losses.objective import Objective, Reduction
 from visavis.losses.targets import Targets
 
@@ -53,13 +54,15 @@ class SmoothAP(Objective):
     scores_held: ClassVar[float] = 5.0
     needs_pair_matrix: ClassVar[bool] = True
 
-    tau: PositiveFloat = 0.01
+    tau: PositiveFloat | Auto = 0.01
     reduction: Reduction = "half_mean"
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         positive, negative = targets.masks
         query, candidate = positive.nonzero(as_tuple=True)
-        smoothed_step = ((scores[query] - scores[query, candidate][:, None]) / self.tau).sigmoid()
+        smoothed_step = (
+            (scores[query] - scores[query, candidate][:, None]) / number(self.tau)
+        ).sigmoid()
         other_positives = positive[query].scatter(1, candidate[:, None], False)
         rank_among_positives = 1 + torch.where(other_positives, smoothed_step, 0.0).sum(-1)
         negatives_above = torch.where(negative[query], smoothed_step, 0.0).sum(-1)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from visavis.core.fields import PositiveInt
+from visavis.core.fields import Auto, PositiveInt
 from visavis.losses.objective import Objective, Reduction, SummaryObjective
 from visavis.losses.pair_summaries import anchor_margins, find_positive_pairs
 from visavis.losses.targets import Targets
@@ -45,7 +45,7 @@ class Triplet(Objective):
     needs_pair_matrix: ClassVar[bool] = True
     used_annotations: ClassVar[tuple[str, ...]] = ("query_margin",)
 
-    margin: float = 0.2
+    margin: float | Auto = 0.2
     reduction: Reduction = "sum"
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
@@ -87,7 +87,7 @@ class TripletHN(SummaryObjective):
     scores_held: ClassVar[float] = 4.0
     used_annotations: ClassVar[tuple[str, ...]] = ("query_margin",)
 
-    margin: float = 0.2
+    margin: float | Auto = 0.2
     reduction: Reduction = "sum"
 
     def pair_terms(
@@ -125,7 +125,7 @@ class TripletTopK(Objective):
     used_annotations: ClassVar[tuple[str, ...]] = ("query_margin",)
 
     k: PositiveInt = 8
-    margin: float = 0.2
+    margin: float | Auto = 0.2
     reduction: Reduction = "sum"
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
@@ -173,7 +173,7 @@ class MaxMargin(Objective):
     needs_pair_matrix: ClassVar[bool] = True
     used_annotations: ClassVar[tuple[str, ...]] = ("query_margin",)
 
-    margin: float = 0.0938
+    margin: float | Auto = 0.0938
     fix_norm: bool = True
     reduction: Reduction = "half_mean"
 

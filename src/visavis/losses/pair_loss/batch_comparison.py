@@ -38,49 +38,23 @@ def describe_batch(
     targets: Targets,
     targets_source: str,
 ) -> str:
-    """Describe what must be equal on all ranks before they can compare their items.
-
-    Lengths of texts and numbers of regions may differ between ranks, so they are not part of the
-    description.
-
-    Args:
-        objective: The objective.
-        dataset: Name of the data set of the batch, if known.
-        images: Images of this rank.
-        texts: Texts of this rank.
-        targets: Targets of this rank.
-        targets_source: How the targets were given.
-
-    Returns:
-        One line of text.
-    """
-    kinds = " with ".join(map(_describe_kind, (images, texts)))
+    """Describe what must be equal on all ranks before they can compare their items."""
+    kinds: list[str] = []
+    for items in (images, texts):
+        if isinstance(items, Vectors) and items.vectors.dim() == 2:
+            dim = items.vectors.shape[1]
+            kinds.append(f"embeddings of {dim} dimensions and {items.vectors.dtype}")
+        else:
+            # Without lengths of texts and numbers of regions, which may differ between ranks.
+            parts = (f"tensors of {part.dim()} axes and {part.dtype}" for part in items.tensors)
+            kinds.append(", ".join(parts))
     annotations = "".join(
         f" and {annotation.name}"
         for annotation in ANNOTATIONS
         if getattr(targets, annotation.name) is not None
     )
-    return f"{objective!r}{'' if dataset is None else f' of {dataset}'} on {kinds}, {targets_source}{annotations}"
-
-
-def _describe_kind(items: Encoded) -> str:
-    if isinstance(items, Vectors) and items.vectors.dim() == 2:
-        return f"embeddings of {items.vectors.shape[1]} dimensions and {items.vectors.dtype}"
-    return ", ".join(f"tensors of {part.dim()} axes and {part.dtype}" for part in items.tensors)
-
-
-def has_no_negatives(targets: Targets) -> bool:
-    """Return whether no pair can be negative: all queries and candidates have one single id, or
-    there are none.
-
-    Args:
-        targets: The targets.
-
-    Returns:
-        Whether negatives are impossible. Always False for a relation.
-    """
-    ids = torch.cat([targets.query_ids, targets.candidate_ids])
-    return targets.relation is None and not bool((ids != ids[:1]).any())
+    source = f"{'' if dataset is None else f' of {dataset}'} on {' with '.join(kinds)}"
+    return f"{objective!r}{source}, {targets_source}{annotations}"
 
 
 class ExtraCandidates(NamedTuple):
@@ -101,14 +75,7 @@ class ExtraCandidates(NamedTuple):
     local_rows: slice | None
 
     def truncate(self, embedding_dim: int) -> ExtraCandidates:
-        """Keep the leading dimensions of the embeddings.
-
-        Args:
-            embedding_dim: Number of dimensions to keep.
-
-        Returns:
-            The truncated candidates.
-        """
+        """Keep the leading dimensions of the embeddings."""
         return self._replace(
             local_items=truncate_embeddings(self.local_items, embedding_dim),
             all_items=truncate_embeddings(self.all_items, embedding_dim),
@@ -143,14 +110,7 @@ class BatchComparison(NamedTuple):
         return self.extra_images is not None or self.extra_texts is not None
 
     def truncate(self, embedding_dim: int) -> BatchComparison:
-        """Keep the leading dimensions of all embeddings.
-
-        Args:
-            embedding_dim: Number of dimensions to keep.
-
-        Returns:
-            The truncated comparison.
-        """
+        """Keep the leading dimensions of all embeddings."""
         return self._replace(
             images=truncate_embeddings(self.images, embedding_dim),
             texts=truncate_embeddings(self.texts, embedding_dim),
@@ -197,119 +157,69 @@ NO_EXTRA_ITEMS = ExtraItems()
 def make_targets(
     images: Encoded, texts: Encoded, ids: BatchIds, targets: Targets | None
 ) -> tuple[Targets, str]:
-    """Make the targets of a batch on the device of its images, and describe how they were given.
-
-    Args:
-        images: Images of this rank.
-        texts: Texts of this rank.
-        ids: Their ids.
-        targets: Targets in place of ids.
-
-    Returns:
-        The targets, and "in order", "by ids" or "by targets".
-
-    Raises:
-        ShapeError: If there are both, or they do not match the items.
+    """Make the targets of a batch, ``[V, T]`` on the device of its images, and describe how they
+    were given: "in order", "by ids" or "by targets".
     """
-    if targets is None:
-        source = "in order" if ids.images is None else "by ids"
-        targets = targets_from_ids(len(images), len(texts), ids.images, ids.texts)
-    elif ids.images is None and ids.texts is None:
+    num_images = len(images)
+    num_texts = len(texts)
+    if targets is not None:
         source = "by targets"
+        if ids.images is not None or ids.texts is not None:
+            raise ShapeError(
+                "targets: expected no ids next to targets, got both. Pass one of them."
+            )
+    elif ids.images is not None:
+        source = "by ids"
+        if ids.texts is not None:
+            require_ids_of_one_kind(ids.images, ids.texts, names=("image_ids", "text_ids"))
+        text_ids = to_id_tensor(
+            ids.images if ids.texts is None else ids.texts,
+            "image_ids" if ids.texts is None else "text_ids",
+        )
+        image_ids = to_id_tensor(ids.images, "image_ids")
+        for kind, given, number in (
+            ("image", image_ids, num_images),
+            ("text", text_ids, num_texts),
+        ):
+            if len(given) != number:
+                raise ShapeError(
+                    f"{kind}_ids: expected {number}, one per {kind}, got {len(given)}."
+                )
+        targets = Targets(query_ids=image_ids, candidate_ids=text_ids)
     else:
-        raise ShapeError("targets: expected no ids next to targets, got both. Pass one of them.")
-    validate_targets(targets, torch.Size((len(images), len(texts))))
+        source = "in order"
+        if ids.texts is not None:
+            raise ShapeError(
+                "text_ids: expected image_ids as well, got none. Pass both, or neither for pairs "
+                "in order."
+            )
+        if num_images != num_texts:
+            raise ShapeError(
+                f"images, texts: expected equal numbers without ids, got {num_images} and "
+                f"{num_texts}. Pass image_ids and text_ids."
+            )
+        targets = Targets.paired(num_images)
+    validate_targets(targets, torch.Size((num_images, num_texts)))
     return targets.to(images.tensors[0].device), source
-
-
-def gather_comparison(
-    images: Encoded,
-    texts: Encoded,
-    targets: Targets,
-    extra: ExtraItems,
-    scale_and_bias: ScaleAndBias,
-    group: ProcessGroup,
-    *,
-    has_ids: bool,
-) -> BatchComparison:
-    """Gather extra candidates and targets over ranks.
-
-    Args:
-        images: Images of this rank.
-        texts: Texts of this rank.
-        targets: Their targets.
-        extra: Extra candidates of this rank.
-        scale_and_bias: Scale and bias of the call.
-        group: Process group.
-        has_ids: Whether image ids were given. Otherwise ids 0, 1, 2, ... are positions in the batch.
-
-    Returns:
-        The comparison.
-
-    Raises:
-        ShapeError: If an argument does not match the others, or is unknown for other ranks.
-    """
-    ids_are_positions = not has_ids and are_local_positions(
-        [targets.query_ids, targets.candidate_ids], group
-    )
-    extra_images, extra_texts = (
-        gather_extra_candidates(
-            name, None if items is None else as_items(name, items), ids, batch_items, group
-        )
-        for name, items, ids, batch_items in (
-            ("extra_images", extra.images, extra.image_ids, images),
-            ("extra_texts", extra.texts, extra.text_ids, texts),
-        )
-    )
-    image_to_text, text_to_image = (
-        add_extra_candidates(
-            gather_targets(direction, group, ids_are_positions=ids_are_positions),
-            pool,
-            ids_are_positions=ids_are_positions,
-        )
-        for direction, pool in ((targets, extra_texts), (targets.T, extra_images))
-    )
-    return BatchComparison(
-        images,
-        texts,
-        extra_images,
-        extra_texts,
-        (image_to_text, text_to_image),
-        scale_and_bias,
-        group,
-    )
 
 
 def gather_extra_candidates(
     name: str,
-    local_items: Encoded | None,
+    items: Items | None,
     ids: Ids | None,
     batch_items: Encoded,
     group: ProcessGroup,
 ) -> ExtraCandidates | None:
-    """Gather the extra candidates of one side over all ranks.
-
-    Args:
-        name: Name of the argument.
-        local_items: Extra items of this rank, if any.
-        ids: Their ids.
-        batch_items: Items of the batch of the same side.
-        group: Process group.
-
-    Returns:
-        The candidates, or None if no rank has any.
-
-    Raises:
-        ShapeError: Unless there is one id per item.
-    """
-    if local_items is None and ids is not None:
+    """Gather the extra candidates of one side over all ranks. None: no rank has any."""
+    if items is None and ids is not None:
         raise ShapeError(
             f"{name}: expected items for the given ids, got none. Pass extra_images and "
             "extra_texts with their ids."
         )
+    local_items = None if items is None else as_items(name, items)
     if not group.any_rank(local_items is not None):
         return None
-    if local_items is None:
+    if local_items is None:  # another rank has some
         local_items = batch_items[:0]
         ids = []
     local_ids = to_id_tensor([] if ids is None else ids, f"ids of {name}").to(group.device)
@@ -319,6 +229,7 @@ def gather_extra_candidates(
             f"{name}: expected one id per item, got {len(local_items)} items and {count}."
         )
     detached = local_items.map(Tensor.detach)
+    # A bank that all ranks share counts once.
     if all(group.is_equal_on_all_ranks(tensor) for tensor in (local_ids, *detached.tensors)):
         return ExtraCandidates(name, local_items, detached, local_ids, None)
     all_items, local_rows = group.all_gather_items(detached)
@@ -330,21 +241,7 @@ def gather_extra_candidates(
 def add_extra_candidates(
     targets: Targets, extra_candidates: ExtraCandidates | None, *, ids_are_positions: bool
 ) -> Targets:
-    """Add extra candidates to targets.
-
-    Args:
-        targets: Targets of one direction.
-        extra_candidates: The extra candidates, if any.
-        ids_are_positions: Whether the ids are positions that were made global over ranks. These ids
-            did not exist yet when the extra items were made.
-
-    Returns:
-        The targets with further candidates.
-
-    Raises:
-        ShapeError: If the targets hold pairwise annotations, which would be unknown for the extra
-            candidates, or ids and positions are mixed.
-    """
+    """Append extra candidates to the candidates of the targets of one direction."""
     if extra_candidates is None:
         return targets
     for field in ("relation", *PAIRWISE_ANNOTATIONS):
@@ -353,6 +250,7 @@ def add_extra_candidates(
                 f"{extra_candidates.name}: expected targets by ids only, got {field}, which is "
                 "unknown for extra candidates."
             )
+    # The extra items got their ids before the positions became global over ranks.
     if ids_are_positions and (extra_candidates.all_ids >= 0).any():
         raise ShapeError(
             f"{extra_candidates.name}: expected ids for the batches of all ranks too, got none. "
@@ -374,38 +272,14 @@ def add_extra_candidates(
 
 
 def are_local_positions(ids_of_sides: Sequence[Tensor], group: ProcessGroup) -> bool:
-    """Return whether the ids of both sides are 0, 1, 2, ... on every one of several ranks.
-
-    Args:
-        ids_of_sides: Ids or positions of both sides.
-        group: Process group.
-
-    Returns:
-        Whether they are positions in the batch of each rank.
-    """
+    """Return whether the ids of both sides are 0, 1, 2, ... on every one of several ranks."""
     return group.world_size > 1 and not group.any_rank(
         any(not torch.equal(ids, torch.arange(len(ids), device=ids.device)) for ids in ids_of_sides)
     )
 
 
 def gather_targets(targets: Targets, group: ProcessGroup, *, ids_are_positions: bool) -> Targets:
-    """Extend the targets of the queries of this rank to the candidates of all ranks.
-
-    Positions that count 0, 1, 2, ... on every rank are positions in its batch and are made global.
-    Other positions must be global already. A function is evaluated at the rows of this rank and the
-    columns of all ranks.
-
-    Args:
-        targets: Targets of this rank.
-        group: Process group.
-        ids_are_positions: Whether the ids are positions in the batch.
-
-    Returns:
-        Targets of the queries of this rank against all candidates.
-
-    Raises:
-        ShapeError: If an annotation is unknown for the candidates of other ranks.
-    """
+    """Extend the targets of the queries of this rank to the candidates of all ranks."""
     if group.world_size == 1:
         return targets
     for name in ("relation", *PAIRWISE_ANNOTATIONS):
@@ -426,6 +300,8 @@ def gather_targets(targets: Targets, group: ProcessGroup, *, ids_are_positions: 
     rows = targets.rows
     columns = targets.columns
     assert rows is not None and columns is not None
+    # Positions that count 0, 1, 2, ... on every rank are positions in its batch and are made
+    # global. Other positions must be global already.
     if ids_are_positions:
         query_ids = query_ids + first_query
         candidate_ids = candidate_ids + first_candidate
@@ -447,11 +323,16 @@ def gather_targets(targets: Targets, group: ProcessGroup, *, ids_are_positions: 
         elif isinstance(value, Tensor):
             changes[name] = group.all_gather_rows(value)
     gathered = replace(targets, **changes)
-    # A function may accept only positions of its own rank.
+    # A function is called with the rows of this rank and the columns of all ranks, but it may
+    # accept only positions of its own rank.
     for name in PAIRWISE_ANNOTATIONS:
-        if callable(getattr(gathered, name)) and group.any_rank(
-            not _accepts_positions(gathered, name)
-        ):
+        if not callable(getattr(gathered, name)):
+            continue
+        try:
+            fails = bool(len(query_ids)) and gathered[:1].pairwise(name) is None
+        except LookupError:
+            fails = True
+        if group.any_rank(fails):
             raise ShapeError(
                 f"{name}: expected a function of positions on all ranks, got one that fails at "
                 "positions of other ranks. Pass "
@@ -460,52 +341,3 @@ def gather_targets(targets: Targets, group: ProcessGroup, *, ids_are_positions: 
                 "gather=False."
             )
     return gathered
-
-
-def _accepts_positions(targets: Targets, name: str) -> bool:
-    try:
-        return not len(targets.query_ids) or targets[:1].pairwise(name) is not None
-    except LookupError:
-        return False
-
-
-def targets_from_ids(
-    num_images: int, num_texts: int, image_ids: Ids | None, text_ids: Ids | None
-) -> Targets:
-    """Make the targets of a batch from ids. Without ids, image i belongs to text i.
-
-    Args:
-        num_images: Number of images.
-        num_texts: Number of texts.
-        image_ids: One id per image, or None for pairs in order.
-        text_ids: One id per text. None: the image ids.
-
-    Returns:
-        Targets of shape ``[num_images, num_texts]``.
-
-    Raises:
-        ShapeError: If the numbers of items and ids do not match.
-    """
-    if image_ids is None:
-        if text_ids is not None:
-            raise ShapeError(
-                "text_ids: expected image_ids as well, got none. Pass both, or neither for pairs "
-                "in order."
-            )
-        if num_images != num_texts:
-            raise ShapeError(
-                f"images, texts: expected equal numbers without ids, got {num_images} and "
-                f"{num_texts}. Pass image_ids and text_ids."
-            )
-        return Targets.paired(num_images)
-    if text_ids is not None:
-        require_ids_of_one_kind(image_ids, text_ids, names=("image_ids", "text_ids"))
-    text_ids = to_id_tensor(
-        image_ids if text_ids is None else text_ids,
-        "text_ids" if text_ids is not None else "image_ids",
-    )
-    image_ids = to_id_tensor(image_ids, "image_ids")
-    for kind, ids, number in (("image", image_ids, num_images), ("text", text_ids, num_texts)):
-        if len(ids) != number:
-            raise ShapeError(f"{kind}_ids: expected {number}, one per {kind}, got {len(ids)}.")
-    return Targets(query_ids=image_ids, candidate_ids=text_ids)

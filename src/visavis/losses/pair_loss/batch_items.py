@@ -15,17 +15,7 @@ from visavis.core.memory_budget import return_freed_memory
 
 
 def embedding_matrix(items: Items) -> Tensor:
-    """Return the embeddings of items that have one vector each.
-
-    Args:
-        items: The items.
-
-    Returns:
-        Embeddings of shape ``[N, D]``.
-
-    Raises:
-        ShapeError: If the items are not one floating-point vector each.
-    """
+    """Return the embeddings ``[N, D]`` of items that have one vector each."""
     rows = as_encoded(items).vectors
     if not isinstance(rows, Tensor) or rows.dim() != 2 or not rows.is_floating_point():
         raise ShapeError(
@@ -36,19 +26,7 @@ def embedding_matrix(items: Items) -> Tensor:
 
 
 def concatenate_items(items: Encoded, extra_items: Encoded, name: str) -> Encoded:
-    """Append extra items to the items of a batch.
-
-    Args:
-        items: Items of the batch.
-        extra_items: Items to append.
-        name: Name of the extra items, for the error message.
-
-    Returns:
-        All items.
-
-    Raises:
-        ShapeError: If the two differ in kind or dimension.
-    """
+    """Append extra items to the items of a batch."""
     are_tensors = [isinstance(each, Vectors) for each in (items, extra_items)]
     if are_tensors[0] != are_tensors[1] or (
         are_tensors[0] and items.vectors.shape[1:] != extra_items.vectors.shape[1:]  # type: ignore[union-attr]
@@ -92,18 +70,7 @@ def validate_matryoshka_dims(dims: Sequence[int]) -> tuple[int, ...]:
 
 
 def smaller_dims(dims: Sequence[int], items: Encoded) -> tuple[int, ...]:
-    """Select the Matryoshka dimensions below the dimension of the embeddings.
-
-    Args:
-        dims: Matryoshka dimensions.
-        items: The items.
-
-    Returns:
-        The smaller dimensions.
-
-    Raises:
-        ShapeError: If one is larger than the dimension of the embeddings.
-    """
+    """Select the Matryoshka dimensions below the dimension of the embeddings."""
     if not dims:
         return ()
     embedding_dim = embedding_matrix(items).shape[1]
@@ -116,15 +83,7 @@ def smaller_dims(dims: Sequence[int], items: Encoded) -> tuple[int, ...]:
 
 
 def truncate_embeddings(items: Encoded, embedding_dim: int) -> Encoded:
-    """Keep the leading dimensions of the embeddings.
-
-    Args:
-        items: Items with one vector each.
-        embedding_dim: Number of dimensions to keep.
-
-    Returns:
-        The truncated items, or the items themselves if they have this dimension.
-    """
+    """Keep the leading dimensions of the embeddings."""
     rows = embedding_matrix(items)
     return (
         items if rows.shape[1] == embedding_dim else replace(items, vectors=rows[:, :embedding_dim])
@@ -158,18 +117,7 @@ def encode_in_chunks(encode: Callable[[Any], Items], chunks: Iterable[Any]) -> I
 
 
 def as_items(name: str, items: Items) -> Encoded:
-    """Check the items of an argument, and wrap a tensor. All further code reads one type.
-
-    Args:
-        name: Name of the argument.
-        items: The items.
-
-    Returns:
-        The items.
-
-    Raises:
-        ShapeError: If they are neither a tensor ``[N, D]`` nor Encoded, or have no values.
-    """
+    """Check the items of an argument, and wrap a tensor. All further code reads one type."""
     if not (isinstance(items, Encoded) or (isinstance(items, Tensor) and items.dim())):
         raise ShapeError(
             f"{name}: expected a tensor [N, D] or Encoded items, got {type(items).__name__}."

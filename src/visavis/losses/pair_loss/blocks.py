@@ -7,14 +7,13 @@ propagated to the embeddings before the next block is scored.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from visavis.core.blocking import chunk_slices
+from visavis.core.memory_budget import chunk_slices
 from visavis.core.process_group import ProcessGroup
 from visavis.losses.objective import Objective, PairwiseObjective
 from visavis.losses.pair_loss.scores import InputGradients, Scores
@@ -60,17 +59,6 @@ class DirectionLoss(NamedTuple):
     bias_grad: Tensor
 
 
-class _BlockTerms(NamedTuple):
-    """Sum and number of the loss terms of a block of queries, and the gradients of the sum. None:
-    the sum does not depend on the tensor.
-    """
-
-    total: Tensor
-    num_terms: int
-    score_grads: Tensor | None
-    annotation_grads: Sequence[Tensor | None]
-
-
 def run_row_blocks(
     objective: Objective,
     scores: Scores,
@@ -82,21 +70,7 @@ def run_row_blocks(
     bias: Tensor | float | None = None,
     needs_grad: bool,
 ) -> ValueAndGradients:
-    """Compute the loss of both directions in blocks of queries.
-
-    Args:
-        objective: The loss.
-        scores: Block-wise access to the scores of images (rows) against texts (columns).
-        queries: Images and texts of this rank that act as queries.
-        targets: Targets of the image-to-text and of the text-to-image direction.
-        block_rows: Maximum number of queries per block, for each direction.
-        group: Process group over which counts and values are summed.
-        bias: Value that is added to all scores.
-        needs_grad: Whether to compute gradients.
-
-    Returns:
-        The global loss and the gradients of the inputs of this rank.
-    """
+    """Compute the loss of both directions in blocks of queries."""
     # With a sum reduction both directions have weight 1, so they can share one gradient buffer.
     # With a mean, the weights depend on the total number of terms, which is known only after both
     # passes: each direction needs its own buffer.
@@ -111,6 +85,7 @@ def run_row_blocks(
             (image_to_text, text_to_image), targets, block_rows, strict=True
         )
     ]
+    # Number of terms of each direction over all ranks.
     counts = group.all_reduce_sum(
         torch.tensor([loss.num_terms for loss in losses], device=group.device)
     ).tolist()
@@ -141,31 +116,19 @@ def run_shared_blocks(
     bias: Tensor | float | None = None,
     needs_grad: bool,
 ) -> ValueAndGradients:
-    """Compute the loss of both directions in blocks of queries of one of them.
-
-    The number of terms and the queries that count follow from ids alone, so the weight of each pair
-    in both directions is known before it is scored.
-
-    Args:
-        objective: The loss.
-        scores: Scores of the queries of this rank against all candidates.
-        targets: Targets of the image-to-text direction, which hold only ids.
-        max_rows: Maximum number of queries per block.
-        group: Process group over which counts and values are summed.
-        bias: Value that is added to all scores.
-        needs_grad: Whether to compute gradients.
-
-    Returns:
-        The global loss and the gradients of the inputs of this rank.
-    """
+    """Compute the loss of both directions in blocks of queries of one of them."""
+    # The number of terms and the queries that count follow from ids alone, so the weight of each
+    # pair in both directions is known before it is scored.
     num_queries, num_candidates = scores.shape
-    query, candidate = targets.positive_pairs([])
+    query, candidate = targets.positive_pairs([])  # [P]
+    # Number of positives of each query [Q], and of each candidate [C], whose positives and other
+    # queries are on all ranks.
     row_counts = query.bincount(minlength=num_queries)
-    # The positives of a candidate, and its other queries, are on all ranks.
     column_counts = group.all_reduce_sum(candidate.bincount(minlength=num_candidates))
     num_rows, num_row_terms = group.all_reduce_sum(
         torch.stack([query.new_tensor(num_queries), (row_counts > 0).sum()])
     ).tolist()
+    # Weight of the loss of a pair as a term of its query [Q], and of its candidate [C].
     row_weights, column_weights = (
         objective.is_counted(counts, num_others - counts).to(scores.dtype)
         * objective.term_weight(num_terms)
@@ -183,7 +146,7 @@ def run_shared_blocks(
         logits.requires_grad_(needs_grad)
         with torch.set_grad_enabled(needs_grad):
             pairs = find_positive_pairs(logits, block_targets)
-            losses = objective.pair_losses(pairs, block_targets)
+            losses = objective.pair_losses(pairs, block_targets)  # [R, C]
             # Not a product of vectors, which autocast would compute in half precision.
             total = (losses.sum(1) * row_weights[rows]).sum() + (
                 losses.sum(0) * column_weights
@@ -247,18 +210,29 @@ def _direction_loss(
     for rows in blocks:
         block = scores.block(rows, with_grad=needs_grad)
         logits = block.scores if bias is None else block.scores + bias
-        terms = _block_terms(objective, logits, targets[rows], names, needs_grad=needs_grad)
-        totals.append(terms.total)
-        num_terms += terms.num_terms
-        if terms.score_grads is not None:
-            block.accumulate_grad(terms.score_grads)
-            if bias is not None:
-                bias_grad += terms.score_grads.sum()
-        for name, gradient in zip(names, terms.annotation_grads, strict=True):
-            if gradient is not None:
-                get_annotation_tensor(annotation_sums[rows], name).add_(gradient)
+        logits.requires_grad_(needs_grad)
+        with torch.set_grad_enabled(needs_grad):
+            block_targets, leaves = with_annotation_leaves(targets[rows], names)
+            terms = objective.terms(*objective.prepare(logits, block_targets))
+            total = terms.sum()
+        totals.append(total.detach())
+        num_terms += len(terms)
+        del terms
+        if total.requires_grad:
+            score_grads, *annotation_grads = torch.autograd.grad(
+                total, [logits, *leaves], allow_unused=True
+            )
+            del total, leaves, block_targets  # the graph
+            if score_grads is not None:
+                block.accumulate_grad(score_grads)
+                if bias is not None:
+                    bias_grad += score_grads.sum()
+            for name, gradient in zip(names, annotation_grads, strict=True):
+                if gradient is not None:
+                    get_annotation_tensor(annotation_sums[rows], name).add_(gradient)
+            del score_grads, annotation_grads
         # Free the block before the next one is scored.
-        del block, logits, terms
+        del block, logits
     annotation_pairs = [
         (get_annotation_tensor(targets, name), get_annotation_tensor(annotation_sums, name))
         for name in names
@@ -269,27 +243,3 @@ def _direction_loss(
         annotation_pairs,
         bias_grad,
     )
-
-
-def _block_terms(
-    objective: Objective,
-    logits: Tensor,
-    targets: Targets,
-    annotations: list[str],
-    *,
-    needs_grad: bool,
-) -> _BlockTerms:
-    """Compute the terms of a block, and the gradients of their sum with respect to the logits and
-    the named annotations.
-    """
-    logits.requires_grad_(needs_grad)
-    with torch.set_grad_enabled(needs_grad):
-        targets, annotation_leaves = with_annotation_leaves(targets, annotations)
-        terms = objective.terms(*objective.prepare(logits, targets))
-        total = terms.sum()
-    if not total.requires_grad:
-        return _BlockTerms(total, len(terms), None, [None] * len(annotations))
-    score_grads, *annotation_grads = torch.autograd.grad(
-        total, [logits, *annotation_leaves], allow_unused=True
-    )
-    return _BlockTerms(total.detach(), len(terms), score_grads, annotation_grads)

@@ -27,6 +27,7 @@ from visavis.core.errors import (
 )
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.process_group import select_process_group
+from visavis.losses.auto_scale import number
 from visavis.losses.logits import (
     OptionalScalar,
     Scale,
@@ -44,9 +45,11 @@ from visavis.losses.pair_loss.batch_comparison import (
     BatchComparison,
     BatchIds,
     ExtraItems,
+    add_extra_candidates,
+    are_local_positions,
     describe_batch,
-    gather_comparison,
-    has_no_negatives,
+    gather_extra_candidates,
+    gather_targets,
     make_targets,
 )
 from visavis.losses.pair_loss.batch_items import (
@@ -132,8 +135,16 @@ class PairLoss(nn.Module):
         matryoshka_dims: Sequence[int] = (),
     ) -> None:
         super().__init__()
-        if not isinstance(objective, Objective):
-            raise _not_an_objective(objective)
+        given: Any = objective
+        if not isinstance(given, Objective):
+            got = format_value(given)
+            fix = "visavis.parse makes one of a text."
+            if isinstance(given, type):
+                got = f"the class {given.__name__}"
+                fix = f"Make an object of it: {given.__name__}()."
+            raise SpecError(f"objective: expected an objective such as Unified(), got {got}. {fix}")
+        for name in objective.auto_fields:
+            number(getattr(objective, name))  # raises
         if block_rows is not None and (
             isinstance(block_rows, bool) or not isinstance(block_rows, int) or block_rows < 1
         ):
@@ -234,7 +245,19 @@ class PairLoss(nn.Module):
     ) -> BatchComparison:
         """Check the arguments of a call, and gather candidates and targets over ranks."""
         resolved = resolve_scale_and_bias((self.scale, self.bias), scale_and_bias)
-        self._validate_half_precision(images, resolved.scale)
+        # Refuse a scale that float16 scores cannot hold. Cosines are in float32, except under
+        # autocast.
+        device = images.tensors[0].device
+        is_half = self.score is not cosine and any(
+            part.dtype == torch.float16 for part in images.tensors
+        )
+        if torch.is_autocast_enabled(device.type):
+            is_half |= torch.get_autocast_dtype(device.type) == torch.float16
+        if is_half:
+            scale = resolved.scale
+            factor = 1.0 if scale is None or isinstance(scale, Tensor) else scale
+            validate_half_scale(self.objective, factor * self.objective.gradient_scale)
+
         targets, source = make_targets(images, texts, ids, targets)
         if self.matryoshka_dims:
             if targets.query_offline_scores is not None:
@@ -251,8 +274,34 @@ class PairLoss(nn.Module):
                 self.objective, self.dataset, images, texts, targets, source
             ),
         )
-        return gather_comparison(
-            images, texts, targets, extra, resolved, group, has_ids=ids.images is not None
+        # Without ids, the ids 0, 1, 2, ... of each rank are positions in its batch.
+        ids_are_positions = ids.images is None and are_local_positions(
+            [targets.query_ids, targets.candidate_ids], group
+        )
+        extra_images = gather_extra_candidates(
+            "extra_images", extra.images, extra.image_ids, images, group
+        )
+        extra_texts = gather_extra_candidates(
+            "extra_texts", extra.texts, extra.text_ids, texts, group
+        )
+        image_to_text = add_extra_candidates(
+            gather_targets(targets, group, ids_are_positions=ids_are_positions),
+            extra_texts,
+            ids_are_positions=ids_are_positions,
+        )
+        text_to_image = add_extra_candidates(
+            gather_targets(targets.T, group, ids_are_positions=ids_are_positions),
+            extra_images,
+            ids_are_positions=ids_are_positions,
+        )
+        return BatchComparison(
+            images,
+            texts,
+            extra_images,
+            extra_texts,
+            (image_to_text, text_to_image),
+            resolved,
+            group,
         )
 
     @torch.no_grad()
@@ -371,15 +420,17 @@ class PairLoss(nn.Module):
             device: Device of the batch.
 
         Returns:
-            The execution path and the expected memory. ``print`` describes them in one line.
+            The execution path, its reason, and the expected memory. ``print`` describes them in one
+            line.
 
         Raises:
             SpecError: If the cost of a score function is unknown.
 
         Example:
             >>> from visavis.losses.objectives import TripletHN
-            >>> print(PairLoss(TripletHN()).plan(65536, 65536))
+            >>> print(PairLoss(TripletHN()).plan(65536, 65536))  # doctest: +NORMALIZE_WHITESPACE
             tiles of 1024 x 1024 scores for both directions. About 264.0 MiB next to items and gradients.
+            Reason: 4,294,967,296 scores exceed 65,536, and the objective needs one number per query.
         """
         samples = None
         if images is not None and texts is not None:
@@ -395,21 +446,6 @@ class PairLoss(nn.Module):
             The spec of the objective.
         """
         return repr(self.objective)
-
-    def _validate_half_precision(self, images: Encoded, scale: OptionalScalar) -> None:
-        """Refuse a scale that float16 scores cannot hold. Cosines are in float32, except under
-        autocast.
-        """
-        tensors = images.tensors
-        device = tensors[0].device.type
-        is_autocast = (
-            torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
-        )
-        if is_autocast or (
-            self.score is not cosine and any(each.dtype == torch.float16 for each in tensors)
-        ):
-            factor = 1.0 if scale is None or isinstance(scale, Tensor) else scale
-            validate_half_scale(self.objective, factor * self.objective.gradient_scale)
 
     def _loss(self, comparison: BatchComparison) -> Tensor:
         """Compute the loss by the planned path. Under a compiler, one rank takes the dense path
@@ -434,7 +470,11 @@ class PairLoss(nn.Module):
     def _warn_if_no_negatives(self, value: Tensor, comparison: BatchComparison) -> None:
         """Count batches without negatives until a batch has some. Later batches are not counted."""
         assert self.batches_without_negatives is not None
-        no_negatives = all(map(has_no_negatives, comparison.targets))
+        no_negatives = True
+        for targets in comparison.targets:
+            ids = torch.cat([targets.query_ids, targets.candidate_ids])
+            # All ids are one single id. A relation may have negatives in any case.
+            no_negatives &= targets.relation is None and not bool((ids != ids[:1]).any())
         self.batches_without_negatives = (
             self.batches_without_negatives + 1 if no_negatives else None
         )
@@ -450,15 +490,6 @@ class PairLoss(nn.Module):
                 f"{self.objective!r} is 0 and nothing is learned. Give different items different "
                 "ids, or use larger batches."
             )
-
-
-def _not_an_objective(value: Any) -> SpecError:
-    got = format_value(value)
-    fix = "visavis.parse makes one of a text."
-    if isinstance(value, type):
-        got = f"the class {value.__name__}"
-        fix = f"Make an object of it: {value.__name__}()."
-    return SpecError(f"objective: expected an objective such as Unified(), got {got}. {fix}")
 
 
 def _split_scale_and_bias(

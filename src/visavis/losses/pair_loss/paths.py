@@ -24,7 +24,6 @@ from visavis.losses.objective import (
 from visavis.losses.pair_loss.batch_comparison import BatchComparison, ExtraCandidates
 from visavis.losses.pair_loss.batch_items import concatenate_items
 from visavis.losses.pair_loss.blocks import (
-    ValueAndGradients,
     run_row_blocks,
     run_shared_blocks,
 )
@@ -45,14 +44,6 @@ from visavis.losses.targets import (
 def dense_loss(objective: Objective, score: Score, comparison: BatchComparison) -> Tensor:
     """Compute the loss on the graph of one score matrix, or of one per direction with extra
     candidates.
-
-    Args:
-        objective: The objective.
-        score: Score function, or `cosine`.
-        comparison: Items and targets of one rank.
-
-    Returns:
-        The loss, a scalar on the graph.
     """
     images = comparison.images
     texts = comparison.texts
@@ -75,95 +66,88 @@ def dense_loss(objective: Objective, score: Score, comparison: BatchComparison) 
 def blockwise_loss(
     objective: Objective, score: Score, comparison: BatchComparison, plan: ExecutionPlan
 ) -> Tensor:
-    """Compute value and gradients in one forward pass over blocks, and attach them to the graph.
-
-    Args:
-        objective: The objective.
-        score: Score function, or `cosine`.
-        comparison: Items and targets of this rank.
-        plan: Plan of the blocks.
-
-    Returns:
-        The loss of all ranks, a scalar on the graph.
-    """
+    """Compute value and gradients in one forward pass over blocks, and attach them to the graph."""
     group = comparison.group
+    targets = comparison.targets
     scale, bias = comparison.scale_and_bias
     images = CandidatePool(comparison.images, comparison.extra_images, group)
     texts = CandidatePool(comparison.texts, comparison.extra_texts, group)
+    queries = images.query_rows, texts.query_rows
     inputs = images.items, texts.items, scale, (images.needs_grad, texts.needs_grad)
-    scores = (
+    scores: Scores = (
         CosineScores(*inputs)
         if score is cosine
         else FunctionScores(score, *inputs, plan.block_columns)
     )
     biases = trainable(bias)
-    inputs_needing_grad = (
-        images.needs_grad.count(True),
-        texts.needs_grad.count(True),
-        len(scores.parameters),
-        len(biases),
-        *(len(annotations_needing_grad(targets)) for targets in comparison.targets),
+    annotations = [annotations_needing_grad(each) for each in targets]
+    needs_grad = torch.is_grad_enabled() and (
+        any(images.needs_grad + texts.needs_grad)
+        or len(scores.parameters) + len(biases) > 0
+        or any(annotations)
     )
-    needs_grad = torch.is_grad_enabled() and any(inputs_needing_grad)
     with torch.no_grad():
-        result = _run_blocks(
-            objective,
-            scores,
-            (images.query_rows, texts.query_rows),
-            comparison,
-            plan,
-            needs_grad=needs_grad,
-        )
+        if plan.tile_shape is not None:
+            assert isinstance(objective, SummaryObjective)
+            result = run_tiles(
+                objective,
+                scores.window(queries[0]),
+                targets[0],
+                plan.tile_shape,
+                group,
+                cache_bytes=plan.cached_bytes,
+                needs_grad=needs_grad,
+            )
+        elif plan.shares_blocks:
+            assert isinstance(objective, PairwiseObjective)
+            result = run_shared_blocks(
+                objective,
+                scores.window(queries[0]),
+                targets[0],
+                plan.block_rows[0],
+                group,
+                bias=bias,
+                needs_grad=needs_grad,
+            )
+        else:
+            result = run_row_blocks(
+                objective,
+                scores,
+                queries,
+                targets,
+                plan.block_rows,
+                group,
+                bias=bias,
+                needs_grad=needs_grad,
+            )
         if not needs_grad:
             return result.value
-        gradients = _local_gradients(result, images, texts, scores.parameters, biases, group)
-    return _attach_gradients(result.value, gradients)
-
-
-def _run_blocks(
-    objective: Objective,
-    scores: Scores,
-    queries: tuple[slice, slice],
-    comparison: BatchComparison,
-    plan: ExecutionPlan,
-    *,
-    needs_grad: bool,
-) -> ValueAndGradients:
-    """Compute the loss in the kind of blocks of a plan."""
-    targets = comparison.targets
-    group = comparison.group
-    bias = comparison.scale_and_bias.bias
-    if plan.tile_shape is not None:
-        assert isinstance(objective, SummaryObjective)
-        return run_tiles(
-            objective,
-            scores.window(queries[0]),
-            targets[0],
-            plan.tile_shape,
-            group,
-            cache_bytes=plan.cached_bytes,
-            needs_grad=needs_grad,
-        )
-    if plan.shares_blocks:
-        assert isinstance(objective, PairwiseObjective)
-        return run_shared_blocks(
-            objective,
-            scores.window(queries[0]),
-            targets[0],
-            plan.block_rows[0],
-            group,
-            bias=bias,
-            needs_grad=needs_grad,
-        )
-    return run_row_blocks(
-        objective,
-        scores,
-        queries,
-        targets,
-        plan.block_rows,
-        group,
-        bias=bias,
-        needs_grad=needs_grad,
+        # Each input tensor of this rank and its gradient. Gradients of items and annotations belong
+        # to one rank and are multiplied by the number of ranks for the mean of
+        # DistributedDataParallel. Gradients of parameters and the bias are equal on all ranks and
+        # are summed.
+        gradients = [
+            *images.local_gradients(result.gradients.images, group),
+            *texts.local_gradients(result.gradients.texts, group),
+        ]
+        gradients += [
+            (tensor, group.all_reduce_sum(total))
+            for tensor, total in zip(scores.parameters, result.gradients.parameters, strict=True)
+            if total is not None
+        ]
+        gradients += [
+            (tensor, group.scale_for_ddp_mean(total)) for tensor, total in result.annotation_grads
+        ]
+        gradients += [
+            (tensor, group.all_reduce_sum(torch.as_tensor(result.bias_grad))) for tensor in biases
+        ]
+    needed = [
+        (tensor, gradient.reshape(tensor.shape).to(tensor.dtype))
+        for tensor, gradient in gradients
+        if tensor.requires_grad
+    ]
+    return _KnownGradients.apply(
+        result.value, [gradient for _, gradient in needed], *(tensor for tensor, _ in needed)
     )
 
 
@@ -198,15 +182,8 @@ class CandidatePool:
     def local_gradients(
         self, pool_gradients: Sequence[Tensor | None], group: ProcessGroup
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Select the gradients of the tensors of this rank, scaled so that their mean over ranks is
-        the gradient of the value.
-
-        Args:
-            pool_gradients: Gradients of the floating-point tensors of the pool.
-            group: Process group.
-
-        Yields:
-            Pairs of a tensor and its gradient.
+        """Pairs of a tensor of this rank and its gradient, scaled so that the mean over ranks is the
+        gradient of the value.
         """
         extra = self.extra_candidates
         extra_tensors = (
@@ -218,6 +195,7 @@ class CandidatePool:
         ):
             if total is None:
                 continue
+            # The gradient of the items of all ranks, due to the queries of all ranks.
             batch_grad = group.all_reduce_sum(total[: self.num_batch_items])[self.query_rows]
             yield tensor, group.scale_for_ddp_mean(_without_padding(batch_grad, tensor))
             if (
@@ -226,7 +204,7 @@ class CandidatePool:
                 and group.any_rank(extra_tensor.requires_grad)
             ):
                 extra_grad = group.all_reduce_sum(total[self.num_batch_items :])
-                if extra.local_rows is None:
+                if extra.local_rows is None:  # a bank that all ranks share
                     yield extra_tensor, _without_padding(extra_grad, extra_tensor)
                 else:
                     yield (
@@ -242,58 +220,9 @@ def _without_padding(gradient: Tensor, tensor: Tensor) -> Tensor:
     return gradient[:, : tensor.shape[1]] if tensor.dim() > 1 else gradient
 
 
-def _local_gradients(
-    result: ValueAndGradients,
-    images: CandidatePool,
-    texts: CandidatePool,
-    parameters: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    group: ProcessGroup,
-) -> list[tuple[Tensor, Tensor]]:
-    """Pairs of each input tensor of this rank and its gradient.
-
-    Gradients of items and annotations belong to one rank and are multiplied by the number of ranks
-    for the mean of DistributedDataParallel. Gradients of parameters and the bias are equal on all
-    ranks and are summed.
-    """
-    parameter_grads = zip(parameters, result.gradients.parameters, strict=True)
-    return [
-        *images.local_gradients(result.gradients.images, group),
-        *texts.local_gradients(result.gradients.texts, group),
-        *(
-            (tensor, group.all_reduce_sum(gradient))
-            for tensor, gradient in parameter_grads
-            if gradient is not None
-        ),
-        *(
-            (tensor, group.scale_for_ddp_mean(gradient))
-            for tensor, gradient in result.annotation_grads
-        ),
-        *((tensor, group.all_reduce_sum(torch.as_tensor(result.bias_grad))) for tensor in biases),
-    ]
-
-
-def _attach_gradients(value: Tensor, gradients: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Attach a value with known gradients to the graph.
-
-    Args:
-        value: A scalar.
-        gradients: Pairs of an input and the gradient of the value with respect to it.
-
-    Returns:
-        The value. Its backward pass multiplies the known gradients by the upstream gradient.
-    """
-    needed = [
-        (tensor, gradient.reshape(tensor.shape).to(tensor.dtype))
-        for tensor, gradient in gradients
-        if tensor.requires_grad
-    ]
-    return _KnownGradients.apply(
-        value, [gradient for _, gradient in needed], *(tensor for tensor, _ in needed)
-    )
-
-
 class _KnownGradients(torch.autograd.Function):
+    """A value with known gradients. The backward pass multiplies them by the upstream gradient."""
+
     @staticmethod
     def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor], *_inputs: Tensor) -> Tensor:
         ctx.gradients = gradients

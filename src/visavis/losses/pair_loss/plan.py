@@ -3,14 +3,15 @@
 >>> from visavis.losses.objectives import Unified
 >>> directions = Targets.paired(8192), Targets.paired(8192).T
 >>> item_bytes = 4 * 512 * (8192 + 8192)
->>> print(choose_plan(PlanInputs(Unified(), directions, item_bytes, torch.device("cpu"), memory_bytes=2**30)))
+>>> plan = choose_plan(PlanInputs(Unified(), directions, item_bytes, torch.device("cpu"), memory_bytes=2**30))
+>>> print(plan)  # doctest: +NORMALIZE_WHITESPACE
 tiles of 2048 x 2048 scores for both directions, up to 240.0 MiB of exponentials cached. About 304.0 MiB next to items and gradients.
+Reason: 67,108,864 scores exceed 65,536, and the objective needs one number per query.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -22,11 +23,16 @@ from visavis.core.blocking import (
     ScoreCost,
     block_cost_of,
     block_shape,
-    chunk_slices,
 )
 from visavis.core.encoded import Encoded
 from visavis.core.errors import SpecError, VisavisError
-from visavis.core.memory_budget import MemoryLimit, budget_bytes, format_bytes, parse_memory
+from visavis.core.memory_budget import (
+    MemoryLimit,
+    budget_bytes,
+    chunk_slices,
+    format_bytes,
+    parse_memory,
+)
 from visavis.losses.objective import Objective, PairwiseObjective, validate_targets
 from visavis.losses.pair_summaries import NegativeLogSumExp, NegativeSummary
 from visavis.losses.targets import (
@@ -131,11 +137,6 @@ class PlanInputs:
         )
 
     @property
-    def num_scores(self) -> int:
-        """Number of scores of the image-to-text direction."""
-        return math.prod(self.targets[0].shape)
-
-    @property
     def gradient_bytes(self) -> int:
         """Memory of the gradients of the items. The backward pass needs it once more for their
         product with the upstream gradient.
@@ -153,34 +154,36 @@ class PlanInputs:
         return self.item_bytes if self.score_cost is None else 0
 
     @property
-    def uses_tiles(self) -> bool:
-        """Whether a tile serves both directions: the objective needs one number per query."""
-        on_one_rank = self.world_size == 1
-        return (
-            self.summary is not None
-            and not self.has_extra_candidates
-            and (on_one_rank or not has_annotations(self.targets[0]))
-        )
+    def reason_against_tiles(self) -> str:
+        """Why no tile can serve both directions. Empty: tiles can."""
+        if self.summary is None:
+            return "the objective needs all negatives of a query"
+        if self.has_extra_candidates:
+            return "extra candidates are never queries"
+        if self.world_size > 1 and has_annotations(self.targets[0]):
+            return "each rank has only its own annotations"
+        return ""
 
     @property
-    def is_dense_fast(self) -> bool:
-        """Whether one matrix is allowed and not slower than blocks."""
-        if self.world_size > 1 or self.block_rows is not None:
-            return False
+    def max_dense_scores(self) -> int:
+        """Number of scores up to which one matrix is not slower than blocks."""
         are_tiles_fast = (
-            self.uses_tiles
+            not self.reason_against_tiles
             and self.score_cost is None
             and not annotations_needing_grad(self.targets[0])
         )
-        max_scores = MAX_SUMMARY_DENSE_SCORES if are_tiles_fast else MAX_DENSE_SCORES
-        return max(self._objective_scores(targets) for targets in self.targets) <= max_scores
+        return MAX_SUMMARY_DENSE_SCORES if are_tiles_fast else MAX_DENSE_SCORES
 
-    def _objective_scores(self, targets: Targets) -> int:
-        """Number of scores that the objective holds at once in one direction."""
-        pairs = 0
-        if self.objective.needs_pair_matrix:
-            pairs = _count_pairs(targets)
-        return max(targets.shape[0], pairs) * targets.shape[1]
+    @property
+    def objective_scores(self) -> int:
+        """Number of scores that the objective holds at once, in the larger direction."""
+        numbers: list[int] = []
+        for targets in self.targets:
+            rows, candidates = targets.shape
+            if self.objective.needs_pair_matrix:  # one row per positive pair
+                rows = max(rows, _count_pairs(targets))
+            numbers.append(rows * candidates)
+        return max(numbers)
 
 
 @dataclass(frozen=True)
@@ -199,6 +202,7 @@ class ExecutionPlan:
         shares_blocks: Whether the blocks of images serve both directions.
         cached_bytes: Memory for exponentials of tiles that wait for their gradient.
         expected_bytes: Expected peak memory next to the items and their gradients.
+        reason: Why this path was chosen.
     """
 
     path: Literal["dense", "blocks"]
@@ -209,6 +213,7 @@ class ExecutionPlan:
     shares_blocks: bool = False
     cached_bytes: int = 0
     expected_bytes: int = 0
+    reason: str = ""
 
     def __str__(self) -> str:
         images, texts = self.num_queries
@@ -228,7 +233,8 @@ class ExecutionPlan:
         if self.cached_bytes:
             description += f", up to {format_bytes(self.cached_bytes)} of exponentials cached"
         memory = format_bytes(self.expected_bytes)
-        return f"{description}. About {memory} next to items and gradients."
+        reason = f" Reason: {self.reason}." if self.reason else ""
+        return f"{description}. About {memory} next to items and gradients.{reason}"
 
 
 def choose_plan(inputs: PlanInputs) -> ExecutionPlan:
@@ -260,25 +266,34 @@ def choose_plan(inputs: PlanInputs) -> ExecutionPlan:
             f"{format_bytes(inputs.memory_bytes)} after the reserve for libraries. Set a larger "
             "memory."
         )
-    if inputs.is_dense_fast and (plan := dense_plan(inputs)).expected_bytes <= inputs.block_budget:
-        return plan
-    return blocks_plan(inputs)
+    if inputs.world_size > 1:
+        return blocks_plan(inputs, f"the batch is on {inputs.world_size} ranks")
+    if inputs.block_rows is not None:
+        return blocks_plan(inputs, "block_rows is set")
+    num_scores = inputs.objective_scores
+    max_scores = inputs.max_dense_scores
+    if num_scores > max_scores:
+        held = "scores of the pair matrix" if inputs.objective.needs_pair_matrix else "scores"
+        return blocks_plan(inputs, f"{num_scores:,} {held} exceed {max_scores:,}")
+    plan = dense_plan(inputs)
+    if plan.expected_bytes > inputs.block_budget:
+        needed, left = map(format_bytes, (plan.expected_bytes, inputs.block_budget))
+        return blocks_plan(inputs, f"one matrix needs {needed}, but {left} are left")
+    return replace(plan, reason=f"blocks are not faster up to {max_scores:,} scores")
 
 
-def blocks_plan(inputs: PlanInputs) -> ExecutionPlan:
+def blocks_plan(inputs: PlanInputs, reason_against_dense: str = "") -> ExecutionPlan:
     """Plan blocks: tiles where the objective has a summary with these targets, else blocks of
     queries.
-
-    Args:
-        inputs: The comparison and the memory.
-
-    Returns:
-        The plan.
-
-    Raises:
-        VisavisError: If even the smallest block does not fit into the memory.
     """
-    return _plan_tiles(inputs) if inputs.uses_tiles else _plan_rows(inputs)
+    if reason := inputs.reason_against_tiles:
+        plan = _plan_rows(inputs)
+        if plan.shares_blocks:
+            reason = "the loss of a pair is the same in both directions"
+    else:
+        plan = _plan_tiles(inputs)
+        reason = "the objective needs one number per query"
+    return replace(plan, reason=", and ".join(filter(None, (reason_against_dense, reason))))
 
 
 def _cap_block_budget(inputs: PlanInputs, budget: int, minimum: int) -> int:
@@ -289,14 +304,7 @@ def _cap_block_budget(inputs: PlanInputs, budget: int, minimum: int) -> int:
 
 
 def dense_plan(inputs: PlanInputs) -> ExecutionPlan:
-    """Plan one matrix.
-
-    Args:
-        inputs: The comparison.
-
-    Returns:
-        The plan, whatever the memory is.
-    """
+    """Plan one matrix, whatever the memory is."""
     images, texts = inputs.queries
     all_texts, all_images = inputs.candidates
     loss_cost = inputs.term_cost + inputs.term_cost
@@ -397,9 +405,7 @@ def _fit_rows(
     queries: int, candidates: int, max_rows: int, terms: BlockCost, score: BlockCost, budget: float
 ) -> IntPair:
     """Choose the rows of a block and the candidates that are scored at once: all of them unless the
-    rows become too few.
-
-    ``terms`` is held for all candidates of a block, ``score`` for those that are scored at once.
+    rows become too few. ``terms`` is held for all candidates, ``score`` for those scored at once.
     """
     total = terms + score
     height = max(min(max_rows, queries), 1)
@@ -473,19 +479,8 @@ class Planner:
         training: bool,
         in_rows: bool = False,
     ) -> ExecutionPlan:
-        """Make the plan of a batch.
-
-        Args:
-            images: Images of this rank.
-            texts: Texts of this rank.
-            targets: Targets of both directions.
-            has_extra_candidates: Whether some candidates are never queries.
-            world_size: Number of ranks.
-            training: Whether the loss is in train mode.
-            in_rows: Whether to plan blocks of queries, also where another path is faster.
-
-        Returns:
-            The plan. Batches of equal shape share one.
+        """Make the plan of a batch, which batches of equal shape share. With ``in_rows``, it has
+        blocks of queries, also where another path is faster.
         """
         key = (
             _form(images),
@@ -540,24 +535,9 @@ class Planner:
         samples: tuple[Encoded, Encoded] | None,
         device: torch.device,
     ) -> ExecutionPlan:
-        """Make the plan of a batch that does not exist yet.
-
-        Args:
-            num_items: Number of images and of texts.
-            embedding_dim: Dimension of the embeddings, for cosines.
-            targets: Targets of the image-to-text direction. None: captions spread evenly over
-                images.
-            samples: A few images and texts, to measure the cost of a score function.
-            device: Device of the batch.
-
-        Returns:
-            The plan.
-
-        Raises:
-            SpecError: If the cost of the score function is unknown.
-        """
+        """Make the plan of a batch that does not exist yet, from a few sample items if given."""
         num_images, num_texts = num_items
-        if targets is None:
+        if targets is None:  # captions spread evenly over images
             image_of = torch.arange(num_texts) * max(num_images, 1) // max(num_texts, 1)
             targets = Targets(query_ids=torch.arange(num_images), candidate_ids=image_of)
         validate_targets(targets, torch.Size(num_items))

@@ -69,16 +69,7 @@ class ObservedScores(Scores):
     observed_scale: float
 
     def observe(self, scale: float, num_queries: Sequence[int], device: torch.device) -> Self:
-        """Prepare the sums.
-
-        Args:
-            scale: Factor of the scores in a block.
-            num_queries: Number of images and of texts of this rank.
-            device: Device of the scores.
-
-        Returns:
-            The scores.
-        """
+        """Prepare the sums, for scores with a scale and the queries of this rank."""
         images, texts = (
             torch.zeros(number, dtype=self.dtype, device=device) for number in num_queries
         )
@@ -108,16 +99,7 @@ class ObservedScores(Scores):
         pools: tuple[CandidatePool, CandidatePool],
         group: ProcessGroup,
     ) -> ScoreGradients:
-        """Select the gradients of this rank, after all blocks.
-
-        Args:
-            gradients: Gradients of the vectors of all ranks, due to the queries of this rank.
-            pools: Images and texts of all ranks.
-            group: Process group over which gradients are summed.
-
-        Returns:
-            The gradients.
-        """
+        """Select the gradients of this rank, after all blocks."""
         # The gradient of a score before the scale has the scale as a factor.
         images, texts = (squares.sqrt() * self.observed_scale for squares in self.query_squares)
         weights = self.term_weights[0], self.term_weights[1]
@@ -141,11 +123,6 @@ class ObservedFunction(ObservedScores, FunctionScores):
     """
 
     matrix: Tensor | None = None
-
-    def keep_matrix(self) -> None:
-        """Score all images with all texts, once for both directions."""
-        images, texts = (slice(0, number) for number in self.num_items)
-        self.matrix = self.score_block(images, texts, with_grad=False).scores
 
     def score_block(self, rows: slice, columns: slice, *, with_grad: bool) -> ScoreBlock:
         """Score a block, or copy it from the matrix."""
@@ -200,18 +177,7 @@ def observed_scores(
     scale: OptionalScalar,
     plan: ExecutionPlan,
 ) -> ObservedScores:
-    """Make observed scores of a batch.
-
-    Args:
-        score: Score function, or `cosine`.
-        images: Images of all ranks.
-        texts: Texts of all ranks.
-        scale: Factor of the scores.
-        plan: Plan in blocks of queries.
-
-    Returns:
-        The scores.
-    """
+    """Make observed scores of the images and texts of all ranks."""
     inputs = images.items, texts.items, scale
     pools = images, texts
     scores: ObservedScores
@@ -226,7 +192,9 @@ def observed_scores(
         # With several ranks, the matrix has more scores than both directions of one rank.
         is_one_rank = plan.num_queries == num_items
         if is_one_rank and image_limit >= num_items[0] and text_limit >= num_items[1]:
-            scores.keep_matrix()
+            # Score all images with all texts, once for both directions.
+            image_rows, text_rows = (slice(0, number) for number in num_items)
+            scores.matrix = scores.score_block(image_rows, text_rows, with_grad=False).scores
     num_queries = [pool.query_rows.stop - pool.query_rows.start for pool in pools]
     factor = 1.0 if scale is None else float(scale)
     return scores.observe(factor, num_queries, images.items.tensors[0].device)

@@ -91,54 +91,25 @@ class Scores(ABC):
 
     @abstractmethod
     def gradients(self) -> InputGradients:
-        """Return the accumulated gradients. Call it once, after all blocks.
-
-        Returns:
-            The sums.
-        """
+        """Return the accumulated gradients. Call it once, after all blocks."""
 
     @abstractmethod
     def fork(self) -> Self:
-        """Make the same scores with their own gradients, still 0.
-
-        Returns:
-            The copy.
-        """
+        """Make the same scores with their own gradients, still 0."""
 
     def merge(self, other: Self, weights: Sequence[float]) -> InputGradients:
-        """Add the weighted gradients of these scores and of a fork.
-
-        Args:
-            other: The fork.
-            weights: Weight of these scores and of the fork.
-
-        Returns:
-            The sums.
-        """
-
-        def add_weighted(
-            totals: list[Tensor | None], others: list[Tensor | None]
-        ) -> list[Tensor | None]:
-            pairs = zip(totals, others, strict=True)
-            return [
-                None if a is None or b is None else a.mul_(weights[0]).add_(b, alpha=weights[1])
-                for a, b in pairs
-            ]
-
-        return InputGradients(*map(add_weighted, self.gradients(), other.gradients()))
+        """Add the weighted gradients of these scores and of a fork, in place."""
+        own = self.gradients()
+        for totals, forked in zip(own, other.gradients(), strict=True):
+            for total, gradient in zip(totals, forked, strict=True):
+                if total is not None and gradient is not None:
+                    total.mul_(weights[0]).add_(gradient, alpha=weights[1])
+        return own
 
     @abstractmethod
     def score_block(self, rows: slice, columns: slice, *, with_grad: bool) -> ScoreBlock:
-        """Score some items of the query side against some items of the candidate side.
-
-        Args:
-            rows: Items of the query side.
-            columns: Items of the candidate side.
-            with_grad: Whether ``accumulate_grad`` of the block will be called. It must not be
-                called otherwise.
-
-        Returns:
-            The block.
+        """Score some items of the query side against some items of the candidate side. Without
+        ``with_grad``, ``accumulate_grad`` of the block must not be called.
         """
 
     @property
@@ -156,40 +127,17 @@ class Scores(ABC):
         return self._changed(is_transposed=not self.is_transposed, query_window=None)
 
     def window(self, queries: slice) -> Self:
-        """Restrict the queries to some items of their side.
-
-        Args:
-            queries: The items.
-
-        Returns:
-            A view.
-        """
+        """A view whose queries are some items of their side."""
         return self._changed(query_window=queries)
 
     def scaled_by(self, factor: float) -> Self:
-        """Multiply all scores by a factor.
-
-        Args:
-            factor: The factor.
-
-        Returns:
-            A view.
-        """
+        """A view with all scores multiplied by a factor."""
         return self._changed(factor=self.factor * factor)
 
     def block(
         self, rows: slice, columns: slice | None = None, *, with_grad: bool = True
     ) -> ScoreBlock:
-        """Score some queries against all or some candidates.
-
-        Args:
-            rows: Queries.
-            columns: Candidates. None: all.
-            with_grad: Whether ``accumulate_grad`` of the block will be called.
-
-        Returns:
-            The block.
-        """
+        """Score some queries against all candidates, or against ``columns``."""
         rows = slice(rows.start + self.query_offset, rows.stop + self.query_offset)
         return self.score_block(
             rows, slice(0, self.shape[1]) if columns is None else columns, with_grad=with_grad
@@ -201,16 +149,7 @@ class Scores(ABC):
         return 0 if self.query_window is None else self.query_window.start
 
     def score_pairs(self, query: Tensor, candidate: Tensor, blocks: Sequence[slice]) -> Tensor:
-        """Score single pairs, without gradient.
-
-        Args:
-            query: Query of each pair, shape ``[P]``, ascending.
-            candidate: Candidate of each pair, shape ``[P]``.
-            blocks: Slices of queries that are scored at once.
-
-        Returns:
-            Scores of shape ``[P]``.
-        """
+        """Score single pairs ``[P]``, ascending by query, without gradient."""
         by_block = [
             self.block(rows, with_grad=False).scores.detach()[
                 query[pairs] - rows.start, candidate[pairs]
@@ -222,14 +161,7 @@ class Scores(ABC):
     def accumulate_pair_grads(
         self, query: Tensor, candidate: Tensor, pair_grads: Tensor, blocks: Sequence[slice]
     ) -> None:
-        """Accumulate the gradient of single pairs. The gradient of all other pairs is 0.
-
-        Args:
-            query: Query of each pair, shape ``[P]``.
-            candidate: Candidate of each pair, shape ``[P]``.
-            pair_grads: Gradient of the score of each pair, shape ``[P]``.
-            blocks: Slices of queries that are scored at once.
-        """
+        """Accumulate the gradient of single pairs ``[P]``. The gradient of all other pairs is 0."""
         for rows, pairs in _pairs_by_block(query, blocks):
             if len(pairs):
                 block = self.block(rows)
@@ -250,14 +182,7 @@ class Scores(ABC):
 
 
 def trainable(scalar: Tensor | float | None) -> list[Tensor]:
-    """Return the scale or bias of scores if it needs a gradient.
-
-    Args:
-        scalar: Scale or bias of the scores.
-
-    Returns:
-        The tensor in a list, or an empty list.
-    """
+    """List the scale or bias of scores if it needs a gradient."""
     return (
         [scalar]
         if isinstance(scalar, Tensor) and scalar.requires_grad and torch.is_grad_enabled()
@@ -295,34 +220,22 @@ class UnitVectors:
         self.gradient: Tensor | None = None
 
     def gradient_buffer(self) -> Tensor:
-        """Return the gradient to add to.
-
-        Returns:
-            Gradient of the normalized vectors, shape ``[N, D]``.
-        """
+        """Return the gradient to add to, ``[N, D]``."""
         if self.gradient is None:
             self.gradient = torch.zeros_like(self.unit_rows)
         return self.gradient
 
     def fork(self) -> UnitVectors:
-        """Make a copy without gradient.
-
-        Returns:
-            The copy, which shares the vectors.
-        """
+        """Make a copy without gradient, which shares the vectors."""
         other = copy(self)
         other.gradient = None
         return other
 
     def input_gradient(self) -> Tensor | None:
-        """Convert the gradient of the normalized vectors to that of the embeddings, in place.
-
-        Returns:
-            The component orthogonal to the normalized vectors, divided by the norms. None if no
-            gradient is needed.
-        """
+        """Convert the gradient of normalized vectors to the gradient of embeddings, in place."""
         if not self.needs_grad:
             return None
+        # The component orthogonal to the normalized vectors, divided by the norms.
         for gradient, rows, norm in zip(
             *(
                 part.split(ROWS_PER_CHUNK)
@@ -452,12 +365,6 @@ class CosineScores(Scores):
     def scaled_by(self, factor: float) -> Self:
         """Multiply all scores by a factor. Products that may not fit into float16 run in the dtype
         of sums.
-
-        Args:
-            factor: The factor.
-
-        Returns:
-            A view.
         """
         scaled = super().scaled_by(factor)
         if factor > MAX_HALF_SCALE:
@@ -476,14 +383,7 @@ class CosineScores(Scores):
         return InputGradients([visual], [textual], [self.scale_gradient] if self.parameters else [])
 
     def apply_scale(self, rows: Tensor) -> Tensor:
-        """Multiply by the scale and the factor of the scores.
-
-        Args:
-            rows: Any tensor.
-
-        Returns:
-            The scaled tensor, or the tensor itself for a factor of 1.
-        """
+        """Multiply by the scale and the factor of the scores."""
         return rows if self.total_factor == 1 else rows * self.total_factor
 
     @property
@@ -505,8 +405,10 @@ class CosineScores(Scores):
         candidates = candidate_side.matmul_rows[columns]
         scores = self._buffer(len(queries), len(candidates), queries.dtype)
         if scores.dtype == self.dtype:
+            # With beta 0, the former content of the buffer is ignored, even NaN.
             torch.addmm(scores, queries, candidates.T, beta=0, alpha=self.total_factor, out=scores)
         else:
+            # Under autocast the product has half precision, and its sums do not.
             torch.mm(self.apply_scale(queries), candidates.T, out=scores)
             scores = self._buffer(len(queries), len(candidates), self.dtype).copy_(scores)
         return ScoreBlock(scores, lambda gradient: self._accumulate(rows, columns, gradient))
@@ -525,7 +427,7 @@ class CosineScores(Scores):
     ) -> None:
         query_side, candidate_side = self._query_and_candidate_side()
         for pairs, i, j in self._chunk_pairs(query, candidate):
-            weight = pair_grads[pairs, None]
+            weight = pair_grads[pairs, None]  # [P, 1]
             queries = query_side.unit_rows[i]
             candidates = candidate_side.unit_rows[j]
             if self.scale_gradient is not None:
@@ -547,10 +449,10 @@ class CosineScores(Scores):
         query_side, candidate_side = self._query_and_candidate_side()
         queries = query_side.matmul_rows[rows]
         candidates = candidate_side.matmul_rows[columns]
-        is_exact = queries.dtype == self.dtype
-        if not is_exact:
+        if queries.dtype != self.dtype:
             gradient = self._buffer(len(queries), len(candidates), queries.dtype).copy_(gradient)
         if self.scale_gradient is not None:
+            # The gradient of the scale is the sum of gradient times cosine over all pairs.
             query_grad = torch.mm(gradient, candidates).to(self.dtype)
             self.scale_gradient += (
                 torch.linalg.vecdot(query_grad, query_side.unit_rows[rows]).sum() * self.factor
@@ -616,7 +518,10 @@ class FunctionScores(Scores):
         self.texts = texts
         self.scale = scale
         self.block_columns = block_columns
-        self.parameters = [*trainable(scale), *_score_parameters(score, images, texts)]
+        self.parameters = trainable(scale)
+        # The leaves that the score reads next to its items: those in the graph of one pair.
+        if torch.is_grad_enabled() and len(images) and len(texts):
+            self.parameters += graph_leaves(checked_scores(score, images[:1], texts[:1]))
         image_sums, text_sums = (
             [
                 torch.zeros_like(part) if needed else None
@@ -731,19 +636,5 @@ class FunctionScores(Scores):
 
 
 def reject_gradient(_: Tensor) -> None:
-    """Take the gradient of a block that was scored without one.
-
-    Args:
-        _: The gradient.
-
-    Raises:
-        AssertionError: Always.
-    """
+    """Raise an error, as the ``accumulate_grad`` of a block that was scored without gradient."""
     raise AssertionError("a gradient was accumulated into a block that was scored without gradient")
-
-
-def _score_parameters(score: Score, images: Encoded, texts: Encoded) -> list[Tensor]:
-    """The leaves that a score reads next to its items: those in the graph of the score of one pair."""
-    if not (torch.is_grad_enabled() and len(images) and len(texts)):
-        return []
-    return graph_leaves(checked_scores(score, images[:1], texts[:1]))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from visavis.core.blocking import chunk_slices
+from visavis.core.memory_budget import chunk_slices
 from visavis.core.process_group import ProcessGroup
 from visavis.losses.objective import SummaryObjective
 from visavis.losses.pair_loss.blocks import ValueAndGradients
@@ -55,14 +55,7 @@ class Tile(NamedTuple):
         return self.block.scores
 
     def view_of(self, memory: Tensor) -> Tensor:
-        """View the start of a one-dimensional tensor in the shape of the tile.
-
-        Args:
-            memory: Memory for any tile.
-
-        Returns:
-            The view, shape ``[R, C]``.
-        """
+        """View the start of a one-dimensional tensor in the shape of the tile."""
         return memory[: self.scores.numel()].view(self.scores.shape)
 
 
@@ -88,28 +81,20 @@ class Tiles:
         self.row_blocks = chunk_slices(scores.shape[0], height)
         self.column_blocks = chunk_slices(scores.shape[1], width)
         self.positions = list(product(range(len(self.row_blocks)), range(len(self.column_blocks))))
-        query, candidate = targets.positive_pairs(self.row_blocks)
+        query, candidate = targets.positive_pairs(self.row_blocks)  # [P]
         tile_numbers, order = (
             query // height * max(len(self.column_blocks), 1) + candidate // width
         ).sort(stable=True)
         self.query = query[order]
         self.candidate = candidate[order]
+        # The pairs of tile t are pair_bounds[t] to pair_bounds[t + 1].
         self.pair_bounds = torch.searchsorted(
             tile_numbers, torch.arange(len(self.positions) + 1, device=tile_numbers.device)
         ).tolist()
         self.negative: tuple[slice, Tensor] | None = None
 
     def score(self, row: int, column: int, *, with_grad: bool) -> Tile:
-        """Score a tile.
-
-        Args:
-            row: Row of the tile among the tiles.
-            column: Its column.
-            with_grad: Whether its gradient will be accumulated.
-
-        Returns:
-            The tile, whose scores the next one overwrites.
-        """
+        """Score a tile. The next one overwrites its scores."""
         rows = self.row_blocks[row]
         columns = self.column_blocks[column]
         number = row * len(self.column_blocks) + column
@@ -120,7 +105,10 @@ class Tiles:
         if self.targets.is_defined_by_ids:
             block.scores[positions] = NEG_INF
         else:
-            block.scores.masked_fill_(~self._negative(rows)[:, columns], NEG_INF)
+            # Computed once for all tiles of these rows.
+            if self.negative is None or self.negative[0] != rows:
+                self.negative = rows, self.targets[rows].negative
+            block.scores.masked_fill_(~self.negative[1][:, columns], NEG_INF)
         return Tile(rows, columns, pairs, positions, positive, block)
 
     @property
@@ -132,22 +120,8 @@ class Tiles:
         )
 
     def new_tensor(self, *length: int, value: float = NEG_INF) -> Tensor:
-        """Make a tensor with the dtype of the scores.
-
-        Args:
-            *length: Its shape.
-            value: Value of all elements.
-
-        Returns:
-            The tensor.
-        """
+        """Make a tensor with the dtype of the scores."""
         return torch.full(length, value, dtype=self.scores.dtype, device=self.query.device)
-
-    def _negative(self, rows: slice) -> Tensor:
-        """Negative pairs of some rows, computed once for all tiles of these rows."""
-        if self.negative is None or self.negative[0] != rows:
-            self.negative = rows, self.targets[rows].negative
-        return self.negative[1]
 
 
 class TileExponentials:
@@ -174,8 +148,12 @@ class TileExponentials:
     log_sums: tuple[Tensor, Tensor]
 
     def __init__(self, scores: Tensor, memory: Tensor, totals: tuple[Tensor, Tensor] | None = None):
-        shift = _finite(scores.amax())
-        smallest = _smallest_exact_sum(scores)
+        shift = scores.amax()
+        shift = torch.where(shift == -math.inf, 0.0, shift)
+        # The smallest sum of this many terms in which no lost term matters. Terms are lost below
+        # the smallest number.
+        limits = torch.finfo(scores.dtype)
+        smallest = limits.tiny / limits.eps * scores.numel()
         self.shift: Tensor | None = shift
         if totals is not None and (
             shift - torch.minimum(*(total.min() for total in totals))
@@ -198,16 +176,8 @@ class TileExponentials:
     def gradient(
         self, totals: tuple[Tensor, Tensor], total_grads: tuple[Tensor, Tensor], memory: Tensor
     ) -> Tensor:
-        """Compute $row_grads_i e^(s_ij - rows_i) + column_grads_j e^(s_ij - columns_j)$.
-        Overwrites the exponentials.
-
-        Args:
-            totals: Log-sum-exp of each row and of each column, +inf for one without negatives.
-            total_grads: Their gradients.
-            memory: Tensor of shape ``[R, C]``, which is overwritten.
-
-        Returns:
-            Gradient of the scores, shape ``[R, C]``.
+        """Compute $row_grads_i e^(s_ij - rows_i) + column_grads_j e^(s_ij - columns_j)$. Overwrites
+        the exponentials and ``memory``, both ``[R, C]``. A total without negatives is +inf.
         """
         rows, columns = totals
         row_grads, column_grads = total_grads
@@ -217,19 +187,6 @@ class TileExponentials:
             return self.values.mul_(torch.add(per_column, per_row[:, None], out=memory))
         by_columns = torch.sub(self.values, columns, out=memory).exp_().mul_(column_grads)
         return self.values.sub_(rows[:, None]).exp_().mul_(row_grads[:, None]).add_(by_columns)
-
-
-def _finite(shift: Tensor) -> Tensor:
-    """0 as the shift where all scores are -inf."""
-    return torch.where(shift == -math.inf, 0.0, shift)
-
-
-def _smallest_exact_sum(scores: Tensor) -> float:
-    """The smallest sum of this many terms in which no lost term matters. Terms are lost below the
-    smallest number.
-    """
-    limits = torch.finfo(scores.dtype)
-    return limits.tiny / limits.eps * scores.numel()
 
 
 def run_tiles(
@@ -242,20 +199,7 @@ def run_tiles(
     cache_bytes: int,
     needs_grad: bool,
 ) -> ValueAndGradients:
-    """Compute the loss of both directions tile by tile.
-
-    Args:
-        objective: An objective with a summary for these targets.
-        scores: Scores of the queries of this rank against all candidates.
-        targets: Targets of the image-to-text direction.
-        tile_shape: Rows and columns of a tile.
-        group: Process group.
-        cache_bytes: Memory for exponentials of tiles that are not scored a second time.
-        needs_grad: Whether to compute gradients.
-
-    Returns:
-        The global loss and the gradients of the inputs of this rank.
-    """
+    """Compute the loss of both directions tile by tile."""
     summary = objective.summary(targets)
     if isinstance(summary, NegativeLogSumExp):
         tiles = Tiles(scores.scaled_by(summary.scale), targets, tile_shape)
@@ -290,6 +234,8 @@ class _SummaryLoss:
         annotations = [get_annotation_tensor(tiles.targets, name) for name in self.names]
         self.annotation_grads = [(tensor, torch.zeros_like(tensor)) for tensor in annotations]
         self.value = tiles.new_tensor(value=0.0)
+        # Scores of the positive pairs [P], and summaries of the rows [Q] and columns [C], with the
+        # gradient of each.
         self.positive = tiles.new_tensor(len(tiles.query))
         self.positive_grads = tiles.new_tensor(len(tiles.query), value=0.0)
         self.rows, self.columns = (tiles.new_tensor(length) for length in tiles.scores.shape)
@@ -327,23 +273,17 @@ class _SummaryLoss:
 
 
 def _log_sum_exp_loss(loss: _SummaryLoss, scale: float, cache_bytes: int) -> None:
-    """Compute a loss that summarizes the negatives of each row and of each column by a log-sum-exp.
-
-    1. First pass: each tile ``[R, C]`` is scored, and its exponentials are added to the log-sum-exp
-       of its rows and of its columns.
-    2. The terms give the gradient of each log-sum-exp.
-    3. Second pass: the gradient of a score is its softmax weight in its row times the gradient of
-       the row, plus the same for its column. Positive scores have the gradient of their terms
-       instead. The exponentials come from the cache, or the tile is scored again.
-
-    The tiles hold scaled scores, so positive scores are divided by ``scale``.
-    """
+    """Compute a loss that summarizes the negatives of each row and of each column by a log-sum-exp."""
+    # The tiles hold scaled scores, so positive scores are divided by `scale`.
     tiles = loss.tiles
     group = loss.group
-    memory = tiles.new_tensor(tiles.max_tile_scores)
+    memory = tiles.new_tensor(tiles.max_tile_scores)  # scratch memory for one tile
     num_cached = min(cache_bytes // memory.element_size(), math.prod(tiles.scores.shape))
     free = memory.new_empty(num_cached if loss.needs_grad else 0)
     cached = dict[tuple[int, int], tuple[Tile, TileExponentials]]()
+
+    # First pass: the exponentials of each tile [R, C] are added to the log-sum-exp of its rows and
+    # of its columns.
     for position in tiles.positions:
         tile = tiles.score(*position, with_grad=tiles.scores.is_cheap)
         loss.positive[tile.pairs] = tile.positive_scores / scale
@@ -361,9 +301,16 @@ def _log_sum_exp_loss(loss: _SummaryLoss, scale: float, cache_bytes: int) -> Non
             running[items] = torch.logaddexp(running[items], sums)
         # Free the tile before the next one is scored.
         del tile, exponentials
+    # The negatives of a column are on all ranks.
     loss.columns = group.all_gather_stack(loss.columns).logsumexp(0)
+
+    # The terms give the gradient of each log-sum-exp.
     loss.add_terms()
     loss.column_grads = group.all_reduce_sum(loss.column_grads)
+
+    # Second pass: the gradient of a score is its softmax weight in its row times the gradient of
+    # the row, plus the same for its column. Positive scores have the gradient of their terms
+    # instead. The exponentials come from the cache, or the tile is scored again.
     for position in tiles.positions if loss.needs_grad else ():
         stored = cached.pop(position, None)
         tile = tiles.score(*position, with_grad=True) if stored is None else stored[0]
@@ -388,14 +335,10 @@ def _inf_if_empty(sums: Tensor) -> Tensor:
 
 
 def _hardest_loss(loss: _SummaryLoss) -> None:
-    """Compute a loss that reads only the hardest negative of each row and of each column.
-
-    One pass finds these maxima with their positions. Then only the positive pairs and the hardest
-    pairs have a gradient, so no tile is scored again. The maximum of a column is that over all
-    processes. Only the process that scored it adds its gradient.
-    """
+    """Compute a loss that reads only the hardest negative of each row and of each column."""
     tiles = loss.tiles
     group = loss.group
+    # One pass finds these maxima and their positions.
     row_argmax, column_argmax = (tiles.query.new_zeros(length) for length in tiles.scores.shape)
     for position in tiles.positions:
         tile = tiles.score(*position, with_grad=False)
@@ -403,12 +346,16 @@ def _hardest_loss(loss: _SummaryLoss) -> None:
         _update_max(loss.rows, row_argmax, tile.rows, tile.columns.start, tile.scores)
         _update_max(loss.columns, column_argmax, tile.columns, tile.rows.start, tile.scores.T)
         del tile  # before the next one is scored
+    # The maximum of a column is that over all ranks. Only the rank that scored it, its owner, adds
+    # its gradient.
     loss.columns, owner = group.all_gather_stack(loss.columns).max(0)
     loss.add_terms()
     if loss.needs_grad:
+        # Only positive pairs and hardest pairs have a gradient, so no tile is scored again.
         all_rows, all_columns = (
             torch.arange(length, device=owner.device) for length in tiles.scores.shape
         )
+        # The hardest pair of each row [Q] and of each column [C], then the positive pairs [P].
         query = torch.cat([all_rows, column_argmax, tiles.query])
         candidate = torch.cat([row_argmax, all_columns, tiles.candidate])
         column_grads = group.all_reduce_sum(loss.column_grads).where(owner == group.rank, 0.0)

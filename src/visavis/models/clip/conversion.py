@@ -115,14 +115,7 @@ class _ModelConfig:
 
 
 def is_open_clip(tensors: Iterable[str]) -> bool:
-    """Check whether weights are those of open_clip, by their names.
-
-    Args:
-        tensors: Names of weights.
-
-    Returns:
-        Whether they are.
-    """
+    """Check whether weights belong to open_clip, by their names."""
     return any(
         name.removeprefix("text.") == "token_embedding.weight"
         or name.startswith(("visual.conv1.", "visual.trunk."))
@@ -140,22 +133,6 @@ def convert_open_clip(
 ) -> CheckpointConversion:
     """Write the weights of a CLIP with transformer encoders into a new folder of ``transformers``,
     to be used like any CLIP model.
-
-    Args:
-        tensors: Weights by name.
-        checkpoint: File of the checkpoint.
-        out: New folder.
-        config: Configuration of open_clip: a file, or a name such as ViT-B-32 if open_clip is
-            installed. Empty: open_clip_config.json next to the checkpoint.
-        text: Folder or hub name of a CLIP of transformers, for its tokenizer. Empty:
-            ``DEFAULT_TOKENIZER``.
-
-    Returns:
-        The conversion.
-
-    Raises:
-        DataError: For another architecture, and naming weights that are unknown, missing or of
-            wrong shapes.
     """
     tensors = {name.removeprefix("text."): tensor for name, tensor in tensors.items()}
     model, preprocessing = _read_config(config, checkpoint)
@@ -170,7 +147,29 @@ def convert_open_clip(
     text_folder, tokenizer = open_text_source(
         text or DEFAULT_TOKENIZER, checkpoint, "needs the tokenizer of CLIP"
     )
-    _check_sizes(tensors, model, len(tokenizer), checkpoint)
+    # The weights must have the sizes that the configuration and the tokenizer define.
+    vision = model.vision_cfg
+    text_encoder = model.text_cfg
+    shapes = {
+        "visual.conv1.weight": (vision.width, 3, vision.patch_size, vision.patch_size),
+        "visual.positional_embedding": (
+            (vision.image_size // vision.patch_size) ** 2 + 1,
+            vision.width,
+        ),
+        "visual.proj": (vision.width, model.embed_dim),
+        "text_projection": (text_encoder.width, model.embed_dim),
+        "token_embedding.weight": (len(tokenizer), text_encoder.width),
+    }
+    advice = "Pass the configuration and tokenizer that it was trained with."
+    check_weight_shapes(tensors, shapes, checkpoint, advice)
+    vision_heads = vision.width / vision.head_width
+    for part, heads in ((vision, vision_heads), (text_encoder, text_encoder.heads)):
+        # A rounded number of heads would give other features without an error.
+        if heads != int(heads) or part.width % heads:
+            raise DataError(
+                f"{checkpoint}: expected a width that is divisible by {heads:g} heads, got "
+                f"{part.width}. Pass the configuration of this model."
+            )
     converted = rename_weights(
         tensors | {name: tensors[name].T for name in TRANSPOSED_WEIGHTS}, names
     )
@@ -199,22 +198,6 @@ MAX_TEXT_LENGTH = 100_000
 def extend_positions(name: str, max_length: int, out: str | Path) -> CheckpointConversion:
     """Write a CLIP or SigLIP model that reads longer texts. The positions after the 20th are
     interpolated.
-
-    Args:
-        name: Folder or hub name of the model.
-        max_length: Number of tokens after which a text is cut.
-        out: New folder, written completely or not at all.
-
-    Returns:
-        The folder of the longer model.
-
-    Raises:
-        DataError: If the model is not a CLIP or SigLIP, reads texts of this length already, or has
-            no position after the 20th.
-
-    Source:
-        Zhang et al., Long-CLIP: Unlocking the Long-Text Capability of CLIP (2024), which
-        interpolates 77 positions to 248.
     """
     folder = model_folder(name)
     config = storage.read_json(folder / "config.json", dict[str, Any])
@@ -244,7 +227,8 @@ def extend_positions(name: str, max_length: int, out: str | Path) -> CheckpointC
         key for key in weights if key.endswith("text_model.embeddings.position_embedding.weight")
     )
     size = max_length - KEPT_POSITIONS
-    # [1, D, L]: positions are the last axis of a linear interpolation.
+    # Zhang et al., Long-CLIP: Unlocking the Long-Text Capability of CLIP (2024), interpolate 77
+    # positions to 248. [1, D, L]: positions are the last axis of a linear interpolation.
     interpolated = interpolate(
         positions[KEPT_POSITIONS:].T[None], size=size, mode="linear", align_corners=True
     )[0].T
@@ -258,6 +242,7 @@ def extend_positions(name: str, max_length: int, out: str | Path) -> CheckpointC
             settings = storage.read_json(file, dict[str, Any])
             storage.write_json(file, settings | {"model_max_length": max_length})
         storage.write_tensors(part / "model.safetensors", weights, for_transformers=True)
+        # Opened once as a check, before the folder gets its name.
         open_dual_encoder(str(part))
     return _conversion_result(Path(out))
 
@@ -273,6 +258,7 @@ def _conversion_result(folder: Path) -> CheckpointConversion:
 def _read_config(name: str, checkpoint: Path) -> tuple[_ModelConfig, dict[str, Any]]:
     """Return the configuration of a model, and its preprocessing."""
     installed = importlib.util.find_spec("open_clip")
+    # A file, the file next to the checkpoint, or a name such as ViT-B-32 that open_clip knows.
     candidates = [Path(name) if name else checkpoint.parent / OPEN_CLIP_CONFIG]
     if name and installed is not None and installed.origin:
         candidates.append(Path(installed.origin).parent / "model_configs" / f"{name}.json")
@@ -330,40 +316,11 @@ def _weight_names(model: _ModelConfig) -> Iterator[WeightNames]:
                 )
 
 
-def _check_sizes(
-    tensors: Mapping[str, Tensor], model: _ModelConfig, vocabulary_size: int, checkpoint: Path
-) -> None:
-    """Raise DataError if weights have other sizes than the configuration and the tokenizer define."""
-    vision = model.vision_cfg
-    text = model.text_cfg
-    expected = {
-        "visual.conv1.weight": (vision.width, 3, vision.patch_size, vision.patch_size),
-        "visual.positional_embedding": (
-            (vision.image_size // vision.patch_size) ** 2 + 1,
-            vision.width,
-        ),
-        "visual.proj": (vision.width, model.embed_dim),
-        "text_projection": (text.width, model.embed_dim),
-        "token_embedding.weight": (vocabulary_size, text.width),
-    }
-    check_weight_shapes(
-        tensors,
-        expected,
-        checkpoint,
-        "Pass the configuration and tokenizer that it was trained with.",
-    )
-    for part, heads in ((vision, vision.width / vision.head_width), (text, text.heads)):
-        # A rounded number of heads would give other features without an error.
-        if heads != int(heads) or part.width % heads:
-            raise DataError(
-                f"{checkpoint}: expected a width that is divisible by {heads:g} heads, got "
-                f"{part.width}. Pass the configuration of this model."
-            )
-
-
 def _build_config(
     model: _ModelConfig, converted: Mapping[str, Tensor], tokenizer: Any
 ) -> dict[str, Any]:
+    """Build the ``config.json`` of transformers. The converted weights define some sizes."""
+
     def encoder_config(side: str, part: _TextConfig | _VisionConfig, heads: int) -> dict[str, Any]:
         return {
             "hidden_act": "quick_gelu" if model.quick_gelu else "gelu",

@@ -239,10 +239,6 @@ class CLIP(GlobalMatcher):
     def save_pretrained(self, folder: str | Path, **extra: Any) -> None:
         """Write the model folder. If all weights are trained, it also holds config, preprocessing
         and tokenizer of the pretrained model.
-
-        Args:
-            folder: Folder of the model.
-            **extra: Additional entries of ``config.json``.
         """
         if not self.config.lora_rank:
             backbone_folder = Path(folder) / VisualEncoder.part_name
@@ -289,13 +285,8 @@ def export_to_transformers(matcher: Matcher, folder: str | Path) -> Path:
 
 
 def write_transformers_files(matcher: CLIP, folder: Path, image_size: int = 0) -> None:
-    """Write the files of ``export_to_transformers``.
-
-    Args:
-        matcher: A ``CLIP``, which may be any dual encoder.
-        folder: Existing folder.
-        image_size: Edge of the images that the model reads, in pixels. The position embeddings are
-            interpolated to it. 0: the size of the pretrained model.
+    """Write the files of ``export_to_transformers``. Position embeddings are interpolated to images
+    of ``image_size`` pixels. 0: the size of the pretrained model.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -316,7 +307,13 @@ def write_transformers_files(matcher: CLIP, folder: Path, image_size: int = 0) -
         positions = interpolated_positions(model.vision_model, image_size, "vision_model.")
         weights |= positions
         if positions:
-            _set_image_size(folder / "config.json", image_size)
+            content = storage.read_json(folder / "config.json", dict[str, Any])
+            # Configs before version 4.28 of transformers have both.
+            names = ("vision_config", "vision_config_dict")
+            parts = {name: content[name] for name in names if content.get(name)}
+            for name, part in (parts or {"vision_config": {}}).items():
+                content[name] = part | {"image_size": image_size}
+            storage.write_json(folder / "config.json", content)
     file = folder / "tokenizer_config.json"
     if os.path.isfile(file) and not reads_padding(matcher.model.config):
         # Another side would change the vectors of padded texts, see load_pretrained_tokenizer.
@@ -326,17 +323,6 @@ def write_transformers_files(matcher: CLIP, folder: Path, image_size: int = 0) -
     # Names as in published files, which can differ from those in memory.
     weights = revert_weight_conversion(model, weights)
     storage.write_tensors(folder / "model.safetensors", weights, for_transformers=True)
-
-
-def _set_image_size(file: Path, image_size: int) -> None:
-    """Set the image size in a ``config.json``."""
-    config = storage.read_json(file, dict[str, Any])
-    # Configs before version 4.28 of transformers have both.
-    parts = {
-        part: config[part] for part in ("vision_config", "vision_config_dict") if config.get(part)
-    } or {"vision_config": {}}
-    resized = {part: values | {"image_size": image_size} for part, values in parts.items()}
-    storage.write_json(file, config | resized)
 
 
 def _pretrained_folder(config: CLIP.Config) -> Path:
@@ -352,17 +338,7 @@ def _pretrained_folder(config: CLIP.Config) -> Path:
 
 
 def open_dual_encoder(name: str) -> tuple[CLIP, Processor]:
-    """Open a pretrained dual encoder.
-
-    Args:
-        name: Folder or name.
-
-    Returns:
-        The model, and a processor with its preprocessing and tokenizer.
-
-    Raises:
-        DataError: If the model cannot be read.
-    """
+    """Open a pretrained dual encoder, with a processor of its preprocessing and tokenizer."""
     processor = Processor(EncoderSpec("visual", name, "regions"), None, None, name)
     assert processor.pretrained_tokenizer is not None
     folder = model_folder(name)
@@ -390,26 +366,8 @@ def open_dual_encoder(name: str) -> tuple[CLIP, Processor]:
 def add_adapters(
     model: nn.Module, rank: int, alpha: float, dropout: float, layers: Sequence[str]
 ) -> None:
-    """Add a trainable update $(alpha / rank) B A$, initially 0, to the weight of every linear
-    layer whose name ends in one of ``layers``, or in its synonym.
-
-    A is ``[rank, inputs]`` and starts uniform. B is ``[outputs, rank]`` and starts at 0. All other
-    weights of the model become buffers that are not saved, so that nothing can train them and a
-    state dict holds the adapters alone.
-
-    Args:
-        model: The model, changed in place.
-        rank: Rank of the updates.
-        alpha: Numerator of their factor.
-        dropout: Dropout of the input of A.
-        layers: Endings of layer names.
-
-    Raises:
-        SpecError: If the model has no such layer.
-        MissingExtra: If peft is not installed.
-
-    Source:
-        Hu et al., LoRA (2022).
+    """Add a trainable update $(alpha / rank) B A$, initially 0, to the weight of every linear layer
+    whose name ends in one of ``layers``, or in its synonym.
     """
     with requires_extra("lora", "a model with low-rank adapters"):
         import peft
@@ -439,8 +397,10 @@ def add_adapters(
         "lora_dropout": dropout,
         "target_modules": targets,
     }
+    # A is [rank, inputs] and starts uniform. B is [outputs, rank] and starts at 0.
     peft.inject_adapter_in_model(peft.LoraConfig(**settings), model)
-    # Buffers and parameters except adapters become buffers that are not saved.
+    # All other weights become buffers that are not saved, so that nothing can train them and a
+    # state dict holds the adapters alone.
     for module in model.modules():
         buffers: dict[str, Any] = dict(module.named_buffers(recurse=False))
         for name, parameter in list(module.named_parameters(recurse=False)):
@@ -453,12 +413,7 @@ def add_adapters(
 
 @torch.no_grad()
 def merge_adapters(adapted: nn.Module, base: nn.Module) -> None:
-    """Add the updates of a model's adapters to the weights of the same model without adapters.
-
-    Args:
-        adapted: Model with adapters.
-        base: Model without adapters, changed in place.
-    """
+    """Add the updates of a model's adapters to the weights of the same model without adapters."""
     for name, module in adapted.named_modules():
         if hasattr(module, "get_delta_weight"):
             weight = base.get_submodule(name).weight

@@ -34,17 +34,7 @@ _INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int6
 
 
 def read_torch_tensors(file: Path) -> Any:
-    """Read a file of ``torch.save`` as tensors and plain values only.
-
-    Args:
-        file: The file.
-
-    Returns:
-        Its content.
-
-    Raises:
-        DataError: If the file is damaged, or holds other objects.
-    """
+    """Read a file of ``torch.save`` as tensors and plain values only."""
     with storage.reading_regular_file(file):
         if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as archive:
@@ -78,19 +68,7 @@ def read_torch_tensors(file: Path) -> Any:
 
 
 def read_checkpoint(file: Path, key: str = "") -> dict[str, Tensor]:
-    """Read the weights of a checkpoint.
-
-    Args:
-        file: A safetensors file, or a file of ``torch.save``.
-        key: Key of the weights in a dict that holds several models, such as state_dict_ema. Empty:
-            the only one.
-
-    Returns:
-        Weights by their published names, without prefixes of wrappers.
-
-    Raises:
-        DataError: If the file does not hold weights by name, or those of several models and no key.
-    """
+    """Read the weights of a checkpoint by name. ``key`` selects one of several models in a file."""
     content: Any = (
         storage.read_tensors(file) if file.suffix == ".safetensors" else read_torch_tensors(file)
     )
@@ -143,14 +121,7 @@ def read_checkpoint(file: Path, key: str = "") -> dict[str, Tensor]:
 
 
 def wrapper_of(names: Iterable[str]) -> str:
-    """Return the prefix that a wrapper added to names of weights.
-
-    Args:
-        names: Names of weights.
-
-    Returns:
-        The prefix, such as ``module.``. Empty if a name has none.
-    """
+    """Return the prefix that a wrapper added to all names, such as ``module.``. Empty: none."""
     prefixes = [match[0] if (match := _WRAPPER_PREFIXES.match(name)) else "" for name in names]
     # The shortest, because a prefix must belong to all names.
     return min(prefixes, key=len, default="")
@@ -170,18 +141,7 @@ def check_weight_names(
     checkpoint: Path,
     expected: str,
 ) -> None:
-    """Check the names of weights, and that the weights are finite.
-
-    Args:
-        tensors: Weights of the checkpoint.
-        names: Expected names.
-        ignored: Names that are not needed.
-        checkpoint: File of the checkpoint.
-        expected: Description of the expected model.
-
-    Raises:
-        DataError: If weights are missing, unknown or not finite.
-    """
+    """Check that the weights are ``names``, apart from ``ignored`` ones, and are finite."""
     # An unknown weight belongs to another architecture.
     unknown = sorted(name for name in tensors if name not in names and not ignored.fullmatch(name))
     missing = sorted(name for name in names if name not in tensors)
@@ -196,15 +156,7 @@ def check_weight_names(
 
 
 def check_finite_weights(weights: Iterable[tuple[str, Tensor]], source: Path) -> None:
-    """Check that weights are finite.
-
-    Args:
-        weights: Names and tensors.
-        source: Their file or folder.
-
-    Raises:
-        DataError: Naming the first weight with NaN or infinity.
-    """
+    """Check that weights are finite."""
     for name, weight in weights:
         # NaN is both the smallest and the largest value. No copy of the size of the weights is
         # made, as isfinite() of a whole tensor does.
@@ -221,17 +173,7 @@ def check_weight_shapes(
     checkpoint: Path,
     advice: str,
 ) -> None:
-    """Check the shapes of weights.
-
-    Args:
-        tensors: Weights of the checkpoint.
-        shapes: Expected shapes by name.
-        checkpoint: File of the checkpoint.
-        advice: End of the error message.
-
-    Raises:
-        DataError: Naming the first weight with another shape.
-    """
+    """Check the shapes of weights."""
     for name, shape in shapes.items():
         if (actual := list(tensors[name].shape)) != list(shape):
             raise DataError(
@@ -258,27 +200,14 @@ class CheckpointConversion:
     sections: dict[str, Any]
 
     def to_recipe_sections(self) -> dict[str, Any]:
-        """Return the sections of a recipe that starts from the converted model.
-
-        Returns:
-            Sections by name.
-        """
+        """Return the sections of a recipe that starts from the converted model."""
         return self.sections
 
 
 def weight_and_bias(
     names: Iterable[tuple[str, str]], source: str = "", target: str = ""
 ) -> Iterator[WeightNames]:
-    """Yield the names of the weight and the bias of modules.
-
-    Args:
-        names: Published and new names of modules.
-        source: Prefix of the published names.
-        target: Prefix of the new names.
-
-    Yields:
-        Published and new names of weights.
-    """
+    """Yield the published and the new names of the weight and the bias of modules."""
     for published, name in names:
         for end in ("weight", "bias"):
             yield f"{source}{published}.{end}", (f"{target}{name}.{end}",)
@@ -286,17 +215,7 @@ def weight_and_bias(
 
 @contextmanager
 def matching_shapes(checkpoint: Path) -> Iterator[None]:
-    """Convert the errors of tensors whose shapes do not belong together in this block.
-
-    Args:
-        checkpoint: File of the checkpoint.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        DataError: If the shapes do not belong together.
-    """
+    """Convert the errors of tensors whose shapes do not belong together in this block."""
     try:
         yield
     except (VisavisError, UnicodeError):
@@ -319,15 +238,7 @@ def matching_shapes(checkpoint: Path) -> Iterator[None]:
 def rename_weights(
     tensors: Mapping[str, Tensor], names: Mapping[str, tuple[str, ...]]
 ) -> dict[str, Tensor]:
-    """Rename weights, and convert them to float32.
-
-    Args:
-        tensors: Weights by their published names.
-        names: New names by published name. Several for a tensor that is split into equal parts.
-
-    Returns:
-        Weights by their new names.
-    """
+    """Rename weights, in float32. A tensor with several new names is split into equal parts."""
     renamed: dict[str, Tensor] = {}
     for name, targets in names.items():
         tensor = tensors[name].float()

@@ -61,17 +61,10 @@ class ResNet(nn.Module):
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
 
     def forward(self, pixel_values: Tensor) -> SimpleNamespace:
-        """Compute the feature map and its mean.
-
-        Args:
-            pixel_values: Pixels, shape ``[N, 3, H, W]``.
-
-        Returns:
-            ``last_hidden_state`` ``[N, 2048, H / 32, W / 32]`` and ``pooler_output`` ``[N, 2048]``,
-            as in transformers.
-        """
+        """Compute the feature map ``[N, 2048, H / 32, W / 32]`` and its mean ``[N, 2048]``."""
         states = self.maxpool(torch.relu(self.bn1(self.conv1(pixel_values))))
         grid = self.layer4(self.layer3(self.layer2(self.layer1(states))))
+        # Names of the output as in transformers.
         return SimpleNamespace(last_hidden_state=grid, pooler_output=grid.mean((2, 3)))
 
 
@@ -106,14 +99,7 @@ class Bottleneck(nn.Module):
             )
 
     def forward(self, states: Tensor) -> Tensor:
-        """Apply the block.
-
-        Args:
-            states: Feature map, shape ``[N, C, H, W]``.
-
-        Returns:
-            Feature map.
-        """
+        """Apply the block to a feature map ``[N, C, H, W]``."""
         inner = torch.relu(self.bn1(self.conv1(states)))
         inner = torch.relu(self.bn2(self.conv2(inner)))
         return torch.relu(self.bn3(self.conv3(inner)) + self.downsample(states))
@@ -153,15 +139,7 @@ class VGG19(nn.Module):
         )
 
     def forward(self, pixel_values: Tensor) -> SimpleNamespace:
-        """Compute the feature map and the vector of layer fc7.
-
-        Args:
-            pixel_values: Pixels, shape ``[N, 3, 224, 224]``.
-
-        Returns:
-            ``last_hidden_state`` ``[N, 512, 7, 7]`` and ``pooler_output`` ``[N, 4096]``, as in
-            transformers.
-        """
+        """Compute the feature map ``[N, 512, 7, 7]`` and the vector of layer fc7, ``[N, 4096]``."""
         grid = self.features(pixel_values)
         return SimpleNamespace(
             last_hidden_state=grid, pooler_output=self.classifier(self.avgpool(grid).flatten(1))
@@ -196,15 +174,7 @@ class SmallCNN(nn.Module):
         )
 
     def forward(self, pixel_values: Tensor) -> SimpleNamespace:
-        """Compute the feature map and its mean.
-
-        Args:
-            pixel_values: Pixels, shape ``[N, 3, 64, 64]``.
-
-        Returns:
-            ``last_hidden_state`` ``[N, 256, 4, 4]`` and ``pooler_output`` ``[N, 256]``, as in
-            transformers.
-        """
+        """Compute the feature map ``[N, 256, 4, 4]`` and its mean ``[N, 256]``."""
         grid = self.convolutions(pixel_values)
         return SimpleNamespace(last_hidden_state=grid, pooler_output=grid.mean((2, 3)))
 
@@ -244,17 +214,7 @@ PUBLISHED_BACKBONES = {
 
 
 def published_backbone_name(name: str) -> str | None:
-    """Return the catalog name of a published encoder.
-
-    Args:
-        name: Name in the catalog, or path of a published file.
-
-    Returns:
-        Name in the catalog. None for other encoders.
-
-    Raises:
-        DataError: If the path is not one of the published files.
-    """
+    """Return the catalog name of a published encoder or file. None: another encoder."""
     if name in PUBLISHED_BACKBONES:
         return name
     if not name.endswith(".pth"):
@@ -275,15 +235,6 @@ def published_backbone_name(name: str) -> str | None:
 def published_weights_file(name: str) -> Path:
     """Find the weights of a published encoder: a path, or a file in the folder ``backbones`` of the
     cache.
-
-    Args:
-        name: Name in the catalog, or path of a published file.
-
-    Returns:
-        Path of the file.
-
-    Raises:
-        DataError: If the file does not exist.
     """
     candidates = _weights_paths(name)
     if (existing := next((path for path in candidates if os.path.isfile(path)), None)) is not None:
@@ -297,14 +248,7 @@ def published_weights_file(name: str) -> Path:
 
 
 def is_downloaded(name: str) -> bool:
-    """Check whether the weights of a published encoder are in the cache.
-
-    Args:
-        name: Name in the catalog.
-
-    Returns:
-        Whether the file exists.
-    """
+    """Check whether the weights of a published encoder are in the cache."""
     return any(os.path.isfile(path) for path in _weights_paths(name))
 
 

@@ -24,7 +24,7 @@ from visavis.models.encoders.pretrained_loading import check_encoding, check_wei
 from visavis.models.encoders.sentence_encoders import load_sentence_transformers_model
 
 if TYPE_CHECKING:
-    from visavis.data.dataset import Image as ListedImage
+    from visavis.data.image_file import Image as ListedImage
 
 IDS, MASK = "input_ids", "attention_mask"
 PROMPT_NAMES = {"text": ("query",), "visual": ("document", "passage", "corpus")}
@@ -64,48 +64,37 @@ class EmbeddingInputs:
         return {name: value for name, value in features.items() if not isinstance(value, Tensor)}
 
     def convert(self, items: Sequence[Any]) -> Encoded:
-        """Convert images or texts.
-
-        Args:
-            items: The items.
-
-        Returns:
-            Named parts. Tokens are padded at their end, ``[N, L]``. Other inputs, such as the
-            patches of an image, are padded to ``[N, L, ...]``, and have their length in a part of
-            its own.
+        """Convert images or texts to named parts: tokens ``[N, L]``, padded at their end, and other
+        inputs ``[N, L, ...]``, such as patches, with their length in a part of its own.
         """
-        return concatenate([self._convert_item(item) for item in items])
-
-    def _convert_item(self, item: Any) -> Encoded:
-        features = self._features([item])
-        parts = dict[str, Tensor]()
-        for name, value in features.items():
-            if not isinstance(value, Tensor):
-                continue
-            if IDS in features and value.shape == features[IDS].shape and name.endswith(_TOKENS):
-                parts[name] = value
-            else:
-                # A processor packs the patches of all images of a batch along the first axis.
-                parts[name] = value[None]
-                parts[_length(name)] = torch.tensor([len(value)])
-        if IDS in parts:
-            parts.setdefault(MASK, torch.ones_like(parts[IDS]))
-        return Encoded(parts)
+        converted = []
+        # One by one, because a processor packs the patches of all images of a batch along the first
+        # axis. `concatenate` pads the items.
+        for item in items:
+            features = self._features([item])
+            parts = dict[str, Tensor]()
+            for name, value in features.items():
+                if not isinstance(value, Tensor):
+                    continue
+                is_token = name.endswith(_TOKENS) and IDS in features
+                if is_token and value.shape == features[IDS].shape:
+                    parts[name] = value
+                else:
+                    parts[name] = value[None]
+                    parts[_length(name)] = torch.tensor([len(value)])
+            if IDS in parts:
+                parts.setdefault(MASK, torch.ones_like(parts[IDS]))
+            converted.append(Encoded(parts))
+        return concatenate(converted)
 
     def encode(self, items: Encoded) -> Tensor:
-        """Encode converted items.
-
-        Args:
-            items: Result of ``convert``, on the device of the model.
-
-        Returns:
-            Vectors, shape ``[N, D]``.
-        """
+        """Encode items of ``convert`` on the device of the model to vectors ``[N, D]``."""
         parts = items.vectors
         assert isinstance(parts, dict)
         features: dict[str, Any] = dict(self._constants)
         for name, value in parts.items():
             if (lengths := parts.get(_length(name))) is not None:
+                # Without padding, packed along the first axis, as the model reads them.
                 is_valid = torch.arange(value.shape[1], device=value.device) < lengths[:, None]
                 features[name] = value[is_valid]
             elif name.endswith(_TOKENS):
@@ -136,6 +125,7 @@ class EmbeddingTokenizer:
 
     def __init__(self, inputs: EmbeddingInputs):
         self.inputs = inputs
+        self.prompt = inputs.instruction
         self.tokenizer = inputs.model.tokenizer
         self.max_length = inputs.model.max_seq_length or self.tokenizer.model_max_length
 
@@ -143,26 +133,12 @@ class EmbeddingTokenizer:
         return len(self.tokenizer)
 
     def count_tokens(self, texts: Sequence[str]) -> np.ndarray:
-        """Count the tokens of texts that are not cut, without the instruction.
-
-        Args:
-            texts: The texts.
-
-        Returns:
-            Counts, shape ``[N]``.
-        """
+        """Count the tokens ``[N]`` of texts that are not cut, without the instruction."""
         ids = self.tokenizer(list(texts), verbose=False)[IDS]
         return np.array([len(row) for row in ids], dtype=np.int64)
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """Convert texts.
-
-        Args:
-            texts: The texts.
-
-        Returns:
-            Named parts, see ``EmbeddingInputs.convert``.
-        """
+        """Convert texts to named parts, see ``EmbeddingInputs.convert``."""
         return self.inputs.convert(texts)
 
 
@@ -179,15 +155,8 @@ class ConvertedImages:
         self.inputs = inputs
 
     def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
-        """Read and convert some images.
-
-        Args:
-            index: Indices of the images.
-            seeds: Not used.
-
-        Returns:
-            Named parts, see ``EmbeddingInputs.convert``.
-        """
+        """Read and convert some images. ``seeds`` is not used."""
+        # Each image once, also if it occurs several times.
         numbers, image_of = np.unique(index, return_inverse=True)
         opened = map_in_order(lambda image: image.open(), read_items(self.images, numbers))
         # In one thread, because tokenizers are not thread-safe.
@@ -197,17 +166,6 @@ class ConvertedImages:
 def load_embedding_model(folder: Path, **options: Any) -> Any:
     """Load a model that reads images and texts, in float32. All weights must be in the folder and
     finite.
-
-    Args:
-        folder: Folder of the model.
-        **options: Options of the transformers in it.
-
-    Returns:
-        The ``SentenceTransformer``.
-
-    Raises:
-        DataError: If the model cannot be read, lacks weights, or reads no images or no texts.
-        MissingExtra: If sentence-transformers is not installed.
     """
     model = load_sentence_transformers_model(folder, **({"dtype": torch.float32} | options))
     if not {"image", "text"} <= set(model.modalities):
@@ -223,32 +181,10 @@ def load_embedding_model(folder: Path, **options: Any) -> Any:
     return model
 
 
-def load_embedding_converter(folder: Path) -> Any:
-    """Load a model without its weights, which converts images and texts.
-
-    Args:
-        folder: Folder of the model.
-
-    Returns:
-        The ``SentenceTransformer``.
-
-    Raises:
-        DataError: If the model cannot be read.
-    """
-    return load_sentence_transformers_model(folder, device_map="meta").to("meta")
-
-
 @torch.no_grad()
 def check_inputs(inputs: EmbeddingInputs, folder: Path) -> None:
-    """Check that vectors are finite and do not depend on the other items of a batch.
-
-    Args:
-        inputs: Conversion with the weights of its model.
-        folder: Folder of the model.
-
-    Raises:
-        DataError: If the model cannot be used.
-    """
+    """Check that vectors are finite and do not depend on the other items of a batch."""
+    # Two items of different sizes, so that a batch of both can have padding.
     image = blank_image()
     items: tuple[Any, Any] = (image.resize((64, 64)), image.resize((96, 64)))
     if inputs.side == "text":

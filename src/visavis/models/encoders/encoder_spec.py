@@ -131,19 +131,7 @@ class EncoderSpec:
 def open_preprocessing(
     spec: EncoderSpec, folder: Path | None = None, *, already_cropped: bool = False
 ) -> ImageConverter:
-    """Open the preprocessing of an image encoder, without the encoder.
-
-    Args:
-        spec: Specification.
-        folder: Folder of the model's files. None: found by the name.
-        already_cropped: Whether the images are crops, which are not cropped again.
-
-    Returns:
-        Function of images that returns pixels.
-
-    Raises:
-        DataError: If no such model is found.
-    """
+    """Open the preprocessing of an image encoder, without the encoder. No folder: by its name."""
     preprocessing = spec_preprocessing(spec, folder)
     return image_converter(preprocessing.for_crops if already_cropped else preprocessing, spec)
 
@@ -151,15 +139,6 @@ def open_preprocessing(
 def reads_with_own_processor(spec: EncoderSpec) -> bool:
     """Report whether sentence-transformers converts the images of an encoder, which may have any
     size.
-
-    Args:
-        spec: Specification.
-
-    Returns:
-        Whether it does.
-
-    Raises:
-        DataError: If no such model is found.
     """
     if spec.name in OWN_PREPROCESSING or published_backbone_name(spec.name):
         return False
@@ -170,14 +149,7 @@ def reads_with_own_processor(spec: EncoderSpec) -> bool:
 
 
 def current_preprocessing_config(spec: EncoderSpec) -> dict[str, Any] | None:
-    """Read the preprocessing that the folder of an image encoder currently defines.
-
-    Args:
-        spec: Specification.
-
-    Returns:
-        Settings as in ``preprocessing_config``. None without a local folder.
-    """
+    """Read the preprocessing that the local folder of an image encoder defines. None: no folder."""
     if spec.side == "text" or (folder := local_model_folder(spec.name)) is None:
         return None
     if is_embedding_model(folder):
@@ -189,15 +161,7 @@ def current_preprocessing_config(spec: EncoderSpec) -> dict[str, Any] | None:
 def spec_preprocessing_config(
     preprocessing: Preprocessing | PatchPreprocessing, spec: EncoderSpec
 ) -> dict[str, Any]:
-    """Describe the preprocessing of an encoder, as stored with features.
-
-    Args:
-        preprocessing: Preprocessing of the encoder.
-        spec: Specification.
-
-    Returns:
-        Settings by name.
-    """
+    """Describe the preprocessing of an encoder, as stored with features."""
     config: dict[str, Any] = (
         {"custom": spec.name} if spec.name == "scenes" else asdict(preprocessing)
     )
@@ -210,31 +174,12 @@ def spec_preprocessing_config(
 def image_converter(
     preprocessing: Preprocessing | PatchPreprocessing, spec: EncoderSpec
 ) -> ImageConverter:
-    """Build the function that converts images to pixels, with the crops of an encoder.
-
-    Args:
-        preprocessing: Preprocessing of the encoder.
-        spec: Specification.
-
-    Returns:
-        Function of images that returns pixels.
-    """
+    """Build the function that converts images to pixels, with the crops of an encoder."""
     return ImageConverter(preprocessing, spec.crops, spec.random_crops, spec.full_decoding)
 
 
 def visible_part(spec: EncoderSpec, image: Image) -> Image:
-    """Return the part of an image that an encoder with one crop reads.
-
-    Args:
-        spec: Specification.
-        image: The image.
-
-    Returns:
-        The visible part, larger than the encoder reads it.
-
-    Raises:
-        DataError: If no such model is found.
-    """
+    """Return the part of an image that an encoder with one crop reads, larger than it reads it."""
     return (
         image.resize((384, 384))
         if spec.name == "scenes"
@@ -253,27 +198,25 @@ OWN_PREPROCESSING = {
 def spec_preprocessing(
     spec: EncoderSpec, folder: Path | None = None
 ) -> Preprocessing | PatchPreprocessing:
-    """Return the preprocessing of an image encoder.
-
-    Args:
-        spec: Specification.
-        folder: Folder of the model's files. None: found by the name.
-
-    Returns:
-        The preprocessing, with the image size or number of patches of the specification.
-
-    Raises:
-        DataError: If no such model is found.
-        SpecError: If the image size is not a multiple of the patch size of the model, or if the
-            encoder does not have a setting.
-    """
+    """Return the preprocessing of an image encoder, with the size that the specification sets."""
     preprocessing: Preprocessing | PatchPreprocessing | None
     if (preprocessing := OWN_PREPROCESSING.get(spec.name)) is None:
         published = published_backbone_name(spec.name)
         folder = None if published else folder or model_folder(spec.name)
         preprocessing = read_preprocessing(folder) if folder else IMAGENET_PREPROCESSING
         if isinstance(preprocessing, PatchPreprocessing):
-            return _patch_preprocessing(preprocessing, spec)
+            problem = ""
+            if spec.image_size:
+                problem = f"visual.image_size: expected none, got {spec.image_size}"
+            elif spec.crops != 1:
+                problem = f"visual.crops: expected 1, got {spec.crops}"
+            if problem:
+                raise SpecError(
+                    f"{problem}, because {spec.name} reads patches of images in their own aspect "
+                    "ratio. Change it, and set visual.max_num_patches for another size."
+                )
+            max_num_patches = spec.max_num_patches or preprocessing.max_num_patches
+            return replace(preprocessing, max_num_patches=max_num_patches)
         if folder and spec.image_size:
             from visavis.models.encoders.pretrained_loading import (
                 check_image_size,
@@ -293,34 +236,8 @@ def spec_preprocessing(
     )
 
 
-def _patch_preprocessing(
-    preprocessing: PatchPreprocessing, spec: EncoderSpec
-) -> PatchPreprocessing:
-    """Return the preprocessing with the number of patches of a specification."""
-    problem = ""
-    if spec.image_size:
-        problem = f"visual.image_size: expected none, got {spec.image_size}"
-    elif spec.crops != 1:
-        problem = f"visual.crops: expected 1, got {spec.crops}"
-    if problem:
-        raise SpecError(
-            f"{problem}, because {spec.name} reads patches of images in their own aspect ratio. "
-            "Change it, and set visual.max_num_patches for another size."
-        )
-    return replace(
-        preprocessing, max_num_patches=spec.max_num_patches or preprocessing.max_num_patches
-    )
-
-
 def image_size_note(spec: EncoderSpec) -> str | None:
-    """Describe the interpolation of position embeddings for another image size.
-
-    Args:
-        spec: Specification.
-
-    Returns:
-        A sentence with both sizes. None if the model reads images of its own size, or of any size.
-    """
+    """Describe the interpolation of position embeddings to another image size. None: not needed."""
     if not spec.image_size or spec.name in OWN_PREPROCESSING or published_backbone_name(spec.name):
         return None
     from visavis.models.encoders.pretrained_loading import (

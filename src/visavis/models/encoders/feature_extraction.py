@@ -22,7 +22,7 @@ from visavis.core.encoded import Encoded, concatenate
 from visavis.core.errors import SKIP_BAD_ADVICE, DataError, SpecError, VisavisError, log_debug
 from visavis.core.process_group import ONE_PROCESS, ProcessGroup
 from visavis.core.stopping import kept_if_stopped
-from visavis.data.dataset import Dataset, Image
+from visavis.data.dataset import Dataset
 from visavis.data.features.store import (
     VARIABLE_LENGTH_FILES,
     FeatureStore,
@@ -31,6 +31,7 @@ from visavis.data.features.store import (
     discard_store,
     read_description,
 )
+from visavis.data.image_file import Image
 from visavis.data.parallel import Engine, cpu_cores, map_in_order, map_on_ray
 from visavis.data.video import VideoError
 from visavis.data.workers import choose_readers, read_in_workers
@@ -64,19 +65,7 @@ GPU_IMAGE_BATCH_SIZE = 64
 
 
 def feature_store_folder(dataset: Dataset, spec: EncoderSpec) -> Path:
-    """Return the default folder for the features of a data set.
-
-    The name depends on the images' sizes in bytes and on the encoder's weights. A replaced image
-    (unless it has exactly the same size) or a retrained encoder therefore has another folder. The
-    same holds if the existing folder was made with another preprocessing.
-
-    Args:
-        dataset: The data set.
-        spec: The encoder.
-
-    Returns:
-        Folder in the cache.
-    """
+    """Return the default folder for the features of a data set, in the cache."""
     encoder = spec.name.replace("/", "--")
     if os.path.exists(spec.name):
         encoder = os.path.basename(os.path.realpath(spec.name))
@@ -87,6 +76,8 @@ def feature_store_folder(dataset: Dataset, spec: EncoderSpec) -> Path:
     settings += f"-{spec.max_num_patches}patches" if spec.max_num_patches else ""
     settings += "-full" if spec.full_decoding else ""
     images = dataset.images if spec.side == "visual" else ()
+    # Another folder for replaced images, unless they have exactly the same size in bytes, and for a
+    # retrained encoder.
     sizes = [image.location.num_bytes for image in images if image.location is not None]
     # Features of earlier versions may show a TIFF turned twice.
     has_tiff = sizes and any(image.name.lower().endswith((".tif", ".tiff")) for image in images)
@@ -97,6 +88,7 @@ def feature_store_folder(dataset: Dataset, spec: EncoderSpec) -> Path:
         f"{dataset.name}-{dataset.fingerprint}-{encoder}-{spec.granularity}{settings}-{inputs_hash}"
     )
     folder = storage.cache_folder() / "features" / name
+    # Another folder if the existing one was made with another preprocessing.
     preprocessing = json.dumps(current_preprocessing_config(spec))
     with suppress(VisavisError):
         if preprocessing not in ("null", json.dumps(read_description(folder).preprocessing)):
@@ -117,35 +109,8 @@ def cache_features(
     group: ProcessGroup = ONE_PROCESS,
     on_progress: OnProgress | None = None,
 ) -> FeatureStore:
-    """Compute the features of all images, or of all different captions, that are not stored yet.
-
-    A complete store in the default folder is opened without loading the encoder. A killed call
-    resumes where it stopped. If another process computes the same store, the call waits. Damaged
-    parts are recomputed.
-
-    Args:
-        dataset: The data set.
-        encoder: The encoder, or its specification.
-        folder: Folder of the store. None: the default folder in the cache.
-        batch_size: Items per batch. None: 4 images (on a GPU 64), 1 clip or 64 texts.
-        bfloat16: Whether to multiply in bfloat16. None: for texts, if the processor has native
-            bfloat16.
-        engine: Where batches are encoded: by this process, or by processes of a Ray cluster that
-            can read the files of the data set.
-        workers: Number of Ray processes, or of processes that read images. Default: 2 Ray
-            processes, else as ``choose_readers``.
-        group: Processes that share the batches. Each of them makes this call.
-        on_progress: Called after each batch.
-
-    Returns:
-        The store.
-
-    Raises:
-        SpecError: If the encoder starts with random weights.
-        DataError: If a video cannot be read.
-        RefusedOverwrite: If ``folder`` holds other features.
-        MissingExtra: If Ray is not installed.
-        VisavisError: If several processes ask for a Ray cluster.
+    """Compute the features of all images, or of all different captions, that are not stored yet. A
+    killed call resumes where it stopped.
     """
     if engine == "ray" and group.world_size > 1:
         raise VisavisError(
@@ -163,6 +128,8 @@ def cache_features(
     with ExitStack() as lock:
         with group.first_rank_first():
             finished, damage = None, ""
+            # A complete store in the default folder needs no encoder. Damaged parts are
+            # recomputed.
             if is_default_folder and isinstance(encoder, EncoderSpec):
                 try:
                     is_stored = os.path.exists(folder / "features.json")
@@ -173,6 +140,7 @@ def cache_features(
                 if damage:
                     discard_store(folder, damage)
             if finished is None and group.is_first:
+                # Another program may compute the same store.
                 lock.enter_context(storage.folder_lock(folder, wait=True))
         # Rank 0 decides, because another program may finish the store in between.
         if group.broadcast_text("unfinished" if finished is None else "finished") == "finished":

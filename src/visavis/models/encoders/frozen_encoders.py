@@ -100,26 +100,13 @@ class FrozenEncoder(nn.Module):
 
     @abstractmethod
     def preprocess(self, items: Sequence[Any]) -> Encoded:
-        """Convert items to the input of the encoder.
-
-        Args:
-            items: Images, clips as lists of frames, or texts.
-
-        Returns:
-            Pixels of images ``[N, 3, H, W]`` (``[N, 10, 3, H, W]`` for ten crops), pixels of clips
-            ``[N, F, 3, H, W]`` with a mask ``[N, F]``, or token ids ``[N, L]`` with a mask.
+        """Convert images to pixels ``[N, 3, H, W]`` (ten crops ``[N, 10, 3, H, W]``), clips to
+        ``[N, F, 3, H, W]`` with a mask, or texts to token ids ``[N, L]`` with a mask.
         """
 
     @abstractmethod
     def forward(self, items: Encoded) -> Encoded:
-        """Encode preprocessed items.
-
-        Args:
-            items: Output of ``preprocess``.
-
-        Returns:
-            Features in float32, as the granularity of ``spec`` describes them.
-        """
+        """Encode preprocessed items to features in float32, of the granularity of ``spec``."""
 
     @property
     @abstractmethod
@@ -128,14 +115,7 @@ class FrozenEncoder(nn.Module):
 
     @torch.no_grad()
     def encode(self, items: Sequence[Any]) -> Encoded:
-        """Encode items without a gradient.
-
-        Args:
-            items: Images, clips as lists of frames, or texts.
-
-        Returns:
-            Features in float32.
-        """
+        """Encode images, clips as lists of frames, or texts without a gradient, in float32."""
         return self(self.preprocess(items).to(next(self.parameters()).device))
 
 
@@ -189,7 +169,8 @@ class VisualEncoder(FrozenEncoder, PretrainedPart):
                 states = output.last_hidden_state.float()
                 return Encoded(states * is_patch[..., None], is_patch)
             return Encoded(output.pooler_output.float())
-        # Several times faster for convolutions on CPUs.
+        # Ten crops are images of their own. Channels last are several times faster for convolutions
+        # on CPUs.
         flat = pixels.flatten(0, -4).contiguous(memory_format=torch.channels_last)
         output = image_features(self.model, flat)
         if self.spec.granularity == "regions":
@@ -200,14 +181,8 @@ class VisualEncoder(FrozenEncoder, PretrainedPart):
         return Encoded(vectors.float().unflatten(0, pixels.shape[:-3]))
 
     def regions(self, states: Tensor, pixels: Tensor) -> Tensor:
-        """Return the regions of the image model, without special tokens.
-
-        Args:
-            states: Feature map ``[N, D, h, w]``, or tokens ``[N, L, D]``.
-            pixels: Pixels, shape ``[N, 3, H, W]``.
-
-        Returns:
-            Regions, shape ``[N, R, D]``.
+        """Return regions ``[N, R, D]`` of a feature map ``[N, D, h, w]``, or of tokens
+        ``[N, L, D]`` without special tokens. Pixels are ``[N, 3, H, W]``.
         """
         timm_model: Any = getattr(self.model, "timm_model", None)
         if states.dim() == 4:
@@ -291,25 +266,11 @@ class TextEncoder(FrozenEncoder):
         self.fixed_length = reads_padding(model.config)
 
     def require_tokenizer(self) -> Any:
-        """Return the tokenizer.
-
-        Returns:
-            Tokenizer of transformers.
-
-        Raises:
-            DataError: If the tokens of the model are not known.
-        """
+        """Return the tokenizer of transformers. A subclass without one raises DataError."""
         return self.tokenizer
 
     def count_tokens(self, texts: Sequence[str]) -> np.ndarray:
-        """Count the word pieces of each text, to build batches of similar length.
-
-        Args:
-            texts: The texts.
-
-        Returns:
-            Counts, shape ``[N]``.
-        """
+        """Count the word pieces of each text, ``[N]``, to build batches of similar length."""
         return np.array([len(ids) for ids in self._tokens(texts)["input_ids"]], dtype=np.int64)
 
     def preprocess(self, items: Sequence[str]) -> Encoded:
@@ -386,19 +347,7 @@ class SentenceTransformersEncoder(TextEncoder):
 
     @classmethod
     def open(cls, spec: EncoderSpec, folder: Path) -> SentenceTransformersEncoder:
-        """Open the model of a folder.
-
-        Args:
-            spec: Specification.
-            folder: Folder of the model.
-
-        Returns:
-            The encoder.
-
-        Raises:
-            DataError: If the model cannot be read, or would run code of its folder.
-            MissingExtra: If sentence-transformers is not installed.
-        """
+        """Open the model of a folder."""
         encoder = cls(spec, load_sentence_transformers_model(folder), folder).eval()
         if is_embedding_model(folder):
             encoder.model = load_embedding_model(folder)
@@ -462,19 +411,7 @@ class EmbeddingImageEncoder(FrozenEncoder):
 
     @classmethod
     def open(cls, spec: EncoderSpec, folder: Path) -> EmbeddingImageEncoder:
-        """Open the model of a folder.
-
-        Args:
-            spec: Specification.
-            folder: Folder of the model.
-
-        Returns:
-            The encoder.
-
-        Raises:
-            DataError: If the model cannot be read, or yields no such features.
-            MissingExtra: If sentence-transformers is not installed.
-        """
+        """Open the model of a folder."""
         plain = EncoderSpec("visual", spec.name, full_decoding=spec.full_decoding)
         if spec != plain:
             raise DataError(
@@ -506,18 +443,7 @@ class EmbeddingImageEncoder(FrozenEncoder):
 
 
 def open_encoder(spec: EncoderSpec) -> FrozenEncoder:
-    """Open an encoder in evaluation mode, on the CPU.
-
-    Args:
-        spec: Specification.
-
-    Returns:
-        The encoder.
-
-    Raises:
-        DataError: If no such model is found.
-        MissingExtra: If transformers is needed and not installed.
-    """
+    """Open an encoder in evaluation mode, on the CPU."""
     if spec.granularity == "frames":
         return FrameEncoder(
             spec, _open_visual(replace(spec, granularity="pooled", frames_per_second=0.0))
@@ -530,19 +456,7 @@ def open_encoder(spec: EncoderSpec) -> FrozenEncoder:
 
 
 def open_visual_encoder(name: str, granularity: Granularity = "pooled") -> VisualEncoder:
-    """Open an image encoder.
-
-    Args:
-        name: Name of the encoder.
-        granularity: Output of the encoder.
-
-    Returns:
-        The encoder, in evaluation mode.
-
-    Raises:
-        DataError: If no such model is found.
-        MissingExtra: If transformers is needed and not installed.
-    """
+    """Open an image encoder in evaluation mode."""
     return _open_visual(EncoderSpec("visual", name, granularity))
 
 
@@ -585,19 +499,7 @@ def _open_visual(spec: EncoderSpec) -> VisualEncoder:
 
 
 def open_text_encoder(name: str, granularity: Granularity = "pooled") -> TextEncoder:
-    """Open a text encoder.
-
-    Args:
-        name: Name of the encoder.
-        granularity: Output of the encoder.
-
-    Returns:
-        The encoder, in evaluation mode.
-
-    Raises:
-        DataError: If no such model is found.
-        MissingExtra: If its package is not installed.
-    """
+    """Open a text encoder in evaluation mode."""
     spec = EncoderSpec("text", name, granularity)
     folder = model_folder(name)
     if granularity == "pooled" and (

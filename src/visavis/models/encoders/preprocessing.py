@@ -161,17 +161,7 @@ class Preprocessing:
 
     @classmethod
     def from_config(cls, config: PreprocessorConfig) -> Preprocessing:
-        """Convert a config of transformers.
-
-        Args:
-            config: The config.
-
-        Returns:
-            The preprocessing.
-
-        Raises:
-            DataError: If a size is of an unknown kind.
-        """
+        """Convert a config of transformers."""
         resize = _size(config.size) if config.do_resize else None
         crop = _square(_size(config.crop_size)) if config.do_center_crop else None
         # ConvNeXt: crop_pct applies to crops below 384 pixels.
@@ -196,12 +186,6 @@ class Preprocessing:
     def from_timm(cls, config: TimmPreprocessing) -> Preprocessing:
         """Convert the preprocessing of a timm model: its evaluation transform at the size of its
         training.
-
-        Args:
-            config: The ``pretrained_cfg`` of the model.
-
-        Returns:
-            The preprocessing.
         """
         crop = (config.input_size[1], config.input_size[2])
         resize = tuple(int(edge / config.crop_pct) for edge in crop)
@@ -241,14 +225,7 @@ class Preprocessing:
         return self.crop is not None and (height < self.crop[0] or width < self.crop[1])
 
     def normalize(self, pixels: Tensor) -> Tensor:
-        """Scale and normalize bytes, on their device, with the same result as ``__call__``.
-
-        Args:
-            pixels: Result of ``to_bytes``, shape ``[..., 3, H, W]``.
-
-        Returns:
-            Pixels in float32, of the same shape.
-        """
+        """Scale and normalize bytes ``[..., 3, H, W]`` on their device, equal to ``__call__``."""
         assert self.scale is not None
         mean, std = (
             torch.tensor(value, device=pixels.device)[:, None, None]
@@ -257,26 +234,7 @@ class Preprocessing:
         return pixels.mul(float(self.scale)).sub_(mean).div_(std)
 
     def __call__(self, image: Image, crops: int = 1, *, random_crops: bool = False) -> Tensor:
-        """Convert an image to pixels.
-
-        Ten crops are the center, the corners, and their mirror images. Random crops are sampled in
-        the image, scaled to a square of 8/7 of the crop. The image's own pixels seed them, so that
-        they do not depend on when and where they are computed.
-
-        Args:
-            image: The image.
-            crops: 1 or 10.
-            random_crops: Sample ten crops at random positions.
-
-        Returns:
-            Pixels, shape ``[3, H, W]``, or ``[10, 3, H, W]`` for ten crops.
-
-        Source:
-            Zhou et al., Ladder loss (2020), for random crops.
-
-        Differs from:
-            The paper samples them again at each use.
-        """
+        """Convert an image to pixels ``[3, H, W]``, or ``[10, 3, H, W]`` for ten crops."""
         if crops == 1:
             image = self._resized(image)
             return (
@@ -286,6 +244,9 @@ class Preprocessing:
             )
         crop = self.crop or _square(self.resize) or (min(image.size),) * 2
         if random_crops:
+            # As in Zhou et al., Ladder loss (2020), in a square of 8/7 of the crop. The paper
+            # samples them again at each use. Here the image's own pixels seed them, so that they do
+            # not depend on when and where they are computed.
             image = image.convert("RGB").resize(
                 (round(TEN_CROP_MARGIN * crop[1]), round(TEN_CROP_MARGIN * crop[0])), self.resample
             )
@@ -299,21 +260,14 @@ class Preprocessing:
             # Vertical and horizontal, from 0 to 1.
             positions = (offsets + 0.5) / torch.tensor(margin).clamp(min=1)
             return self._windows(image, crop, positions.tolist())
+        # The center, the corners, and their mirror images.
         views = self._windows(
             self._resized(image, crop), crop, [(0.5, 0.5), (0, 0), (0, 1), (1, 0), (1, 1)]
         )
         return torch.cat([views, views.flip(-1)])
 
     def visible_part(self, image: Image, zoom: int) -> Image:
-        """Return the part of an image that an encoder reads, as an image.
-
-        Args:
-            image: The image.
-            zoom: Factor of the size that the encoder reads.
-
-        Returns:
-            The visible part.
-        """
+        """Return the part of an image that an encoder reads, ``zoom`` times as large."""
         from PIL.Image import fromarray
 
         def zoomed(size: tuple[int, ...] | None) -> Any:
@@ -442,15 +396,8 @@ class PatchPreprocessing:
         return self
 
     def __call__(self, image: Image, crops: int = 1, *, random_crops: bool = False) -> Tensor:
-        """Convert an image to patches.
-
-        Args:
-            image: The image.
-            crops: Always 1.
-            random_crops: Always False.
-
-        Returns:
-            Patches with their positions, shape ``[P, 3 * patch_size**2 + 2]``.
+        """Convert an image to patches with their positions, ``[P, 3 * patch_size**2 + 2]``. It has
+        one crop.
         """
         # NumPy for the reason in Preprocessing.
         inputs = self.processor(images=[image.convert("RGB")], return_tensors="np")
@@ -461,30 +408,15 @@ class PatchPreprocessing:
         return torch.from_numpy(np.concatenate([patches, positions], 1))
 
     def visible_part(self, image: Image, zoom: int) -> Image:
-        """Return the part of an image that an encoder reads, which is all of it.
-
-        Args:
-            image: The image.
-            zoom: Factor of the size that the encoder reads.
-
-        Returns:
-            The image in this size.
-        """
+        """Return the image, which an encoder reads as a whole, ``zoom`` times as large."""
+        # The last numbers of row and column are the size in patches.
         height, width = self(image)[:, -2:].amax(0).int().tolist()
         edge = zoom * self.patch_size
         return image.resize((edge * width, edge * height), self.resample)
 
 
 def patch_inputs(patches: Tensor) -> dict[str, Tensor]:
-    """Convert patches to the arguments of SigLIP 2.
-
-    Args:
-        patches: Result of ``PatchPreprocessing`` for each image, shape ``[N, P, 3 * patch_size**2 +
-            2]``.
-
-    Returns:
-        Arguments of ``get_image_features``.
-    """
+    """Convert patches ``[N, P, 3 * patch_size**2 + 2]`` to the arguments of SigLIP 2."""
     positions = patches[..., -2:].long()
     return {
         "pixel_values": patches[..., :-2],
@@ -494,17 +426,7 @@ def patch_inputs(patches: Tensor) -> dict[str, Tensor]:
 
 
 def read_preprocessing(folder: Path) -> Preprocessing | PatchPreprocessing:
-    """Read the preprocessing of a folder of transformers or timm.
-
-    Args:
-        folder: The folder.
-
-    Returns:
-        The preprocessing.
-
-    Raises:
-        DataError: If the folder has no preprocessor_config.json, or an invalid one.
-    """
+    """Read the preprocessing of a folder of transformers or timm."""
     file = folder / PROCESSOR_FILE
     content = None
     if os.path.exists(file):
@@ -573,11 +495,7 @@ def _limit_size(
 
 
 def blank_image() -> Image:
-    """Create an image to test an encoder with.
-
-    Returns:
-        A black image of 224 x 224 pixels.
-    """
+    """Create a black image of 224 x 224 pixels to test an encoder with."""
     from PIL.Image import new
 
     return new("RGB", (224, 224))
@@ -600,14 +518,8 @@ class ImageConverter:
     full_decoding: bool = False
 
     def __call__(self, images: Iterable[Image]) -> Tensor:
-        """Convert images.
-
-        Args:
-            images: The images.
-
-        Returns:
-            Pixels, shape ``[N, 3, H, W]``, or ``[N, 10, 3, H, W]`` for ten crops. Patches of
-            ``PatchPreprocessing``, shape ``[N, P, D]``.
+        """Convert images to pixels ``[N, 3, H, W]``, or ``[N, 10, 3, H, W]`` for ten crops, or to
+        patches ``[N, P, D]``.
         """
         pixels = [
             self.preprocessing(image, self.crops, random_crops=self.random_crops)
@@ -626,16 +538,9 @@ class ImageConverter:
         return replace(self, preprocessing=preprocessing.to_bytes)
 
     def normalize(self, pixels: Tensor) -> Tensor:
-        """Normalize pixels on their device.
-
-        Args:
-            pixels: Result of ``to_bytes``.
-
-        Returns:
-            Pixels as of ``__call__``. They are unchanged if small images are padded, because
-            ``to_bytes`` has normalized them.
-        """
+        """Normalize pixels of ``to_bytes`` on their device."""
         preprocessing = self.preprocessing
+        # These are normalized already, see to_bytes.
         if isinstance(preprocessing, PatchPreprocessing) or preprocessing.pads:
             return pixels
         return preprocessing.normalize(pixels)

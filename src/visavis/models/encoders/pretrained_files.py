@@ -59,14 +59,7 @@ _EXPECTED = (
 
 
 def cached_hub_folder(name: str) -> Path | None:
-    """Return the folder of a model in the cache of the hub, without any network.
-
-    Args:
-        name: Name of the hub.
-
-    Returns:
-        The folder. None if the model is missing or incomplete.
-    """
+    """Return the folder of a complete model in the hub's cache, or None, without any network."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     # The functions of the hub take longer to import than the folder to look for.
@@ -89,18 +82,7 @@ def cached_hub_folder(name: str) -> Path | None:
 
 
 def missing_bytes(name: str) -> int:
-    """Return the size of the files of a model that are not in the cache.
-
-    Args:
-        name: Name of the hub.
-
-    Returns:
-        Size in bytes.
-
-    Raises:
-        HubUnreachableError: If the hub cannot be reached.
-        DataError: If the hub does not provide the model.
-    """
+    """Return the bytes of the files of a model of the hub that are not in the cache."""
     return sum(file.file_size or 0 for file in _used_files(name) if file.will_download)
 
 
@@ -117,27 +99,13 @@ def _used_files(name: str) -> list[Any]:
 def download_hub_model(name: str, on_bytes: OnBytes | None = None) -> Path:
     """Return the folder of a model of the hub. Missing files are downloaded, and their weights are
     compared with the hub's hashes.
-
-    A complete CLIP or SigLIP model in the cache is used without any network.
-
-    Args:
-        name: Name of the hub.
-        on_bytes: Receives the progress.
-
-    Returns:
-        The folder.
-
-    Raises:
-        HubUnreachableError: If the hub cannot be reached and the model is not in the cache.
-        StorageError: If the disk is full.
-        DataError: If the hub does not provide the model, the download was interrupted, or a hash
-            differs.
     """
     from huggingface_hub import snapshot_download
 
     cached = cached_hub_folder(name)
-    # An index and adapters belong to these weights, so a newer version on the hub must not replace
-    # them. An encoder without one of these files may be incomplete.
+    # A complete CLIP or SigLIP model in the cache is used without any network. An index and
+    # adapters belong to these weights, so a newer version on the hub must not replace them. An
+    # encoder without one of these files may be incomplete.
     if (
         cached is not None
         and os.path.exists(cached / "tokenizer_config.json")
@@ -177,12 +145,6 @@ def _check_files(name: str, files: list[str]) -> None:
 def is_model_folder(folder: Path) -> bool:
     """Check whether a folder has the config of a model of transformers, timm or
     sentence-transformers.
-
-    Args:
-        folder: Any path.
-
-    Returns:
-        Whether it has.
     """
     return any(os.path.exists(folder / name) for name in MODEL_CONFIGS)
 
@@ -253,29 +215,12 @@ SCENE_ENCODER_WEIGHTS = Path(__file__).parent / "weights" / "scene_encoder.safet
 
 
 def weights_checksum(model: nn.Module) -> str:
-    """Compute a short hash of all parameters and buffers, by name.
-
-    Args:
-        model: The model.
-
-    Returns:
-        Hexadecimal hash of 16 characters.
-    """
+    """Compute a hash of all parameters and buffers by name, 16 hexadecimal characters."""
     return storage.tensors_hash(model.state_dict())[:16]
 
 
 def weights_fingerprint(name: str) -> str:
-    """Compute a text that changes with the weights of a local encoder.
-
-    Shipped weights are identified by their content, weights in a folder by names, sizes and
-    modification times of files. The settings of a sentence-transformers model count as weights.
-
-    Args:
-        name: Name of the encoder.
-
-    Returns:
-        The fingerprint. Empty for an encoder of the hub.
-    """
+    """Compute a text that changes with the weights of a local encoder. Empty for one of the hub."""
     if name == "scenes":
         return storage.content_hash(SCENE_ENCODER_WEIGHTS)
     if published_backbone_name(name):
@@ -284,8 +229,8 @@ def weights_fingerprint(name: str) -> str:
     for folder in filter(os.path.isdir, (Path(name), storage.cache_folder() / "backbones" / name)):
         patterns = ["*.safetensors", BIN_WEIGHTS_PATTERN]
         if os.path.exists(folder / "modules.json") or is_embedding_model(folder):
-            # The weights of the steps of sentence-transformers, and their settings: pooling,
-            # layers, prompts and chat template.
+            # The weights of the steps of sentence-transformers, and their settings, which also
+            # change the vectors: pooling, layers, prompts and chat template.
             patterns += ["*.json", "*.jinja"]
             patterns += [f"*/{pattern}" for pattern in patterns]
         files = sorted(file for pattern in patterns for file in folder.glob(pattern))
@@ -300,16 +245,10 @@ def _file_stats(files: list[Path], folder: Path | None = None) -> str:
 
 
 def model_files(name: str) -> list[Path]:
-    """List the files that define an encoder: weights, preprocessing and tokenizer.
-
-    Args:
-        name: Name of the encoder.
-
-    Returns:
-        The files. Empty for an encoder that starts with random weights.
-    """
+    """List the files that define an encoder: weights, preprocessing and tokenizer."""
     if name == "scenes":
         return [SCENE_ENCODER_WEIGHTS]
+    # Both start with random weights.
     if name in ("vocabulary", "small-cnn"):
         return []
     if published_backbone_name(name):
@@ -325,19 +264,7 @@ def model_files(name: str) -> list[Path]:
 
 
 def model_folder(name: str, on_bytes: OnBytes | None = None) -> Path:
-    """Return the local folder of a model. A hub model that is not in the cache is downloaded.
-
-    Args:
-        name: A folder, a name in the cache, or a name of the hub.
-        on_bytes: Receives the progress of a download. None: the hub's library shows it.
-
-    Returns:
-        The folder.
-
-    Raises:
-        DataError: If the model does not exist.
-        MissingExtra: If its package is not installed.
-    """
+    """Return the local folder of a model. A hub model that is not in the cache is downloaded."""
     if name == MINILM:
         _require_transformers()
         # The official model if it was downloaded, else its copy in a package, else a download.
@@ -368,9 +295,6 @@ def model_folder(name: str, on_bytes: OnBytes | None = None) -> Path:
 def has_minilm() -> bool:
     """Report whether the sentence model minilm is on this machine: in the cache of the hub, or as
     its package.
-
-    Returns:
-        Whether it is.
     """
     if importlib.util.find_spec("transformers") is None:
         return False
@@ -384,12 +308,6 @@ def has_minilm() -> bool:
 def check_minilm_copy(folder: Path) -> None:
     """Check that the files of the package are those of the official model. Unchanged files are read
     once.
-
-    Args:
-        folder: Folder of the copy.
-
-    Raises:
-        DataError: If a file differs.
     """
     paths = [folder / name for name in MINILM_SHA256]
     verified_file = storage.cache_folder() / "checks" / f"minilm-{storage.stat_hash(paths)}.json"
@@ -408,33 +326,14 @@ def check_minilm_copy(folder: Path) -> None:
 
 
 def local_model_folder(name: str) -> Path | None:
-    """Return the folder of a model on this machine.
-
-    Args:
-        name: A folder, or a name in the cache.
-
-    Returns:
-        The folder. None if it does not exist.
-    """
+    """Return a folder, or the folder of a name in the cache. None: not on this machine."""
     folders = (Path(name), storage.cache_folder() / "backbones" / name)
     return next((folder for folder in folders if is_model_folder(folder)), None)
 
 
 def find_dual_encoder(name: str | Path, kinds: Sequence[str] = DUAL_ENCODER_TYPES) -> str | None:
-    """Find a dual encoder such as CLIP or SigLIP, or another kind of model of transformers.
-
-    The folder itself, the backbones in the cache, and the hub are searched. The hub is used for
-    ``owner/model`` without a local folder ``owner``.
-
-    Args:
-        name: Folder or name.
-        kinds: Values of ``model_type`` in ``config.json``.
-
-    Returns:
-        Name for ``open_dual_encoder``. None if it does not exist.
-
-    Raises:
-        DataError: If the hub does not provide the model, or if the folder is an adapter.
+    """Find the folder or hub name of a model of transformers whose ``model_type`` is in ``kinds``.
+    None: there is none.
     """
     if (folder := local_model_folder(str(name))) is not None:
         if os.path.exists(folder / "modules.json") and kinds is DUAL_ENCODER_TYPES:
@@ -468,16 +367,7 @@ def _is_hub_model(name: str | Path) -> bool:
 
 def is_embedding_model(folder: Path) -> bool:
     """Check whether sentence-transformers encodes images and texts with the model of a folder.
-
-    Args:
-        folder: Any path.
-
-    Returns:
-        True for a sentence-transformers model of both, and for a vision-language model of
-        transformers. False for a CLIP or SigLIP, which visavis runs without sentence-transformers.
-
-    Raises:
-        DataError: If a config is damaged.
+    False for a CLIP or SigLIP, which visavis runs itself.
     """
 
     def read(file: Path) -> dict[str, Any]:
@@ -501,17 +391,7 @@ def is_embedding_model(folder: Path) -> bool:
 
 
 def find_embedding_model(name: str | Path) -> str | None:
-    """Find a model of ``is_embedding_model``, where ``find_dual_encoder`` searches.
-
-    Args:
-        name: Folder or name.
-
-    Returns:
-        Its folder or name. None if it does not exist.
-
-    Raises:
-        DataError: If the hub does not provide the model, or if a config is damaged.
-    """
+    """Find a model of ``is_embedding_model``, as ``find_dual_encoder``. None: no such model."""
     if (folder := local_model_folder(str(name))) is not None:
         return os.path.realpath(folder) if is_embedding_model(folder) else None
     return (
@@ -520,28 +400,14 @@ def find_embedding_model(name: str | Path) -> str | None:
 
 
 def can_be_extended(name: str) -> bool:
-    """Report whether ``visavis papers convert --max-length`` can extend a model to longer texts.
-
-    Args:
-        name: Folder or hub name of the model.
-
-    Returns:
-        Whether it can.
-    """
+    """Report whether ``visavis papers convert --max-length`` can extend a model to longer texts."""
     config = storage.read_json(model_folder(name) / "config.json", dict[str, Any])
     kind = DUAL_ENCODERS.get(config.get("model_type", ""))
     return kind is not None and bool(kind.text)
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Check that a folder is not an adapter.
-
-    Args:
-        folder: The folder.
-
-    Raises:
-        DataError: If the folder holds an adapter.
-    """
+    """Check that a folder is not an adapter."""
     if os.path.exists(folder / "adapter_config.json"):
         raise DataError(
             f"{folder}: expected a model, got an adapter of another model (adapter_config.json). "
@@ -553,12 +419,6 @@ def refuse_adapter(folder: Path) -> None:
 def weights_loaded_from(folder: Path) -> Iterator[None]:
     """Within this block, build pretrained parts without weights, from the config files in a model
     folder. Weights are loaded afterwards.
-
-    Args:
-        folder: Model folder.
-
-    Yields:
-        Nothing.
     """
     token = _MODEL_FOLDER.set(folder)
     try:
@@ -568,11 +428,7 @@ def weights_loaded_from(folder: Path) -> Iterator[None]:
 
 
 def weights_are_loaded_later() -> bool:
-    """Report whether parts are currently built without weights (see ``weights_loaded_from``).
-
-    Returns:
-        Whether weights are loaded later.
-    """
+    """Report whether parts are currently built without weights (see ``weights_loaded_from``)."""
     return _MODEL_FOLDER.get() is not None
 
 
@@ -588,17 +444,8 @@ class PretrainedPart(nn.Module):
 
 
 def saved_part_folder(part: str, *, required: bool = True) -> Path | None:
-    """Return the folder of a part in the model folder whose weights are loaded later.
-
-    Args:
-        part: Name of the part.
-        required: Whether the folder must exist.
-
-    Returns:
-        The folder. None if no weights are loaded later, or if the folder does not exist.
-
-    Raises:
-        RunError: If the folder is required and does not exist.
+    """Return the folder of a part in the model folder whose weights are loaded later. None: no
+    weights are loaded later, or the folder does not exist.
     """
     folder = _MODEL_FOLDER.get()
     if folder is None or is_model_folder(folder / part):
@@ -612,14 +459,7 @@ def saved_part_folder(part: str, *, required: bool = True) -> Path | None:
 
 
 def has_saved_weights(prefix: str) -> bool:
-    """Report whether weights whose names start with a prefix are loaded later.
-
-    Args:
-        prefix: Start of their names.
-
-    Returns:
-        Whether there are any.
-    """
+    """Report whether weights whose names start with a prefix are loaded later."""
     folder = _MODEL_FOLDER.get()
     assert folder is not None
     return any(
@@ -629,15 +469,7 @@ def has_saved_weights(prefix: str) -> bool:
 
 
 def copy_config_files(folder: Path, target: Path) -> None:
-    """Copy all files of a pretrained model except the weights.
-
-    Args:
-        folder: Folder of the pretrained model.
-        target: New folder.
-
-    Raises:
-        DataError: If the folder does not exist.
-    """
+    """Copy all files of a pretrained model except the weights."""
     if not os.path.isfile(folder / "config.json"):
         raise DataError(
             f"{folder}: expected the config and preprocessing of the pretrained model, got no "
@@ -661,14 +493,7 @@ def _require_transformers() -> None:
 
 
 def import_transformers() -> Any:
-    """Import transformers.
-
-    Returns:
-        The package.
-
-    Raises:
-        MissingExtra: If it is not installed.
-    """
+    """Import transformers."""
     with requires_extra("hf", "an encoder of the Hugging Face hub"):
         import transformers
     return transformers
@@ -676,11 +501,7 @@ def import_transformers() -> Any:
 
 @contextmanager
 def quiet_transformers() -> Iterator[Any]:
-    """Import transformers without progress bars and load reports.
-
-    Yields:
-        The package.
-    """
+    """Import transformers without progress bars and load reports."""
     transformers = import_transformers()
     logging = transformers.utils.logging
     level = logging.get_verbosity()

@@ -91,17 +91,7 @@ class _TokenizerCode:
 
 
 def load_pretrained_config(folder: Path) -> Any:
-    """Load the config of a folder.
-
-    Args:
-        folder: Folder of the model.
-
-    Returns:
-        The config.
-
-    Raises:
-        DataError: If it cannot be read.
-    """
+    """Load the config of a folder."""
     with loading_from(folder, "a config that transformers can read") as transformers:
         config = transformers.AutoConfig.from_pretrained(folder, **_LOCAL)
     if config.model_type == "timm_wrapper" and config.model_args:
@@ -119,31 +109,15 @@ def load_pretrained_model(
     advice: str = _INCOMPLETE_ADVICE,
     **options: Any,
 ) -> Any:
-    """Load the model of a folder in evaluation mode. All weights must be in the folder and finite.
-
-    Weights come from safetensors, or from ``.bin`` files read as tensors only. A pooler without
-    weights is removed.
-
-    Args:
-        folder: Folder of the model.
-        auto_class: Class of transformers that selects the model.
-        new_head: Whether the output layer may be untrained.
-        text_only: Whether to leave out the image encoder of a dual encoder.
-        advice: End of the error message about missing weights.
-        **options: Options of ``from_pretrained``, such as a dtype.
-
-    Returns:
-        The model.
-
-    Raises:
-        DataError: If the model cannot be read, or if weights are missing or not finite.
+    """Load a model in evaluation mode. All weights must be in the folder and finite, except a
+    ``new_head``. A pooler without weights is removed.
     """
     only_bin_weights = any(folder.glob(BIN_WEIGHTS_PATTERN)) and not any(
         folder.glob("*.safetensors")
     )
     options |= {
         "use_safetensors": None if only_bin_weights else True,
-        # Nothing is unpickled.
+        # `.bin` files are read as tensors only. Nothing is unpickled.
         "weights_only": True,
         "output_loading_info": True,
     }
@@ -162,14 +136,8 @@ def load_pretrained_model(
 
 
 def check_weight_files(folder: Path) -> None:
-    """Check that a folder has the weights of its config, without reading them.
-
-    Args:
-        folder: Folder of the model.
-
-    Raises:
-        DataError: If weights are missing.
-    """
+    """Check that a folder has the weights of its config, without reading them."""
+    # On the device "meta", tensors have shapes but no values.
     with loading_from(folder, "a model that transformers can read") as transformers:
         model, loading = transformers.AutoModel.from_pretrained(
             folder, **_LOCAL, device_map="meta", output_loading_info=True
@@ -201,18 +169,7 @@ def _text_class(config: Any) -> Any:
 
 def build_empty_model(folder: Path, *, with_pooler: bool = False, text_only: bool = False) -> Any:
     """Build the model of a folder's config without its weights, which are loaded later.
-
-    Args:
-        folder: Folder with the config.
-        with_pooler: Whether these weights include a pooler. Otherwise a pooler with weights is
-            removed.
-        text_only: Whether to leave out the image encoder of a dual encoder.
-
-    Returns:
-        The model.
-
-    Raises:
-        DataError: If the config cannot be read.
+    ``with_pooler``: they include a pooler.
     """
     with loading_from(folder, "a config that transformers can read") as transformers:
         config = load_pretrained_config(folder)
@@ -229,18 +186,8 @@ def build_empty_model(folder: Path, *, with_pooler: bool = False, text_only: boo
 
 
 def load_pretrained_tokenizer(folder: Path, *, has_own_model: bool = True) -> tuple[Any, int]:
-    """Load the tokenizer of a folder and test it with words of its own vocabulary.
-
-    Args:
-        folder: Folder of the model.
-        has_own_model: Whether the config of the folder also describes the model that will read the
-            tokens.
-
-    Returns:
-        The tokenizer, and the number of tokens after which a text is cut.
-
-    Raises:
-        DataError: If the tokenizer does not work, or belongs to another model.
+    """Load the tokenizer of a folder, and the number of tokens after which a text is cut.
+    ``has_own_model``: the config also describes the model that will read the tokens.
     """
     config = load_pretrained_config(folder)
     config = getattr(config, "text_config", config)
@@ -256,6 +203,7 @@ def load_pretrained_tokenizer(folder: Path, *, has_own_model: bool = True) -> tu
         if (num_positions := getattr(config, "max_position_embeddings", None)) is not None:
             first = config.pad_token_id + 1 if config.model_type in _OFFSET_TYPES else 0
             max_length = min(num_positions - first, max_length)
+        # A test with words of its own vocabulary.
         words = sample_vocabulary(tokenizer)
         max_words = max_length - tokenizer.num_special_tokens_to_add()
         token_ids = (
@@ -291,19 +239,7 @@ def load_pretrained_tokenizer(folder: Path, *, has_own_model: bool = True) -> tu
 
 
 def open_text_source(name: str, checkpoint: Path, reason: str) -> tuple[Path, Any]:
-    """Open the text model that a checkpoint needs.
-
-    Args:
-        name: Folder or hub name of the text model.
-        checkpoint: File of the checkpoint.
-        reason: Its use in the checkpoint.
-
-    Returns:
-        The folder of the text model, and its tokenizer.
-
-    Raises:
-        DataError: If the model cannot be read.
-    """
+    """Find the folder of the text model that a checkpoint needs, and load its tokenizer."""
     try:
         folder = model_folder(name)
         tokenizer, _ = load_pretrained_tokenizer(folder, has_own_model=False)
@@ -339,15 +275,7 @@ def _check_end_token(folder: Path, config: Any, tokenizer: Any, token_ids: list[
 
 
 def check_reads_images(name: str, folder: Path) -> None:
-    """Check that a model is not a text model, without loading its weights.
-
-    Args:
-        name: Name of the model.
-        folder: Folder of the model.
-
-    Raises:
-        DataError: If the model reads texts only, or its config cannot be read.
-    """
+    """Check that a model is not a text model, without loading its weights."""
     config = load_pretrained_config(folder)
     # Image models have no vocabulary.
     reads_texts = isinstance(getattr(config, "vocab_size", None), int)
@@ -362,14 +290,7 @@ def check_reads_images(name: str, folder: Path) -> None:
 
 
 def native_image_size(config: Any) -> tuple[int, int] | None:
-    """Return the size of the images for which a model has position embeddings, or was trained.
-
-    Args:
-        config: Config of the model.
-
-    Returns:
-        Height and width. None if the config has no image size.
-    """
+    """Return height and width of the images a model was trained on. None: not in the config."""
     size = getattr(getattr(config, "vision_config", config), "image_size", None)
     if isinstance(size, int):
         return size, size
@@ -379,12 +300,6 @@ def native_image_size(config: Any) -> tuple[int, int] | None:
 def is_vision_transformer(config: Any) -> bool:
     """Report whether an image model reads patches of one size at one resolution. Models with
     several resolutions pad images.
-
-    Args:
-        config: Config of the model.
-
-    Returns:
-        Whether it does.
     """
     vision = getattr(config, "vision_config", config)
     return all(
@@ -395,14 +310,6 @@ def is_vision_transformer(config: Any) -> bool:
 def check_image_size(config: Any, size: int, name: str) -> None:
     """Check that patches of a vision transformer cover images of another size than its own
     completely.
-
-    Args:
-        config: Config of the model.
-        size: Edge of the images in pixels.
-        name: Name of the model.
-
-    Raises:
-        SpecError: If some pixels are outside of all patches.
     """
     if not is_vision_transformer(config) or native_image_size(config) == (size, size):
         return
@@ -420,14 +327,6 @@ def check_image_size(config: Any, size: int, name: str) -> None:
 def check_default_size(config: Any, size: Sequence[int], folder: Path) -> None:
     """Check that the preprocessing of a folder gives images of the size in its config. No size was
     set, so that none is interpolated.
-
-    Args:
-        config: Config of the model.
-        size: Height and width of preprocessed images.
-        folder: Folder of the model.
-
-    Raises:
-        DataError: If the sizes differ.
     """
     native = native_image_size(config)
     # DINOv2 and similar models interpolate by themselves, and were published with two sizes.
@@ -442,18 +341,8 @@ def check_default_size(config: Any, size: Sequence[int], folder: Path) -> None:
 
 
 def image_features(model: Any, pixels: Tensor) -> Any:
-    """Encode images. Position embeddings are interpolated for another image size than the model's,
-    as ``interpolate_pos_encoding`` does.
-
-    Args:
-        model: Image model, or dual encoder, which projects its pooled output.
-        pixels: Pixels, shape ``[N, 3, H, W]``, or patches of ``PatchPreprocessing``.
-
-    Returns:
-        Output of the model.
-
-    Raises:
-        SpecError: If the model reads only images of its own size.
+    """Encode pixels ``[N, 3, H, W]``, or patches of ``PatchPreprocessing``. Position embeddings are
+    interpolated for another image size than the model's, as ``interpolate_pos_encoding`` does.
     """
     encode = getattr(model, "get_image_features", model)
     if pixels.dim() == 3:
@@ -485,16 +374,8 @@ def _can_interpolate(model: Any) -> bool:
 
 @torch.no_grad()
 def interpolated_positions(model: Any, image_size: int, prefix: str) -> dict[str, Tensor]:
-    """Compute the position embeddings of an image encoder for images of another size.
-
-    Args:
-        model: Image encoder of transformers.
-        image_size: Edge of the images in pixels.
-        prefix: Start of the name.
-
-    Returns:
-        The embeddings by their name. Empty for an encoder without them, or one that always
-        interpolates.
+    """Compute the position embeddings of an image encoder, by name, for images of another size.
+    Empty: it has none, or always interpolates.
     """
     embeddings = model.embeddings
     learned = [item for item in embeddings.named_parameters() if "position" in item[0]]
@@ -514,42 +395,19 @@ def interpolated_positions(model: Any, image_size: int, prefix: str) -> dict[str
 def reads_padding(config: Any) -> bool:
     """Report whether a dual encoder was trained on texts padded to one length, and reads the
     padding.
-
-    Args:
-        config: Config of the model.
-
-    Returns:
-        Whether it does.
     """
     text_type = getattr(getattr(config, "text_config", None), "model_type", "")
     return text_type in _PADDED_TEXT_TYPES
 
 
 def load_pretrained_processor(folder: Path) -> Any:
-    """Load the processor of images and texts of a folder.
-
-    Args:
-        folder: Folder of the model.
-
-    Returns:
-        The processor.
-
-    Raises:
-        DataError: If it cannot be read.
-    """
+    """Load the processor of images and texts of a folder."""
     with loading_from(folder, "a processor that transformers can read") as transformers:
         return transformers.AutoProcessor.from_pretrained(folder, **_LOCAL)
 
 
 def sample_vocabulary(tokenizer: Any) -> list[str]:
-    """Sample different words of a tokenizer's vocabulary, from its first to its last.
-
-    Args:
-        tokenizer: The tokenizer.
-
-    Returns:
-        The words.
-    """
+    """Sample different words of a tokenizer's vocabulary, from its first to its last."""
     special = set(tokenizer.all_special_tokens)
     tokens = [
         token
@@ -566,21 +424,8 @@ def sample_vocabulary(tokenizer: Any) -> list[str]:
 def check_encoding(
     encode: Callable[[], Any], folder: Path, input_name: str, *, image_size: int = 0
 ) -> Tensor:
-    """Encode an item once, so that inconsistent files of a folder are found when it is opened.
-
-    Args:
-        encode: Returns features of the item.
-        folder: Folder of the model.
-        input_name: Name of the item in error messages.
-        image_size: Edge of the images in pixels, if it was set. It is then mentioned as the likely
-            cause.
-
-    Returns:
-        The features.
-
-    Raises:
-        DataError: If the item cannot be encoded, or if features are not finite.
-    """
+    """Encode an item once, so that inconsistent files of a folder are found when it is opened."""
+    # A size that was set is the likely cause.
     advice = (
         "Set another visual.image_size for this model" if image_size else "Download the model again"
     )
@@ -598,16 +443,7 @@ def check_encoding(
 def check_text_encoding(
     encode: Callable[[list[str]], Tensor], folder: Path, tokenizer: Any
 ) -> None:
-    """Encode two words once, as ``check_encoding``. Their vectors must differ.
-
-    Args:
-        encode: Returns features of texts, shape ``[N, ...]``.
-        folder: Folder of the model.
-        tokenizer: Its tokenizer.
-
-    Raises:
-        DataError: If the words cannot be encoded, or if features are not finite or equal.
-    """
+    """Encode two words once, as ``check_encoding``. Their vectors ``[N, ...]`` must differ."""
     first, *others = sample_vocabulary(tokenizer)
     ids = tokenizer(first)["input_ids"]
     # A word that differs for the tokenizer: two unknown words are the same token.
@@ -624,24 +460,13 @@ def check_text_encoding(
 def loading_from(
     folder: Path, expected: str, advice: str = "Download the model again"
 ) -> Iterator[Any]:
-    """Convert the errors of libraries that read a folder.
-
-    Args:
-        folder: Folder of the model.
-        expected: Description of the expected files, for the error message.
-        advice: How to fix it, for the error message.
-
-    Yields:
-        transformers.
-
-    Raises:
-        DataError: If a file would run code, or cannot be read.
-    """
+    """Convert the errors of libraries that read a folder, and yield transformers."""
     # A pipe or device among the files would block a library forever.
     for file in folder.iterdir():
         if not os.path.isdir(file):
             with storage.reading_regular_file(file):
                 pass
+    # Before transformers reads the folder, because it could run the code.
     _refuse_code(folder)
     try:
         with quiet_transformers() as transformers:
@@ -649,9 +474,21 @@ def loading_from(
     except (VisavisError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 - transformers and tokenizers raise errors of every kind on damaged files
+        if "ignore_mismatched_sizes" in str(error):
+            reason = "its weights have other shapes than in its config.json"
+        elif any(mark in str(error) for mark in ("weights_only", "PytorchStreamReader")):
+            reason = (
+                "its weights are damaged, or contain objects that could run code and are never "
+                "opened"
+            )
+        else:
+            reason = textwrap.shorten(str(error), 200, placeholder=" ...").rstrip(".: ")
+            # The message of a KeyError is only the key.
+            if isinstance(error, KeyError):
+                reason = f"{type(error).__name__} {reason}"
         raise DataError(
-            f"{folder}: expected {expected}, got an error ({_error_reason(error)}). {advice}, or "
-            "use another one."
+            f"{folder}: expected {expected}, got an error ({reason or type(error).__name__}). "
+            f"{advice}, or use another one."
         ) from None
 
 
@@ -772,34 +609,9 @@ def _without_numbers(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
-def _error_reason(error: Exception) -> str:
-    """Return the message of a library in one line."""
-    if "ignore_mismatched_sizes" in str(error):
-        return "its weights have other shapes than in its config.json"
-    if any(mark in str(error) for mark in ("weights_only", "PytorchStreamReader")):
-        return (
-            "its weights are damaged, or contain objects that could run code and are never opened"
-        )
-    message = textwrap.shorten(str(error), 200, placeholder=" ...").rstrip(".: ")
-    return (
-        f"{type(error).__name__} {message}"
-        if isinstance(error, KeyError)
-        else message or type(error).__name__
-    )
-
-
 def open_published_backbone(name: str) -> nn.Module:
     """Open a published image encoder in evaluation mode. Its weights are random where others are
     loaded later.
-
-    Args:
-        name: Name in the catalog, or path of the file.
-
-    Returns:
-        The encoder.
-
-    Raises:
-        DataError: If the file does not hold the weights of this encoder.
     """
     backbone = PUBLISHED_BACKBONES[published_backbone_name(name) or name]
     if weights_are_loaded_later():

@@ -55,13 +55,10 @@ class SceneEncoder(nn.Module):
 
     @classmethod
     def load(cls) -> SceneEncoder:
-        """Load the included encoder.
-
-        Returns:
-            The encoder in evaluation mode.
-        """
+        """Load the included encoder in evaluation mode."""
         encoder = cls()
         weights = storage.read_tensors(SCENE_ENCODER_WEIGHTS)
+        # Saved in half precision.
         encoder.load_state_dict(
             {
                 name: weight.float() if weight.is_floating_point() else weight
@@ -72,14 +69,7 @@ class SceneEncoder(nn.Module):
 
     @classmethod
     def preprocess(cls, images: Iterable[Image]) -> Tensor:
-        """Convert images to pixels.
-
-        Args:
-            images: Images of any size.
-
-        Returns:
-            Pixels as uint8, shape ``[N, 3, 96, 96]``.
-        """
+        """Convert images of any size to pixels as uint8, ``[N, 3, 96, 96]``."""
         shape = (cls.image_size, cls.image_size)
         rgb_images = (image.convert("RGB") for image in images)
         pixels = np.stack(
@@ -91,14 +81,7 @@ class SceneEncoder(nn.Module):
         return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Encode pixels.
-
-        Args:
-            pixels: Values from 0 to 255, shape ``[N, 3, 96, 96]``.
-
-        Returns:
-            Region features, shape ``[N, 36, 192]``.
-        """
+        """Encode pixels from 0 to 255, ``[N, 3, 96, 96]``, to region features ``[N, 36, 192]``."""
         colors = pixels.to(self.coordinates.dtype) / 127.5 - 1
         # A shape, not ``len``, so that an exported graph accepts any number of images.
         channels = torch.cat(
@@ -121,14 +104,7 @@ class SceneEncoderOutputAdapter(nn.Module):
         self.encoder = encoder
 
     def forward(self, pixel_values: Tensor) -> SimpleNamespace:
-        """Encode pixels.
-
-        Args:
-            pixel_values: Values from 0 to 255, shape ``[N, 3, 96, 96]``.
-
-        Returns:
-            Region features and pooled vectors.
-        """
+        """Encode pixels from 0 to 255, ``[N, 3, 96, 96]``, to regions and their mean."""
         grid = self.encoder(pixel_values)
         return SimpleNamespace(last_hidden_state=grid, pooler_output=grid.mean(1))
 

@@ -52,17 +52,7 @@ class _SentenceBertConfig:
 
 
 def read_sentence_transformers_modules(folder: Path) -> list[SentenceTransformersModule]:
-    """Read the ``modules.json`` of a sentence-transformers folder.
-
-    Args:
-        folder: The folder.
-
-    Returns:
-        The steps.
-
-    Raises:
-        DataError: If the file is invalid.
-    """
+    """Read the ``modules.json`` of a sentence-transformers folder."""
     modules = storage.read_json(folder / "modules.json", list[SentenceTransformersModule])
     if not modules:
         raise DataError(
@@ -88,18 +78,7 @@ class SentencePooling:
 
     @classmethod
     def read(cls, folder: Path, max_length: int) -> SentencePooling:
-        """Read the pooling of a sentence-transformers folder. Without its files it is the mean.
-
-        Args:
-            folder: Folder of the model.
-            max_length: Maximum length of the model.
-
-        Returns:
-            The pooling.
-
-        Raises:
-            DataError: If the folder uses another pooling.
-        """
+        """Read the pooling of a sentence-transformers folder. Without its files it is the mean."""
         if not os.path.exists(folder / "modules.json"):
             return cls(max_length=max_length)
         modules, modes, is_simple = _read_pooling(folder)
@@ -147,17 +126,8 @@ def _read_pooling(folder: Path) -> tuple[list[str], list[str], bool]:
 
 
 def needs_sentence_transformers(folder: Path) -> bool:
-    """Check whether only the package sentence-transformers can run the model of a folder.
-
-    Args:
-        folder: Folder of the model.
-
-    Returns:
-        True for other steps than a transformer with a pooling by the mean or the first token, and
-        for prompts.
-
-    Raises:
-        DataError: If a file is invalid.
+    """Check whether only sentence-transformers can run a model: it has a prompt, or other steps
+    than a transformer with pooling by the mean or the first token.
     """
     if not os.path.exists(folder / "modules.json"):
         return False
@@ -169,21 +139,8 @@ def needs_sentence_transformers(folder: Path) -> bool:
 
 
 def load_sentence_transformers_model(folder: Path, **options: Any) -> Any:
-    """Load a model with the package sentence-transformers, without code of its folder.
-
-    A vision-language model without ``modules.json`` is pooled by its last token, after the prompt
-    that starts an answer, and normalized.
-
-    Args:
-        folder: Folder of the model.
-        **options: Options of the transformers in it, such as a dtype. Default: on the CPU.
-
-    Returns:
-        The ``SentenceTransformer``.
-
-    Raises:
-        DataError: If it cannot be read, or needs code of its own.
-        MissingExtra: If sentence-transformers is not installed.
+    """Load a model with the package sentence-transformers, without code of its folder, on the CPU
+    unless the ``options`` of its transformers have a device map.
     """
     has_modules = os.path.exists(folder / "modules.json")
     files = [folder / "modules.json"] if has_modules else []
@@ -197,6 +154,7 @@ def load_sentence_transformers_model(folder: Path, **options: Any) -> Any:
                 f"{folder / 'modules.json'}: expected steps of sentence-transformers, got "
                 f"{name}. Such code is never run. Use another model."
             )
+    # Each part is checked for damaged files and code, but not loaded.
     for part in sorted(file.parent for file in folder.glob(f"*/{SENTENCE_CONFIG}")):
         with loading_from(part, "a part that transformers can read"):
             pass
@@ -213,6 +171,8 @@ def load_sentence_transformers_model(folder: Path, **options: Any) -> Any:
             return SentenceTransformer(
                 str(folder), device=device, model_kwargs=options, **local
             ).eval()
+        # A vision-language model without modules.json is pooled by its last token, after the prompt
+        # that starts an answer, and normalized.
         from sentence_transformers.base.modules import Transformer
         from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
@@ -233,9 +193,6 @@ def load_sentence_transformers_model(folder: Path, **options: Any) -> Any:
 def without_videos() -> Iterator[None]:
     """Within this block, processors of transformers are loaded and saved without their video
     processor, which needs torchvision.
-
-    Yields:
-        Nothing.
     """
     from transformers import ProcessorMixin
 
@@ -274,15 +231,7 @@ class TextPairEncoder(nn.Module):
         self.max_length = max_length
 
     def preprocess(self, first: Sequence[str], second: Sequence[str]) -> Any:
-        """Tokenize pairs, padded to the longest.
-
-        Args:
-            first: First text of each pair.
-            second: Second text of each pair.
-
-        Returns:
-            Tokens.
-        """
+        """Tokenize pairs, padded to the longest."""
         return self.tokenizer(
             list(first),
             list(second),
@@ -293,43 +242,17 @@ class TextPairEncoder(nn.Module):
         )
 
     def forward(self, tokens: Any) -> Tensor:
-        """Score pairs.
-
-        Args:
-            tokens: Output of ``preprocess``.
-
-        Returns:
-            Scores in float32, shape ``[N]``.
-        """
+        """Score pairs, tokens of ``preprocess``, in float32, ``[N]``."""
         return self.model(**tokens).logits[:, 0].float()
 
     @torch.no_grad()
     def encode(self, first: Sequence[str], second: Sequence[str]) -> Tensor:
-        """Score pairs without a gradient.
-
-        Args:
-            first: First text of each pair.
-            second: Second text of each pair.
-
-        Returns:
-            Scores in float32, shape ``[N]``.
-        """
+        """Score pairs without a gradient, in float32, ``[N]``."""
         return self(self.preprocess(first, second).to(next(self.parameters()).device))
 
 
 def open_text_pair_encoder(name: str, *, new_head: bool = False) -> TextPairEncoder:
-    """Open a cross-encoder in evaluation mode.
-
-    Args:
-        name: Name of the model.
-        new_head: Whether to add an untrained output to an encoder, to be trained.
-
-    Returns:
-        The cross-encoder.
-
-    Raises:
-        DataError: If the model does not exist, or if it has several outputs.
-    """
+    """Open a cross-encoder in evaluation mode. A ``new_head`` is an output to be trained."""
     folder = model_folder(name)
     options: dict[str, Any] = {"num_labels": 1} if new_head else {}
     model = load_pretrained_model(

@@ -49,17 +49,7 @@ class PretrainedTokenizer:
 
     @classmethod
     def open(cls, folder: Path) -> PretrainedTokenizer:
-        """Open the tokenizer of a model.
-
-        Args:
-            folder: Folder of the model.
-
-        Returns:
-            The tokenizer.
-
-        Raises:
-            DataError: If the model has none.
-        """
+        """Open the tokenizer of a model."""
         return cls(
             *load_pretrained_tokenizer(folder),
             reads_padding(load_pretrained_config(folder)),
@@ -69,28 +59,14 @@ class PretrainedTokenizer:
         return len(self.tokenizer)
 
     def count_tokens(self, texts: Sequence[str]) -> np.ndarray:
-        """Count the tokens of texts that are not cut.
-
-        Args:
-            texts: The texts.
-
-        Returns:
-            Counts, shape ``[N]``.
-        """
+        """Count the tokens of texts that are not cut, ``[N]``."""
         return np.array(
             [len(ids) for ids in self.tokenizer(list(texts), verbose=False)["input_ids"]],
             dtype=np.int64,
         )
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """Tokenize texts.
-
-        Args:
-            texts: The texts.
-
-        Returns:
-            Token ids, shape ``[N, L]``, with their mask or None.
-        """
+        """Tokenize texts to ids ``[N, L]``. With ``fixed_length``, they have no mask."""
         padding = "max_length" if self.fixed_length else "longest"
         tokens = self.tokenizer(
             list(texts),
@@ -117,15 +93,7 @@ class EncoderTokens:
         self.tokenizer = tokenizer
 
     def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
-        """Tokenize some captions.
-
-        Args:
-            index: Indices of the captions.
-            seeds: Not used.
-
-        Returns:
-            Token ids, shape ``[N, L]``.
-        """
+        """Tokenize some captions to ids ``[N, L]``. ``seeds`` is not used."""
         return self.tokenizer.encode(read_items(self.captions, index))
 
 
@@ -198,7 +166,18 @@ class TextBackbone(PretrainedPart):
                 "without one. Set model.word_mask_rate to 0."
             )
         self.mask_token = tokenizer.mask_token_id
-        self.register_buffer("is_continuation", _is_continuation(tokenizer), persistent=False)
+        # Whether each token continues the word before it, [V], by the marks of WordPiece, byte
+        # pairs or SentencePiece.
+        tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+        if any(token.startswith("##") for token in tokens):
+            flags = [token.startswith("##") for token in tokens]
+        elif any(token.startswith(("Ġ", "▁")) for token in tokens):
+            names = set(tokenizer.all_special_tokens)
+            flags = [not token.startswith(("Ġ", "▁")) and token not in names for token in tokens]
+        else:
+            flags = [False] * len(tokens)
+        is_continuation = torch.tensor(flags, device="cpu")
+        self.register_buffer("is_continuation", is_continuation, persistent=False)
         # Tokens that start, end or pad a text.
         special = {*tokenizer("")["input_ids"], tokenizer.pad_token_id}
         is_special = torch.tensor(
@@ -217,14 +196,7 @@ class TextBackbone(PretrainedPart):
         return int(self.model.config.hidden_size)
 
     def forward(self, tokens: Encoded) -> Encoded:
-        """Encode tokens. In training, dropped words shorten the texts.
-
-        Args:
-            tokens: Token ids, shape ``[N, L]``, with a mask.
-
-        Returns:
-            Word states, shape ``[N, L', D]``, with a mask.
-        """
+        """Encode token ids ``[N, L]`` to states ``[N, L', D]``. In training, words are dropped."""
         assert isinstance(tokens.vectors, Tensor) and isinstance(tokens.mask, Tensor)
         ids = tokens.vectors
         mask = tokens.mask
@@ -249,23 +221,9 @@ class TextBackbone(PretrainedPart):
             replaced, torch.randint(len(self.is_continuation), ids.shape, device=ids.device), ids
         )
         ids = torch.where(masked, self.mask_token, ids) if self.noise.masked else ids
-        # A stable sort moves dropped words to the end and keeps the order of the others.
+        # A stable sort moves dropped words to the end and keeps the order of the others. The
+        # longest text that remains gives the new length.
         order = kept.long().argsort(dim=1, descending=True, stable=True)[
             :, : int(kept.sum(1).max())
         ]
         return ids.gather(1, order), kept.gather(1, order)
-
-
-def _is_continuation(tokenizer: Any) -> Tensor:
-    """Return whether each token continues the word before it, ``[V]``, by the marks of WordPiece,
-    byte pairs or SentencePiece.
-    """
-    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    if any(token.startswith("##") for token in tokens):
-        flags = [token.startswith("##") for token in tokens]
-    elif any(token.startswith(("Ġ", "▁")) for token in tokens):
-        special = set(tokenizer.all_special_tokens)
-        flags = [not token.startswith(("Ġ", "▁")) and token not in special for token in tokens]
-    else:
-        flags = [False] * len(tokens)
-    return torch.tensor(flags, device="cpu")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from visavis.core.encoded import AttentionWeights, Encoded, MaxSimDirection, Parts, unit_rows
+from visavis.core.encoded import AttentionWeights, Encoded, Parts, unit_rows
 from visavis.core.fields import (
     DropoutRate,
     NonNegativeInt,
@@ -28,6 +28,7 @@ from visavis.core.fields import (
     PositiveInt,
     require_field,
 )
+from visavis.core.ragged import MaxSimDirection
 from visavis.models.base import Matcher, get_mask, get_vectors, valid_mask
 from visavis.models.layers import (
     EPSILON,
@@ -66,16 +67,7 @@ class RegionWordSimilarity:
     def compute(
         cls, visual: Encoded, text: Encoded, *, paired: bool = False
     ) -> RegionWordSimilarity:
-        """Compute the products of regions with words. Words attend over regions.
-
-        Args:
-            visual: Encoded regions.
-            text: Encoded words.
-            paired: Only of image i with text i, for as many images as texts.
-
-        Returns:
-            The products.
-        """
+        """Compute the products of regions with words, which attend. Paired: image i with text i."""
         regions = get_vectors(visual)
         words = get_vectors(text)
         if paired:
@@ -103,13 +95,8 @@ class RegionWordSimilarity:
         return self._broadcast_query(valid_mask(self.query))[:, None]
 
     def attended_cosines(self, weights: Tensor) -> Tensor:
-        """Compute the cosine of each fragment of the query with its attended vector.
-
-        Args:
-            weights: Attention, shape of ``values``, 0 at padding.
-
-        Returns:
-            Cosines, shape ``[A, B, Q]``.
+        """Compute the cosine ``[A, B, Q]`` of each fragment of the query with its attended vector.
+        Weights have the shape of ``values`` and are 0 at padding.
         """
         fragments = get_vectors(self.context)
         # [A, C, C]: |c|^2 = a G a for each fragment of the query, without c itself.
@@ -122,28 +109,13 @@ class RegionWordSimilarity:
         return (weights * self.values).sum(1) / norms.clamp(min=EPSILON)
 
     def mean(self, fragments: Tensor) -> Tensor:
-        """Average values over the fragments of the query.
-
-        Args:
-            fragments: Values, shape ``[A, B, Q]``.
-
-        Returns:
-            Means, shape ``[V, T]``.
-        """
+        """Average values ``[A, B, Q]`` over the fragments of the query to scores ``[V, T]``."""
         # [A or 1, B, Q]
         mask = self.query_mask[:, 0].to(fragments.dtype)
         return self._images_first((fragments * mask).sum(-1) / mask.sum(-1))
 
     def log_sum_exp(self, fragments: Tensor, inverse_temperature: float) -> Tensor:
-        """Pool values over the fragments of the query: $(log sum_q exp(k x_q)) / k$.
-
-        Args:
-            fragments: Values, shape ``[A, B, Q]``.
-            inverse_temperature: The factor k.
-
-        Returns:
-            Pooled values, shape ``[V, T]``.
-        """
+        """Pool values ``[A, B, Q]`` over the query to ``[V, T]``: $(log sum_q exp(k x_q)) / k$."""
         # Padding adds exp(-inf) = 0 to the sum.
         scaled = (inverse_temperature * fragments).masked_fill(
             ~self.query_mask[:, 0], float("-inf")
@@ -163,25 +135,13 @@ def attention_weights(
     inverse_temperature: float,
     normalization: Normalization = "clipped_l2norm",
 ) -> Tensor:
-    """Compute the attention of each fragment of the query over the fragments of the context.
-
-    Args:
-        similarity: Products of fragments.
-        inverse_temperature: Factor of similarities in the softmax.
-        normalization: "clipped_l2norm": leaky ReLU (0.1), then each fragment of the context at
-            length 1 over the query. "softmax": softmax over the query. "none": unchanged.
-
-    Returns:
-        Weights, shape ``[A, C, B, Q]``, with sum 1 over the context.
-
-    Formula:
-        $softmax_c(inverse_temperature n(s_cq))$.
-
-    Source:
-        SCAN (Lee et al., 2018), equations 2 and 3, and its code.
+    """Compute the attention ``[A, C, B, Q]`` of each fragment of the query, with sum 1 over the
+    context: $softmax_c(inverse_temperature n(s_cq))$.
     """
+    # SCAN (Lee et al., 2018), equations 2 and 3, and its code.
     values = similarity.values
     if normalization == "clipped_l2norm":
+        # Leaky ReLU, then each fragment of the context has length 1 over the query.
         values = torch.nn.functional.leaky_relu(values, 0.1).masked_fill(
             ~similarity.query_mask, 0.0
         )
@@ -198,12 +158,6 @@ def attention_weights(
 def l2_normalize(values: Tensor) -> Tensor:
     """Divide each vector of the last axis by its length plus ``EPSILON``, as the code of SCAN and
     its successors does.
-
-    Args:
-        values: Vectors, shape ``[..., D]``.
-
-    Returns:
-        Vectors of the same shape.
     """
     return values / (values.norm(dim=-1, keepdim=True) + EPSILON)
 
@@ -238,15 +192,7 @@ def length_groups(lengths: Sequence[int]) -> list[slice]:
 
 
 def truncate_items(items: Encoded, length: int) -> Encoded:
-    """Keep the first positions of every part that has a mask.
-
-    Args:
-        items: Encoded items.
-        length: Number of positions.
-
-    Returns:
-        The shortened items.
-    """
+    """Keep the first positions of every part that has a mask."""
 
     def cut(parts: Parts) -> Parts:
         if isinstance(parts, Tensor):
@@ -333,58 +279,27 @@ class RegionWordMatcher(Matcher):
         }
 
     def attention_weights(self, products: RegionWordSimilarity) -> Tensor:
-        """Compute the attention of each word over regions.
-
-        Args:
-            products: Products of regions with words.
-
-        Returns:
-            Weights, shape of ``products.values``, with sum 1 over the context.
-        """
+        """Compute the attention of each word over regions, in the shape of ``products.values``."""
         raise NotImplementedError
 
     def attention(self, visual: Encoded, text: Encoded) -> AttentionWeights:
         products = self.similarity(self.encode_visual(visual), self.encode_text(text))
         weights = self.attention_weights(products)
+        # Of one image and one text, [1, R, 1, W].
         return AttentionWeights(weights[0, :, 0].T, products.attended_cosines(weights)[0, 0])
 
     def similarity(
         self, visual: Encoded, text: Encoded, *, paired: bool = False
     ) -> RegionWordSimilarity:
-        """Compute the products of regions with words.
-
-        Args:
-            visual: Encoded images.
-            text: Encoded texts.
-            paired: Only of image i with text i.
-
-        Returns:
-            The products. Words attend over regions.
-        """
+        """Compute the products of regions with words. Paired: only of image i with text i."""
         return RegionWordSimilarity.compute(visual, text, paired=paired)
 
     def score_from_similarity(self, products: RegionWordSimilarity) -> Tensor:
-        """Compute scores from products.
-
-        Args:
-            products: Products of regions with words.
-
-        Returns:
-            Scores, shape ``[V, T]``, or of pairs ``[N, 1]``.
-        """
+        """Compute scores from products: ``[V, T]``, or ``[N, 1]`` of pairs."""
         raise NotImplementedError
 
     def score_block(self, visual: Encoded, text: Encoded, *, paired: bool = False) -> Tensor:
-        """Score texts that are all padded to the longest.
-
-        Args:
-            visual: Encoded images.
-            text: Encoded texts.
-            paired: Only image i with text i.
-
-        Returns:
-            Scores, shape ``[V, T]``, or of pairs ``[N, 1]``.
-        """
+        """Score texts that are all padded to the longest: ``[V, T]``, or ``[N, 1]`` of pairs."""
         return self.score_from_similarity(self.similarity(visual, text, paired=paired))
 
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
@@ -624,14 +539,7 @@ class MaxSim(RegionWordMatcher):
 
 
 def mean_best_region(products: RegionWordSimilarity) -> Tensor:
-    """Average the product with the best region over the words.
-
-    Args:
-        products: Products of regions with words.
-
-    Returns:
-        Scores, shape ``[V, T]``, or of pairs ``[N, 1]``.
-    """
+    """Average the best region of each word over the words: ``[V, T]``, or ``[N, 1]`` of pairs."""
     return products.mean(products.values.masked_fill(~products.context_mask, float("-inf")).amax(1))
 
 

@@ -345,12 +345,6 @@ class VSEInfinity(GlobalMatcher):
     def train(self, mode: bool = True) -> VSEInfinity:
         """Set the mode of the modules. The batch norms of the image encoder stay in evaluation
         mode.
-
-        Args:
-            mode: Whether to train.
-
-        Returns:
-            The matcher itself.
         """
         super().train(mode)
         for module in self.backbone.modules():

@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from visavis.losses.auto_scale import number
 from visavis.losses.objectives import Objective, SmoothAP, Triplet
 from visavis.losses.pair_gradients import pair_weights
 from visavis.losses.pair_summaries import NEG_INF, find_positive_pairs
@@ -36,16 +37,7 @@ without the factor 1 / tau, as table 4 of the paper, unless "paper" is combined 
 
 def released_targets(objective: Objective, images: int, texts: int) -> Targets | None:
     """Build the targets of a batch as in the released code of COCOS, which identifies positives by
-    position.
-
-    Args:
-        objective: The objective.
-        images: Number of images.
-        texts: Number of texts. Caption j belongs to image j // (captions per image).
-
-    Returns:
-        The targets. None for an objective without a special counting rule in that code, or for a
-        batch that the code cannot process.
+    position. None if the code has no counting rule for it.
     """
     captions_per_image = RELEASED_CAPTIONS_PER_IMAGE.get(type(objective))
     if captions_per_image is None or texts != captions_per_image * images:
@@ -62,30 +54,18 @@ def smooth_ap_counts(
     epsilon: float = 0.01,
     with_slope: bool = False,
 ) -> Tensor:
-    """Count the contributing samples of SmoothAP by the rule of COCOS.
-
-    Formula:
-        $(1 / |P|) sum_{i in P} #{j != i: sim(s_j - s_i) / R_i^2 > epsilon}$ with
-        $R_i = 1 + sum_j sigmoid((s_j - s_i) / tau)$ and $sim(d) = sigma (1 - sigma)$, where
-        $sigma = sigmoid(d / tau)$. It drops two factors of the
-        gradient and counts triplets, so it is not a count of pair weights.
-
-    Args:
-        scores: Scores, shape ``[Q, C]``.
-        targets: Targets of the direction.
-        tau: Temperature of the sigmoid.
-        epsilon: Value from which a triplet counts.
-        with_slope: Divide sim by tau, as eqs. 12 and 13 are printed: sim is the derivative of
-            eq. 7. The released code, and so table 4 of the paper, does not.
-
-    Returns:
-        Mean count over the positives of each query, shape ``[Q]``.
-
-    Source:
-        COCOS, eq. 13.
+    """Count the contributing samples of SmoothAP by the rule of COCOS (eq. 13): the mean over the
+    positives of each query, ``[Q]``.
     """
+    # $(1 / |P|) sum_{i in P} #{j != i: sim(s_j - s_i) / R_i^2 > epsilon}$ with
+    # $R_i = 1 + sum_j sigmoid((s_j - s_i) / tau)$ and $sim(d) = sigma (1 - sigma)$, where
+    # $sigma = sigmoid(d / tau)$. It drops two factors of the gradient and counts triplets, so it is
+    # not a count of pair weights.
     query, candidate = targets.positive.nonzero(as_tuple=True)  # [P]
-    is_labeled = targets.positive | targets.negative  # ignored pairs are not candidates
+    # Ignored pairs are not candidates.
+    is_labeled = targets.positive | targets.negative
+    # With the slope, sim is divided by tau, as eqs. 12 and 13 are printed: the derivative of eq. 7.
+    # The released code, and so table 4 of the paper, does not divide it.
     counts = _count_triplets(
         scores[query].masked_fill(~is_labeled[query], NEG_INF),
         candidate,
@@ -99,23 +79,12 @@ def smooth_ap_counts(
 def released_smooth_ap_counts(
     scores: Tensor, *, tau: float = 0.01, epsilon: float = 0.01
 ) -> Tensor:
-    """Count text queries of SmoothAP as the released code of COCOS does.
-
-    For text q it uses images 5 q to 5 q + 4 as positives, as if texts were images, and adds their
-    counts. The image of text q is q // 5. No text from V / 5 on is ever counted, hence "without a
-    gradient" in table 4 of the paper.
-
-    Args:
-        scores: Scores, shape ``[T, V]``.
-        tau: Temperature of the sigmoid.
-        epsilon: Value from which a triplet counts.
-
-    Returns:
-        Count of each text, shape ``[T]``.
-    """
+    """Count text queries of SmoothAP as the released code of COCOS does, ``[T, V]`` to ``[T]``."""
     texts, images = scores.shape
     captions_per_image = RELEASED_CAPTIONS_PER_IMAGE[SmoothAP]
-    # The released code treats texts as if they were images.
+    # For text q it uses images 5 q to 5 q + 4 as positives, as if texts were images, and adds their
+    # counts. The image of text q is q // 5. No text from V / 5 on is ever counted, hence "without a
+    # gradient" in table 4 of the paper.
     candidate = torch.arange(min(captions_per_image * texts, images), device=scores.device)
     query = candidate // captions_per_image
     counts = _count_triplets(scores[query], candidate, tau, epsilon)
@@ -125,19 +94,10 @@ def released_smooth_ap_counts(
 def released_triplet_counts(
     scores: Tensor, targets: Targets, *, margin: float = 0.2
 ) -> dict[str, Tensor]:
-    """Count the contributing samples of Triplet as the released code of COCOS does.
-
-    For text queries it adds the hinges along the wrong axis: those in the row of an image, not in
-    the column of a text.
-
-    Args:
-        scores: Scores, shape ``[V, T]``.
-        targets: Targets of the image-to-text direction.
-        margin: Margin of the hinge.
-
-    Returns:
-        Counts "i2t", shape ``[V]``, and "t2i", shape ``[T]``.
+    """Count the contributing samples of Triplet as the released code of COCOS does: "i2t" ``[V]``
+    and "t2i" ``[T]``.
     """
+    # The negatives of each positive pair whose hinge is above 0.
     image_to_text = find_positive_pairs(scores, targets)
     text_to_image = find_positive_pairs(scores.T, targets.T)
     active = [
@@ -148,6 +108,8 @@ def released_triplet_counts(
     by_query = scores.new_zeros(len(scores)).index_add_(
         0, image_to_text.query, active[0].sum(1).to(scores)
     )
+    # For text queries it adds the hinges along the wrong axis: in the row of an image, not in the
+    # column of a text.
     return {"i2t": by_query, "t2i": active[1].sum(0).to(scores)}
 
 
@@ -241,33 +203,14 @@ def effective_number(weights: Tensor) -> Tensor:
 def contributing_samples(
     objective: Objective, scores: Tensor, targets: Targets, *, epsilon: float = 0.01
 ) -> ContributingSamples:
-    """Count the contributing samples of one direction by pair weights.
-
-    Args:
-        objective: The objective.
-        scores: Scores, shape ``[Q, C]``.
-        targets: Targets of the direction.
-        epsilon: Weight from which a sample counts.
-
-    Returns:
-        The counts.
-    """
+    """Count the contributing samples of one direction by pair weights of more than epsilon."""
     return count_contributing(pair_weights(objective, scores, targets), targets, epsilon=epsilon)
 
 
 def count_contributing(
     weights: Tensor, targets: Targets, *, epsilon: float = 0.01
 ) -> ContributingSamples:
-    """Count the contributing samples of one direction from known weights.
-
-    Args:
-        weights: Weights of pairs, shape ``[Q, C]``.
-        targets: Targets of the direction.
-        epsilon: Weight from which a sample counts.
-
-    Returns:
-        The counts.
-    """
+    """Count the contributing samples of one direction from known weights ``[Q, C]``."""
     size = weights.abs()
     push = size.masked_fill(~targets.negative, 0.0)  # [Q, C]
     above = push > epsilon
@@ -289,21 +232,8 @@ def contributing_by_epsilon(
     semantics: Semantics = "paper",
     with_slope: bool = False,
 ) -> list[dict[str, ContributingSamples]]:
-    """Count the contributing samples of both directions for several epsilons, with one
-    differentiation.
-
-    Args:
-        objective: The objective.
-        scores: Scores, shape ``[V, T]``.
-        targets: Targets of the image-to-text direction.
-        epsilons: Weights from which a sample counts.
-        semantics: "reference" counts as the released code of COCOS, which differs for text queries
-            of Triplet and SmoothAP. These have rules of their own, for SmoothAP also in the paper.
-        with_slope: Count the triplets of SmoothAP with the factor 1 / tau of its derivative, see
-            `smooth_ap_counts`. The counts of the released code never have it.
-
-    Returns:
-        The counts "i2t" and "t2i" for each epsilon.
+    """Count the contributing samples of both directions, "i2t" and "t2i", for each epsilon, with
+    one differentiation.
     """
     directions = {"i2t": (scores, targets), "t2i": (scores.T, targets.T)}
     weights = {
@@ -318,9 +248,9 @@ def contributing_by_epsilon(
         # Special counting rules of COCOS or its released code.
         counts = {direction: each.count for direction, each in samples.items()}
         if type(objective) is Triplet and semantics == "reference":
-            counts = released_triplet_counts(scores, targets, margin=objective.margin)
+            counts = released_triplet_counts(scores, targets, margin=number(objective.margin))
         elif type(objective) is SmoothAP:
-            tau = objective.tau
+            tau = number(objective.tau)
             released = semantics == "reference"
             counts = {
                 direction: smooth_ap_counts(

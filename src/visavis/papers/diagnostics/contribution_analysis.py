@@ -62,11 +62,10 @@ from visavis.research.reports.html_report import (
 from visavis.training.checkpoint import Checkpoint, complete_checkpoints
 from visavis.training.optimizer import make_optimizer
 from visavis.training.recipes.data_module import DataModule
-from visavis.training.recipes.prepare_training import initial_matcher
+from visavis.training.recipes.initial_model import initial_matcher, load_start_model
 from visavis.training.recipes.published_tables import contributing_sample_rows, row_objective
 from visavis.training.recipes.recipe import Recipe
 from visavis.training.recipes.settings import Phase
-from visavis.training.recipes.start_model import load_start_model
 from visavis.training.runs.open_run import at_learned_scale, open_run, read_run_recipe
 from visavis.training.runs.record import RunRecord
 from visavis.training.runs.run_folder import RunFolder
@@ -98,23 +97,7 @@ class RunCheckpoint:
 def load_checkpoint(
     run: Path, checkpoint: str, data_module: DataModule, matcher: Matcher, progress: Progress
 ) -> RunCheckpoint:
-    """Load the weights of a checkpoint into the best model of a run.
-
-    Args:
-        run: Run folder.
-        checkpoint: "best" (no change), "last", "start" (before the first step), or the step of a
-            saved checkpoint. The start is created again from the recipe and compared with its
-            recorded checksum.
-        data_module: Data of the run.
-        matcher: Best model of the run. Its weights are replaced.
-        progress: Receives messages.
-
-    Returns:
-        Phase, step and supervision state of the checkpoint.
-
-    Raises:
-        RunError: If the checkpoint is not saved, or if the initial weights cannot be reproduced.
-    """
+    """Load the weights of a checkpoint (best, last, start or a step) into the best model of a run."""
     files = RunFolder(run)
     recipe = data_module.recipe
     if checkpoint == "best":
@@ -127,6 +110,8 @@ def load_checkpoint(
             else {}
         )
         return RunCheckpoint(phase, step, state)
+    # The weights before the first step are not saved. They are created again and compared with the
+    # recorded checksum.
     if checkpoint == "start":
         matcher.load_state_dict(initial_matcher(data_module, load_start_model(recipe)).state_dict())
         RunRecord.read(files.environment).check_initial_weights(matcher, run)
@@ -153,18 +138,7 @@ def load_checkpoint(
 
 
 def phase_of_best_model(run: Path, recipe: Recipe) -> tuple[Phase, int]:
-    """Find the phase that trained the best model of a run.
-
-    Args:
-        run: Run folder.
-        recipe: Recipe of the run.
-
-    Returns:
-        The phase, and the step of the best validation.
-
-    Raises:
-        RunError: If the log is missing, or belongs to another recipe.
-    """
+    """Find the phase that trained the best model of a run, and the step of its validation."""
     files = RunFolder(run)
     # Of equal validations max returns the first, as the trainer keeps it.
     best = max(files.read_log(), key=lambda row: row["rsum"])
@@ -207,19 +181,10 @@ class ContributionCount:
         epsilon: float,
         rows: list[dict[str, float]],
     ) -> ContributionCount:
-        """Average the measures of batches.
-
-        Args:
-            objective: The objective.
-            semantics: "paper" or "reference".
-            epsilon: Weight from which a sample counts.
-            rows: Measures of each batch. Batches whose value is NaN do not count.
-
-        Returns:
-            Means and standard deviations.
-        """
+        """Average the measures of batches, by `batch_measures`."""
         mean = dict[str, float]()
         std = dict[str, float]()
+        # A batch without a query of the measure has NaN, and does not count.
         for key in rows[0]:
             values = np.array([row[key] for row in rows if not math.isnan(row[key])])
             mean[key] = float(values.mean()) if len(values) else math.nan
@@ -227,14 +192,7 @@ class ContributionCount:
         return cls(repr(objective), semantics, epsilon, mean, std)
 
     def mean_of_directions(self, measure: str) -> float:
-        """Average the means of both directions.
-
-        Args:
-            measure: Name of the measure.
-
-        Returns:
-            The average.
-        """
+        """Average the means of both directions."""
         return (self.mean[f"i2t_{measure}"] + self.mean[f"t2i_{measure}"]) / 2
 
     def to_json(self) -> dict[str, Any]:
@@ -251,14 +209,7 @@ class ContributionCount:
         }
 
     def cell(self, key: str) -> Cell:
-        """Return a measure as a cell of a table.
-
-        Args:
-            key: Key of the measure.
-
-        Returns:
-            The mean with its standard deviation.
-        """
+        """Return a measure as a cell of a table."""
         return Cell(self.mean[key], (self.std[key],))
 
 
@@ -335,11 +286,7 @@ class ContributionAnalysis(Result):
         return tables
 
     def counts_table(self) -> Table:
-        """Make the table of counts and weights for each objective and direction.
-
-        Returns:
-            The table.
-        """
+        """Make the table of counts and weights for each objective and direction."""
         rows: list[Row] = []
         for count in self.counts:
             released = "" if count.semantics == "paper" else ", as in the released code"
@@ -377,6 +324,7 @@ class ContributionAnalysis(Result):
             return Table(notes=(f"{self.published} has no counts for {count.objective}.",))
         of_code = (count.objective, "reference")
         released = next((o for o in self.counts if (o.objective, o.semantics) == of_code), None)
+        # Without a known difference, the released code counts by the definition.
         not_counted = None if published.code_difference else "the same"
         rows = []
         for key, (mean, std) in published.values.items():
@@ -430,30 +378,7 @@ def diagnose_run(
     epsilons: Sequence[float] = (DEFAULT_EPSILON,),
     with_slope: bool = False,
 ) -> ContributionAnalysis:
-    """Count contributing samples for the run's own objective and for others at the same checkpoint.
-
-    Args:
-        run: Run folder, or a pretrained model, which is counted for ``specs`` only.
-        specs: Specs of other objectives.
-        batches: Maximum number of batches. Default: all.
-        progress: Receives the progress.
-        data: Data set in place of the one of the run. The supervision then starts without saved
-            state.
-        memory: Memory for blocks of scores.
-        checkpoint: Name of the checkpoint. See `load_checkpoint`.
-        epsilons: Weights from which a sample counts.
-        with_slope: Count triplets of SmoothAP with the factor 1 / tau of their derivative.
-
-    Returns:
-        The counts.
-
-    Raises:
-        MissingSupervision: If an objective needs annotations that the supervision of the run does
-            not supply.
-        RunError: If the folder has no model, or the checkpoint is not saved.
-        SpecError: If an objective is unknown.
-        VisavisError: If ``batches`` or an epsilon is out of range.
-    """
+    """Count contributing samples for the run's own objective and for others at the same checkpoint."""
     if batches is not None:
         validate_int(batches, "batches", 1)
     if not epsilons or not all(0 < epsilon < 1 for epsilon in epsilons):
@@ -461,8 +386,8 @@ def diagnose_run(
             "epsilon: expected weights between 0 and 1, got "
             f"{', '.join(map(str, epsilons)) or 'none'}."
         )
-    # each epsilon once, in the given order
     others = [objectives.parse(text) for text in specs]
+    # Each epsilon once, in the given order.
     epsilons = list(dict.fromkeys(epsilons))
     recipe = read_run_recipe(run, data, memory)
     # A pretrained model has one checkpoint, and no phase of its own.
@@ -480,7 +405,8 @@ def diagnose_run(
         loaded = RunCheckpoint(Phase(epochs=1, objective=others[0]), 0, {})
     own_objective = at_learned_scale(loaded.phase.objective, matcher)
     loader = diagnostic_loader(data_module)
-    # The supervision of the checkpoint. Its state is about the images of the run.
+    # The supervision of the checkpoint, as a copy, because the object of the recipe must not keep a
+    # state. The state is about the images of the run.
     teacher = copy(loaded.phase.supervision)
     optimizer = make_optimizer(matcher, loaded.phase)
     validation = data_module.loader(data_module.validation)
@@ -496,8 +422,9 @@ def diagnose_run(
         ),
         loaded.supervision if data is None else {},
     )
-    # a smaller last batch is not counted
+    # A smaller last batch is not counted.
     number = min(loader.num_batches, batches or loader.num_batches)
+    # The measures of each batch, by objective, rules and epsilon.
     measures = defaultdict[tuple[Objective, Semantics, float], list[dict[str, float]]](list)
     for done, (scores, targets) in enumerate(
         scored_batches(loader, matcher, teacher, number, recipe.memory or None), 1
@@ -537,14 +464,7 @@ def diagnose_run(
 
 
 def diagnostic_loader(data_module: DataModule) -> Loader:
-    """Split the training set into batches of `BATCH_SIZE`. A smaller set is one batch.
-
-    Args:
-        data_module: Data of the run.
-
-    Returns:
-        The batches.
-    """
+    """Split the training set into batches of `BATCH_SIZE`. A smaller set is one batch."""
     loader = data_module.loader(data_module.data.split("train"))
     items = (
         loader.data.captions if loader.schedule.captions_per_image is None else loader.data.images
@@ -554,7 +474,8 @@ def diagnostic_loader(data_module: DataModule) -> Loader:
         schedule=replace(
             loader.schedule,
             batch_size=BATCH_SIZE,
-            length_buckets=0,  # random batches, as in the paper
+            # Random batches, as in the paper.
+            length_buckets=0,
             drop_last=len(items) > BATCH_SIZE,
             batches_per_epoch=0,
         ),
@@ -569,17 +490,8 @@ def scored_batches(
     number: int,
     memory: MemoryLimit = None,
 ) -> Iterator[tuple[Tensor, Targets]]:
-    """Score the first batches of a fixed schedule in evaluation mode.
-
-    Args:
-        loader: The batches.
-        matcher: The model.
-        supervision: Builds the targets.
-        number: Number of batches.
-        memory: Memory for blocks of scores.
-
-    Yields:
-        Scores of shape ``[V, T]`` and targets, both on the CPU.
+    """Score the first batches of a fixed schedule in evaluation mode. The scores ``[V, T]`` and the
+    targets are on the CPU.
     """
     matcher.eval()
     for batch in loader.epoch(0, stop=number, training=False):
@@ -591,14 +503,7 @@ def scored_batches(
 
 
 def batch_measures(samples: dict[str, ContributingSamples]) -> dict[str, float]:
-    """Compute the measures of one batch.
-
-    Args:
-        samples: Contributing samples by direction.
-
-    Returns:
-        Values by ``<direction>_<measure>``. See `ContributionCount`.
-    """
+    """Compute the measures of one batch, by ``<direction>_<measure>`` as in `ContributionCount`."""
     measures: dict[str, float] = {}
     for direction, each in samples.items():
         measures |= {
@@ -614,16 +519,10 @@ def batch_measures(samples: dict[str, ContributingSamples]) -> dict[str, float]:
 
 
 def render_diagnosis(diagnosis: ContributionAnalysis) -> str:
-    """Render the report. Training curves are shown if the run has a log.
-
-    Args:
-        diagnosis: Counts and weights of contributing samples.
-
-    Returns:
-        The HTML page.
-    """
+    """Render the report. Training curves are shown if the run has a log."""
     files = RunFolder(diagnosis.run)
     curves = None
+    # A pretrained model has no log.
     if os.path.exists(files.log):
         name = diagnosis.counts[0].objective.partition("(")[0]
         curves = ThemedImage.draw(
@@ -649,15 +548,7 @@ def render_diagnosis(diagnosis: ContributionAnalysis) -> str:
 
 @with_own_style
 def plot_epsilon(diagnosis: ContributionAnalysis, theme: PlotTheme = LIGHT_THEME) -> bytes:
-    """Plot C^q over all queries, C^B and C^0 against epsilon, as means of both directions.
-
-    Args:
-        diagnosis: Counts at several epsilons.
-        theme: Colors.
-
-    Returns:
-        A PNG. Each objective has a color, and its effective number of negatives is dotted.
-    """
+    """Plot C^q over all queries, C^B and C^0 against epsilon, as means of both directions."""
     figure = new_figure(8.6, 3.1, theme)
     counts = [count for count in diagnosis.counts if count.semantics == "paper"]
     for panel, (measure, title) in enumerate(
@@ -680,6 +571,7 @@ def plot_epsilon(diagnosis: ContributionAnalysis, theme: PlotTheme = LIGHT_THEME
                 markersize=4,
                 label=name,
             )
+            # The effective number of negatives does not depend on epsilon.
             if measure == "per_query":
                 axes.axhline(
                     curve[0].mean_of_directions("effective"),

@@ -56,6 +56,7 @@ VECTOR_NAMES = ("query", "positive", "negative 1", "negative 2", "negative 3", "
 INITIAL_ANGLES = (0.0, -14.0, 8.0, 16.0, 30.0, 60.0)
 """Angle between each vector and the query, in degrees."""
 STEP_LENGTH = 0.5
+"""Length of the step along the gradient."""
 ROTATION_COLUMNS = (
     Column("vector", is_text=True),
     Column("from the query", ".1f", unit="°"),
@@ -63,7 +64,6 @@ ROTATION_COLUMNS = (
     Column("rotated by", "+.1f", unit="°"),
     Column("from the query, after", ".1f", unit="°"),
 )
-"""Length of the step along the gradient."""
 NEGATIVE_ANGLES = tuple(range(41))
 """Angles of the hardest negative at which norms are computed, in degrees. The other negatives are
 8, 22 and 52 degrees further.
@@ -99,24 +99,12 @@ class TripletWeights:
 
 
 def triplet_weights(objective: Objective, positive: Tensor, negative: Tensor) -> TripletWeights:
-    """Compute the weights of the positive and the negative of one query.
-
-    An objective that depends on the rest of the batch (GOAL with lin_ms, sig_ms) is evaluated in a
-    batch with equal scores: other positives score as the positive, and a second negative as the
-    negative, with which it shares the push. Annotations are neutral.
-
-    Args:
-        objective: The objective.
-        positive: Similarities of query and positive, shape ``[A]``.
-        negative: Similarities of query and negative, shape ``[B]``.
-
-    Returns:
-        The weights.
-
-    Source:
-        GOAL, figure 2, after Xuan et al., "Hard negative examples are hard, but useful" (2020).
+    """Compute the weights of the positive and the negative of one query, as in figure 2 of GOAL
+    (after Xuan et al., "Hard negative examples are hard, but useful", 2020).
     """
-    # Objectives that read all positives are differentiated one positive similarity at a time.
+    # Objectives that read all positives (GOAL with lin_ms, sig_ms) are differentiated one positive
+    # similarity at a time: the other positives of the batch score the same. A second negative
+    # scores as the first one and shares its push.
     num_negatives, batches = (
         (2, positive[:, None]) if objective.needs_positive_scores else (1, positive[None])
     )
@@ -144,15 +132,12 @@ def _weights(
 
 
 def _neutral_annotations(objective: Objective, scores: Tensor) -> dict[str, Any]:
-    """The annotations that an objective needs, for scores whose column 0 is the positive.
-
-    Relevance is 1 for the positive and 0 for the others, two offline negatives score as the hardest
-    negative, and pairs have the objective's own margin.
-    """
+    """The annotations that an objective needs, for scores whose column 0 is the positive."""
     relevance = torch.zeros_like(scores)
-    relevance[:, 0] = 1  # the first column is the positive
+    relevance[:, 0] = 1
     annotations = {
         "relevance": relevance,
+        # Two offline negatives score as the hardest negative.
         "query_offline_scores": scores[:, 1:].amax(1, keepdim=True).expand(-1, 2),
         "pair_margin": torch.full_like(scores, getattr(objective, "margin", 0.0)),
     }
@@ -199,19 +184,12 @@ class Rotation:
 
 
 def rotation(objective: Objective, angles: Tensor | None = None) -> Rotation:
-    """Compute the rotation of a query, its positive and four negatives.
-
-    Args:
-        objective: The objective.
-        angles: Angle of each vector in degrees, shape ``[6]``. Default: `INITIAL_ANGLES`.
-
-    Returns:
-        Angles and norms.
-    """
+    """Compute the rotation of a query, its positive and four negatives at angles in degrees."""
     start = torch.tensor(INITIAL_ANGLES, dtype=torch.float64) if angles is None else angles
     gradient, norm = _tangent_gradient(objective, start)
     moved = _unit_vectors(start) - STEP_LENGTH * gradient  # [6, 2]
     after = torch.rad2deg(torch.atan2(moved[:, 1], moved[:, 0]))
+    # The negatives rotate together, by the angle of the hardest one.
     norm_by_angle = [
         _tangent_gradient(objective, torch.cat([start[:2], start[2:] - start[2] + angle]))[1]
         for angle in NEGATIVE_ANGLES
@@ -349,14 +327,7 @@ class ObjectiveProfiles(Result):
 
 
 def pair_weight_name(goal: Goal) -> str:
-    """Name the pair weight of an objective GOAL.
-
-    Args:
-        goal: The objective.
-
-    Returns:
-        The name with its parameters, such as ``"sig_ms, alpha=2, beta=10, lam=0.5, m=0.1"``.
-    """
+    """Name the pair weight of an objective GOAL, with its parameters."""
     slopes = (
         f", alpha={goal.alpha:g}, beta={goal.beta:g}, lam={goal.lam:g}"
         if goal.pair.startswith("sig")
@@ -366,43 +337,25 @@ def pair_weight_name(goal: Goal) -> str:
 
 
 def profile_objectives(specs: Sequence[str]) -> tuple[ObjectiveProfile, ...]:
-    """Profile several objectives, each once.
-
-    Args:
-        specs: Specs of objectives.
-
-    Returns:
-        The profiles.
-
-    Raises:
-        SpecError: If an objective is unknown, or there is none.
+    """Profile several objectives, each once, for similarities from -1 to 1: 45 of each pair in the
+    plane, 201 along one of them.
     """
     unique = list(dict.fromkeys(objectives.parse(text) for text in specs))
     if not unique:
         raise SpecError(
             'objective: expected at least one objective such as "Unified(gamma=50)", got none.'
         )
-    return tuple(profile_objective(objective) for objective in unique)
-
-
-def profile_objective(objective: Objective) -> ObjectiveProfile:
-    """Profile one objective for similarities from -1 to 1: 45 of each pair in the plane, 201 along
-    one of them.
-
-    Args:
-        objective: The objective.
-
-    Returns:
-        The profile.
-    """
     plane, line = (torch.linspace(-1, 1, number, dtype=torch.float64) for number in (45, 201))
     fixed = torch.tensor(FIXED_SIMILARITIES, dtype=torch.float64)
-    return ObjectiveProfile(
-        objective,
-        triplet_weights(objective, plane, plane),
-        triplet_weights(objective, line, fixed),
-        triplet_weights(objective, fixed, line),
-        rotation(objective),
+    return tuple(
+        ObjectiveProfile(
+            objective,
+            triplet_diagram=triplet_weights(objective, plane, plane),
+            by_positive=triplet_weights(objective, line, fixed),
+            by_negative=triplet_weights(objective, fixed, line),
+            rotation=rotation(objective),
+        )
+        for objective in unique
     )
 
 
@@ -413,12 +366,6 @@ def _rounded(values: Tensor) -> Any:
 def write_profile_report(result: ObjectiveProfiles, folder: Path) -> None:
     """Write ``report.html``, ``profiles.json`` and a plot of each objective, such as
     ``1-Unified.png``.
-
-    With objectives GOAL, ``pair-weights.png`` has their pair weights in one plot.
-
-    Args:
-        result: Profiles.
-        folder: Folder to write to.
     """
     names = [type(profile.objective).__name__ for profile in result.profiles]
     images = [
@@ -426,6 +373,7 @@ def write_profile_report(result: ObjectiveProfiles, folder: Path) -> None:
         for number, (name, profile) in enumerate(zip(names, result.profiles, strict=True), 1)
     ]
     storage.write_json(folder / "profiles.json", result.to_json())
+    # The pair weights of all objectives GOAL are in one plot.
     pair_weights = (
         ThemedImage.draw(partial(plot_pair_weights, result.goals), folder / "pair-weights.png")
         if result.goals
@@ -469,16 +417,7 @@ def write_profile_report(result: ObjectiveProfiles, folder: Path) -> None:
 
 @with_own_style
 def plot_objective_profile(profile: ObjectiveProfile, theme: PlotTheme = LIGHT_THEME) -> bytes:
-    """Plot the profile of one objective.
-
-    Args:
-        profile: Weights and rotations.
-        theme: Colors.
-
-    Returns:
-        A PNG. Top: triplet diagram, weights of the negative and of the positive. Bottom: vectors on
-        a circle, tangent norms.
-    """
+    """Plot the profile of one objective. Top: triplets and weights of pairs. Bottom: rotations."""
     figure = new_figure(8.6, 6.0, theme)
     # Left, bottom, width and height of each panel, as shares of the figure.
     diagram, color_bar, push, pull, circle, norms = map(
@@ -514,22 +453,11 @@ def plot_objective_profile(profile: ObjectiveProfile, theme: PlotTheme = LIGHT_T
 
 @with_own_style
 def plot_pair_weights(goals: Sequence[Goal], theme: PlotTheme = LIGHT_THEME) -> bytes:
-    """Plot the pair weights of objectives GOAL against similarity.
-
-    Args:
-        goals: The objectives, at least one.
-        theme: Colors.
-
-    Returns:
-        A PNG. Left: weights of positives. Right: weights of negatives. The means of "lin_ms" and
-        "sig_ms" are 0.1.
-
-    Source:
-        GOAL, figure 3.
-    """
+    """Plot the pair weights of objectives GOAL against similarity, as in figure 3 of GOAL."""
     similarity = torch.linspace(0, 1, 201, dtype=torch.float64)
     figure = new_figure(8.6, 3.3 + 0.2 * math.ceil(len(goals) / 2), theme)
     panels = figure.subplots(1, 2)
+    # Dashed: weights that depend on the other positives. Their means are 0.1 here.
     for number, goal in enumerate(goals):
         style = LINE_STYLES[1 if goal.needs_positive_scores else 0]
         for axes, weights in zip(panels, goal.pair_weights(similarity, similarity), strict=True):
@@ -576,6 +504,7 @@ def _plot_triplets(axes: Axes, color_bar: Axes, triplets: TripletWeights, theme:
         alpha=0.8,
         aspect="auto",
     )
+    # An arrow at every fourth point, 0.18 apart. The arrow of a weight `top` is 0.17 long.
     every_fourth = slice(2, None, 4)
     right, up = (
         weights[every_fourth, every_fourth].T.clamp(-top, top).numpy()
@@ -623,6 +552,7 @@ def _plot_weights(
             label=f"{fixed} {value:g}",
         )
     style_axes(axes, f"weight of the {varied}", theme, f"similarity of the {varied}")
+    # Space for the legend above the curves.
     bottom = min(0.0, axes.get_ylim()[0])
     top = axes.get_ylim()[1]
     axes.set(xlim=(-1, 1), xticks=(-1, 0, 1), ylim=(bottom, top + 0.34 * (top - bottom)))
@@ -636,6 +566,7 @@ def _plot_circle(axes: Axes, rotation: Rotation, theme: PlotTheme) -> None:
     """Vectors before a step, their movement along the tangent (green), and vectors after it
     (dashed). The query points up.
     """
+    # The part of the circle that has vectors.
     radians = np.deg2rad(np.linspace(65, 162, 98))
     axes.plot(np.cos(radians), np.sin(radians), color=theme.grid, linewidth=1)
     colors = [theme.lines[0], theme.lines[3], *[theme.lines[1]] * 4]
@@ -647,11 +578,14 @@ def _plot_circle(axes: Axes, rotation: Rotation, theme: PlotTheme) -> None:
         colors,
         strict=True,
     ):
+        # The point of the vector before the step.
         x, y = _point_on_circle(angle)
         end = _point_on_circle(after)
         axes.annotate("", (x, y), (0, 0), arrowprops=arrow | {"color": color, "linewidth": 1.6})
         axes.plot([0, end[0]], [0, end[1]], color=color, linestyle=DASH_PATTERN, linewidth=1.0)
+        # A vector that hardly moves has no arrow.
         if norm > 1e-3:
+            # The tangent at (x, y) is (-y, x).
             sign = 1 if after > angle else -1
             tip = x - sign * STEP_LENGTH * norm * y, y + sign * STEP_LENGTH * norm * x
             axes.annotate(
@@ -699,11 +633,12 @@ def _plot_norms(axes: Axes, rotation: Rotation, theme: PlotTheme) -> None:
             label=label,
         )
     style_axes(axes, "tangent norms", theme, "angle from the query to the hardest negative (°)")
+    # Space for the legend above the curves.
     axes.set(xlim=(NEGATIVE_ANGLES[0], NEGATIVE_ANGLES[-1]), ylim=(0, 1.3 * axes.get_ylim()[1]))
     axes.legend(loc="upper left", ncols=2, **legend_style(theme, 2.0, font_size=8))
 
 
 def _point_on_circle(angle: float) -> tuple[float, float]:
     """End of a unit vector at an angle from the query, which points up. Negatives are on the left."""
-    radians = np.deg2rad(90 + angle)  # the query points up
+    radians = np.deg2rad(90 + angle)
     return float(np.cos(radians)), float(np.sin(radians))

@@ -48,14 +48,7 @@ class GatedEmbedding(nn.Module):
         self.norm = MaskedBatchNorm(output_dim)
 
     def forward(self, items: Tensor) -> Tensor:
-        """Map vectors.
-
-        Args:
-            items: Vectors, shape ``[N, input_dim]``.
-
-        Returns:
-            Unit vectors, shape ``[N, output_dim]``.
-        """
+        """Map vectors ``[N, input_dim]`` to unit vectors ``[N, output_dim]``."""
         mapped = self.linear(items)
         return unit_rows(mapped * self.norm(self.gate(mapped)).sigmoid())
 
@@ -102,25 +95,18 @@ class CollaborativeGating(nn.Module):
         )
 
     def forward(self, experts: Tensor, present: Tensor) -> Tensor:
-        """Gate the experts.
-
-        Args:
-            experts: Vectors, shape ``[N, E, D]``.
-            present: Which experts a video has, shape ``[N, E]``.
-
-        Returns:
-            Unit vectors, shape ``[N, E, D]``, 0 where an expert is missing.
-        """
-        # mean_j g(x_i, x_j), [N, E, D]. g and h are linear around a ReLU: the map of a
-        # concatenation is the sum of two maps, the mean of maps the map of the mean.
+        """Gate the experts ``[N, E, D]``. The result is 0 where one is missing."""
         # [N, E, E, 1]: the experts j that are present and differ from i.
         same_expert = torch.eye(experts.shape[1], dtype=torch.bool, device=experts.device)
         others = (present[:, None, :] & ~same_expert)[..., None]
+        # mean_j g(x_i, x_j), [N, E, D]. g and h are linear around a ReLU: the map of a
+        # concatenation is the sum of two maps, the mean of maps the map of the mean.
         hidden = (
             self.self_projection(experts)[:, :, None] + self.other_projection(experts)[:, None]
         ).relu()
         count = others.sum(2)
         relations = self.relation_output((hidden * others).sum(2) / count.clamp_min(1))
+        # Without another expert the relation is 0, not the bias of its layer.
         attention = self.attention(relations * (count > 0))
         gated = [
             experts[:, i]
@@ -168,15 +154,7 @@ class NetVLAD(nn.Module):
         nn.init.normal_(self.centers, std=input_dim**-0.5)
 
     def forward(self, items: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Pool vectors.
-
-        Args:
-            items: Vectors, shape ``[N, L, D]``.
-            mask: Valid vectors, shape ``[N, L]``. None: all.
-
-        Returns:
-            Vectors, shape ``[N, num_clusters D]``, 0 without valid vectors.
-        """
+        """Pool vectors ``[N, L, D]`` to ``[N, num_clusters D]``, 0 without valid vectors."""
         present = valid_mask(Encoded(items, mask))
         # Shape [N, L, clusters], 0 at padding and without ghost clusters.
         assignment = (
@@ -211,14 +189,7 @@ class ExpertFeatures:
         return self.mask.any(1)
 
     def pool(self, pooling: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Pool the features of each video.
-
-        Args:
-            pooling: Function of features and mask.
-
-        Returns:
-            Vectors, shape ``[N, D]``, 0 where the expert is missing.
-        """
+        """Pool the features of each video, ``[N, D]``, 0 where the expert is missing."""
         # A missing expert pools its first vector, which is 0: a mean of nothing would be NaN.
         first = torch.arange(self.mask.shape[1], device=self.mask.device) == 0
         return pooling(self.features, self.mask | (first & ~self.present[:, None]))
@@ -298,6 +269,7 @@ class ExpertMatcher(Matcher):
         super().__init__(config)
         self.text_backbone: nn.Module = nn.Identity()
         self.word_encoder = None
+        # Dimensions of a text, or of its words, after each module.
         input_dim = config.text_input_dim
         if config.text_backbone:
             self.text_backbone = backbone = TextBackbone(config.text_backbone, config.word_noise)
@@ -328,8 +300,8 @@ class ExpertMatcher(Matcher):
         }
 
     def encode_visual(self, items: Encoded) -> Encoded:
-        """Encode videos as $v_e$ ``[V, E, embedding_dim]``, 0 where the expert is missing, with
-        the weights $p_e$.
+        """Encode videos as $v_e$ ``[V, E, embedding_dim]``, 0 where the expert is missing, with the
+        weights $p_e$.
         """
         assert isinstance(items.vectors, dict)
         experts = []
@@ -338,6 +310,7 @@ class ExpertMatcher(Matcher):
             seconds = items.vectors.get(seconds_part(name))
             mask = valid_mask(part)
             features = get_vectors(part).masked_fill(~mask[..., None], 0.0)
+            # [N, L] from [N, L, 1].
             times = None if seconds is None else seconds[..., 0]
             experts.append(ExpertFeatures(features, mask, times))
         embeddings = at_least_float32(self.visual(experts))
@@ -365,6 +338,8 @@ class ExpertMatcher(Matcher):
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
         experts, present = _with_weights(visual)
         weighted, weights = _with_weights(text)
+        # Missing experts are 0 and texts contain their weights, so the sum over experts is one
+        # product.
         return (
             experts.flatten(1)
             @ weighted.flatten(1).T
@@ -473,14 +448,7 @@ class CollaborativeExpertEncoder(nn.Module):
         self.gating = CollaborativeGating(len(pooled_dims), config.embedding_dim)
 
     def forward(self, experts: Sequence[ExpertFeatures]) -> Tensor:
-        """Encode videos.
-
-        Args:
-            experts: Features of each expert, in the order of the config.
-
-        Returns:
-            Unit vectors, shape ``[N, E, embedding_dim]``, 0 where an expert is missing.
-        """
+        """Encode the experts, in the order of the config, as unit vectors ``[N, E, D]``."""
         pooled = [
             self.netvlads[str(i)](expert.features, expert.mask)
             if str(i) in self.netvlads
@@ -576,7 +544,7 @@ class ExpertTransformer(nn.Module):
         )
         self.video_token = nn.Parameter(torch.zeros(dim))
         self.expert_embeddings = nn.Embedding(len(config.experts), dim)
-        # 0: the aggregate token
+        # Row 0 is the one of the aggregate token.
         self.time_embeddings = nn.Embedding(
             config.max_seconds if self.reads_seconds else 1 + config.max_length, dim
         )
@@ -597,18 +565,7 @@ class ExpertTransformer(nn.Module):
             nn.init.normal_(embedding.weight, std=dim**-0.5)
 
     def forward(self, experts: Sequence[ExpertFeatures]) -> Tensor:
-        """Encode videos.
-
-        Args:
-            experts: Features of each expert, in the order of the config.
-
-        Returns:
-            Unit vectors, shape ``[N, E, embedding_dim]``, 0 where an expert is missing.
-
-        Raises:
-            ShapeError: If an expert has more than ``max_length`` features, or seconds are needed
-                and no expert has them.
-        """
+        """Encode the experts, in the order of the config, as unit vectors ``[N, E, D]``."""
         if self.reads_seconds and all(expert.seconds is None for expert in experts):
             raise ShapeError(
                 "MMT: expected features with seconds for time_unit='second', got none. Convert "
@@ -649,4 +606,5 @@ class ExpertTransformer(nn.Module):
         # The video token is always present: attention over nothing would be NaN.
         present_tokens = torch.cat([torch.ones_like(present[:, :1]), present, *masks], 1)
         encoded = self.encoder(states, src_key_padding_mask=~present_tokens)
+        # The states of the aggregate tokens, which follow the video token.
         return unit_rows(encoded[:, 1 : 1 + len(experts)]) * present[..., None]

@@ -115,17 +115,7 @@ class SGRAF(RegionWordMatcher):
         }
 
     def encode_visual(self, items: Encoded) -> Encoded:
-        """Encode regions and their global vector.
-
-        Args:
-            items: Regions, shape ``[N, R, D]``.
-
-        Returns:
-            The parts "fragments" and "global".
-
-        Raises:
-            ShapeError: If the number of regions is not ``num_regions``.
-        """
+        """Encode regions as the parts "fragments" and "global"."""
         if self.config.num_regions and get_vectors(items).shape[1] != self.config.num_regions:
             raise ShapeError(
                 f"SGRAF: expected {self.config.num_regions} regions per image, got "
@@ -150,6 +140,7 @@ class SGRAF(RegionWordMatcher):
     def score_block(self, visual: Encoded, text: Encoded, *, paired: bool = False) -> Tensor:
         products = self.similarity(visual, text, paired=paired)
         image, caption = (get_vectors(side.named_part("global")) for side in (visual, text))
+        # [V, R, T, W], the share of each region in a word.
         weights = self.attention_weights(products)
         regions = get_vectors(products.context)
         words = get_vectors(products.query)
@@ -197,16 +188,7 @@ class GlobalAttentionPooling(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, fragments: Tensor, mask: Tensor) -> Tensor:
-        """Pool the fragments.
-
-        Args:
-            fragments: Fragments, shape ``[N, L, D]``.
-            mask: Valid fragments, shape ``[N, L]``.
-
-        Returns:
-            Unit vectors, shape ``[N, D]``.
-        """
-        # [N, L, D]
+        """Pool the fragments ``[N, L, D]`` to unit vectors ``[N, D]``."""
         local = self.local_projection(fragments)
         local = (
             self.local_norm(local, mask)
@@ -214,6 +196,7 @@ class GlobalAttentionPooling(nn.Module):
             else self.local_norm(local)
         )
         local = self.dropout(local.tanh())
+        # The mean of the valid fragments is the query of the attention.
         overall = self.dropout(
             self.global_norm(self.global_projection(mean_pool(fragments, mask))).tanh()
         )
@@ -230,15 +213,7 @@ class SharedBatchNorm(nn.BatchNorm1d):
     """Batch norm with one mean and standard deviation for all valid positions."""
 
     def forward(self, fragments: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
-        """Normalize valid fragments.
-
-        Args:
-            fragments: Fragments, shape ``[N, L, D]``.
-            mask: Valid fragments, shape ``[N, L]``.
-
-        Returns:
-            Normalized fragments, shape ``[N, L, D]``.
-        """
+        """Normalize the valid ones of fragments ``[N, L, D]``. The others are 0."""
         return torch.zeros_like(fragments).masked_scatter(
             mask[..., None], super().forward(fragments[mask][:, None])
         )
@@ -259,15 +234,7 @@ class GraphReasoning(nn.Module):
         )
 
     def forward(self, nodes: Tensor, mask: Tensor) -> Tensor:
-        """Return the first node after the last step.
-
-        Args:
-            nodes: Nodes, shape ``[V, T, N, S]``.
-            mask: Valid nodes, shape ``[V, T, N]``.
-
-        Returns:
-            Vectors, shape ``[V, T, S]``.
-        """
+        """Return the first of the nodes ``[V, T, N, S]`` after the last step."""
         for query, key, output in zip(self.queries, self.keys, self.outputs, strict=True):
             # Shape [V, T, nodes, nodes].
             edges = query(nodes) @ key(nodes).transpose(-1, -2)
@@ -290,15 +257,7 @@ class AttentionFiltration(nn.Module):
         self.shift = nn.Parameter(torch.zeros(1))
 
     def forward(self, nodes: Tensor, mask: Tensor) -> Tensor:
-        """Pool the nodes.
-
-        Args:
-            nodes: Nodes, shape ``[V, T, N, S]``.
-            mask: Valid nodes, shape ``[V, T, N]``.
-
-        Returns:
-            Unit vectors, shape ``[V, T, S]``.
-        """
+        """Pool the nodes ``[V, T, N, S]`` to unit vectors ``[V, T, S]``."""
         # Shape [V, T, nodes], 0 at padding.
         weights = (self.scale * self.weight(nodes).squeeze(-1) + self.shift).sigmoid() * mask
         weights = weights / (weights.sum(-1, keepdim=True) + EPSILON)
@@ -306,15 +265,7 @@ class AttentionFiltration(nn.Module):
 
 
 def add_global_vectors(fragments: Encoded, pool: nn.Module) -> Encoded:
-    """Join fragments with the global vector of each item.
-
-    Args:
-        fragments: Encoded fragments, shape ``[N, L, D]``.
-        pool: Pools fragments to global vectors.
-
-    Returns:
-        The parts "fragments" ``[N, L, D]`` and "global" ``[N, D]``.
-    """
+    """Join fragments ``[N, L, D]`` with the global vector of each item, ``[N, D]``."""
     mask = valid_mask(fragments)
     return Encoded(
         {"fragments": get_vectors(fragments), "global": pool(get_vectors(fragments), mask)},

@@ -77,21 +77,15 @@ class CaptionDecoder(nn.Module):
         nn.init.xavier_normal_(self.output.weight)
 
     def forward(self, regions: Encoded, captions: Encoded) -> Tensor:
-        """Compute the loss of captions, given the regions of their images.
-
-        Args:
-            regions: Regions, shape ``[N, R, D]``.
-            captions: Token ids, shape ``[N, W]``. The first token is never predicted.
-
-        Returns:
-            The loss, a scalar.
-        """
+        """Compute the loss of captions (token ids) given the regions of their images, a scalar."""
         valid = valid_mask(regions)
         words = get_vectors(captions)
         region_states = self.region_gru(self.dropout(self.input_projection(get_vectors(regions))))[
             0
         ]
+        # The same for all words.
         keys = self.region_attention(region_states)
+        # The words start with the last state of the regions.
         state = pool_words(region_states, valid, "last")
         word_states = []
         # Teacher forcing: position i reads word i and predicts word i + 1.
@@ -201,6 +195,7 @@ class VSRN(GlobalMatcher):
         return self._add_decoder_input(image, Encoded(regions, items.mask))
 
     def encode_text(self, items: Encoded) -> Encoded:
+        # The decoder predicts the token ids themselves.
         words = self.text_backbone(items)
         return self._add_decoder_input(
             encode_unit_rows(pool_words(self.text(words), get_mask(words), "last")), items
@@ -251,15 +246,7 @@ class GraphConvolution(nn.Module):
         nn.init.zeros_(self.norm.weight)
 
     def forward(self, regions: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Apply the step.
-
-        Args:
-            regions: Regions, shape ``[N, R, D]``.
-            mask: Valid regions, shape ``[N, R]``. None: all.
-
-        Returns:
-            Regions, shape ``[N, R, D]``. Masked regions contribute nothing and are 0.
-        """
+        """Apply the step to regions ``[N, R, D]``. Masked ones contribute nothing and are 0."""
         valid = valid_mask(Encoded(regions, mask))
         present = valid[..., None].to(regions.dtype)
         # Padding must not enter the affinity.

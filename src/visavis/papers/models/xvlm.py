@@ -59,17 +59,8 @@ class FusionEncoder(nn.Module):
     def forward(
         self, words: Tensor, mask: Tensor, image: Tensor, attention_maps: list[Tensor] | None = None
     ) -> Tensor:
-        """Encode words with an image.
-
-        Args:
-            words: Word states, shape ``[N, W, D]``.
-            mask: Valid words, shape ``[N, W]``.
-            image: Image states, shape ``[N, R, E]``.
-            attention_maps: If given, every layer appends the attention of words over image states,
-                ``[N, heads, W, R]``.
-
-        Returns:
-            Word states, shape ``[N, W, D]``.
+        """Encode words ``[N, W, D]`` with the states of an image ``[N, R, E]``. Each layer appends
+        its attention over the image ``[N, heads, W, R]``, if there is a list.
         """
         broadcast_mask = mask[:, None, None, :]
         for layer in self.layer:
@@ -77,11 +68,7 @@ class FusionEncoder(nn.Module):
         return words
 
     def load_bert_layers(self, layers: nn.ModuleList) -> None:
-        """Load the weights of BERT layers. Cross-attention keeps its initial weights.
-
-        Args:
-            layers: As many BERT layers as this encoder has.
-        """
+        """Load the weights of as many BERT layers. Cross-attention keeps its initial weights."""
         for layer, source in zip(self.layer, layers, strict=True):
             layer.load_state_dict(
                 source.state_dict()
@@ -131,6 +118,7 @@ class _Attention(nn.Module):
         mask: Tensor | None,
         attention_maps: list[Tensor] | None = None,
     ) -> Tensor:
+        # [N, heads, L, D / heads] each.
         query, key, value = (
             self.self[name](rows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for name, rows in (("query", states), ("key", others), ("value", others))
@@ -142,6 +130,7 @@ class _Attention(nn.Module):
                 query, key, value, attn_mask=mask, dropout_p=dropout
             )
         else:
+            # scaled_dot_product_attention does not return its weights.
             attention_maps.append(
                 (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(-1)
             )
@@ -280,6 +269,7 @@ class XVLM(GlobalMatcher):
             nn.Linear(hidden_dim, 2 * hidden_dim),
             nn.LayerNorm(2 * hidden_dim),
             nn.GELU(),
+            # No match, and a match.
             nn.Linear(2 * hidden_dim, 2),
         )
         # A saved model has all weights in its own file.
@@ -321,6 +311,7 @@ class XVLM(GlobalMatcher):
         states = self.backbone.model(pixel_values=pixels).last_hidden_state.float()
         regions = self.backbone.regions(states, pixels)
         # A ViT has a class token before its patches. A Swin has none, and its mean is the image.
+        # The regions have no class token.
         has_class_token = states.dim() == 3 and states.shape[1] > regions.shape[1]
         image_state = states[:, :1] if has_class_token else regions.mean(1, keepdim=True)
         embedding = get_vectors(encode_unit_rows(self.visual(image_state[:, 0])))
@@ -332,6 +323,7 @@ class XVLM(GlobalMatcher):
         """
         words = self.text_backbone(items)
         states = get_vectors(words).float()
+        # The first token, [CLS], is the whole text.
         return Encoded(
             {"embedding": get_vectors(encode_unit_rows(self.text(states[:, 0]))), "states": states},
             {"states": valid_mask(words)},
@@ -345,18 +337,9 @@ class XVLM(GlobalMatcher):
     def auxiliary_loss(self, visual: Encoded, text: Encoded, targets: Targets) -> Tensor:
         """Compute ITM: each text with its image and with a negative image, and this image with a
         negative text, if there are negatives.
-
-        Negatives are sampled from torch's generator, which the trainer seeds in each step.
-
-        Args:
-            visual: Encoded images of a batch.
-            text: Encoded texts of a batch.
-            targets: Positive pairs of the batch.
-
-        Returns:
-            The loss, a scalar.
         """
         image_of_text = targets.positive.long().argmax(0)
+        # Negatives are sampled from torch's generator, which the trainer seeds in each step.
         with torch.no_grad():
             scale = (
                 1 / self.config.temperature if self.learned_scale is None else self.learned_scale()
@@ -382,20 +365,8 @@ class XVLM(GlobalMatcher):
     def attention(self, visual: Encoded, text: Encoded) -> AttentionWeights | None:
         """Compute Grad-CAM: cross-attention of the middle layer times the gradient of the log-odds,
         summed over heads.
-
-        A word's score is the first-order share of the log-odds that depends on its attention in
-        this layer. Without a second stage there is no attention.
-
-        Args:
-            visual: One image, not encoded.
-            text: One text, not encoded.
-
-        Returns:
-            The attention, or None.
-
-        Source:
-            ALBEF (Li et al., 2021), whose figures show Grad-CAM of the third layer of six.
         """
+        # A single stage has no attention.
         if not self.rerank_top_k:
             return None
         attention_maps = list[Tensor]()
@@ -405,11 +376,12 @@ class XVLM(GlobalMatcher):
         logits = self._logits(
             visual.map(_differentiable), text.map(_differentiable), attention_maps
         )
-        # Layer 3 of 6, as in the figures of ALBEF.
+        # Layer 3 of 6, as in the figures of ALBEF (Li et al., 2021).
         weights = attention_maps[(len(attention_maps) - 1) // 2]
         [gradient] = torch.autograd.grad(logits[0, 1] - logits[0, 0], weights)
         contributions = (weights * gradient)[0].sum(0).detach()
-        # The first state is that of the whole image.
+        # The score of a word is the first-order share of the log-odds that depends on its attention
+        # in this layer. The first state is the one of the whole image.
         positive = contributions[:, 1:].clamp(min=0)
         return AttentionWeights(
             positive / positive.sum(1, keepdim=True).clamp(min=EPSILON), contributions.sum(1)
@@ -421,6 +393,7 @@ class XVLM(GlobalMatcher):
         words = get_part(text, "states")
         image = get_vectors(visual.named_part("states"))
         fused = self.fusion(get_vectors(words), get_mask(words), image, attention_maps)
+        # [N, 2], from the state of the first token.
         logits: Tensor = self.match(fused[:, 0])
         return logits
 

@@ -125,6 +125,7 @@ def weight_name_map(
         for name in checkpoint_names
         if (match := _TEXT_LAYER.match(name)) and ".crossattention." in name
     ]
+    # By default the upper half of the layers has cross-attention, as published.
     text_only_layers = min(fused_layers, default=text_layers // 2)
     projections = weight_and_bias(PROJECTION_NAMES.items(), target=f"{FUSION_FILE}/")
     return dict([*_visual_names(depths), *_text_names(text_layers, text_only_layers), *projections])
@@ -185,25 +186,8 @@ def convert_xvlm(
 ) -> CheckpointConversion:
     """Write the weights of a published X-VLM of Swin and BERT, pretrained or fine-tuned, into a new
     folder.
-
-    Args:
-        tensors: Weights by name.
-        checkpoint: File of the checkpoint.
-        out: New folder.
-        text: Folder or hub name of the original BERT, for its config and tokenizer. Empty:
-            bert-base-uncased.
-        image_size: Edge of training images in pixels. None: the checkpoint's. Attention windows
-            scale with it, and their position biases are interpolated.
-
-    Returns:
-        The conversion.
-
-    Raises:
-        DataError: Naming weights that are unknown, missing or of wrong shapes.
-
-    Differs from:
-        The released code interpolates position biases from a grid that is denser at its center.
     """
+    # In some checkpoints the BERT is a part of a model with a head for masked words.
     tensors = {
         re.sub(r"^text_encoder\.bert\.", "text_encoder.", name): tensor
         for name, tensor in tensors.items()
@@ -285,9 +269,31 @@ def _write_parts(
     folder: Path, converted: Mapping[str, dict[str, Tensor]], text_folder: Path, image_size: int
 ) -> None:
     """Write both encoders, which are loaded once as a check, and all other weights."""
-    storage.write_json(
-        folder / VISUAL_FOLDER / "config.json", _swin_config(converted[VISUAL_FOLDER], image_size)
-    )
+    visual = converted[VISUAL_FOLDER]
+    # Stage and block of each attention.
+    tables = {
+        tuple(map(int, re.findall(r"\d+", name)[:2])): tensor
+        for name, tensor in visual.items()
+        if name.endswith(POSITION_BIAS_TABLE)
+    }
+    stages = range(1 + max(stage for stage, _ in tables))
+    # All dimensions follow from the weights.
+    patches = visual["embeddings.patch_embeddings.projection.weight"]
+    config = {
+        "model_type": "swin",
+        "architectures": ["SwinModel"],
+        "image_size": image_size,
+        "patch_size": patches.shape[-1],
+        "embed_dim": len(patches),
+        "depths": [sum(stage == other for other, _ in tables) for stage in stages],
+        "num_heads": [tables[stage, 0].shape[1] for stage in stages],
+        "window_size": (math.isqrt(len(tables[0, 0])) + 1) // 2,
+        "mlp_ratio": len(visual["encoder.layers.0.blocks.0.intermediate.dense.weight"])
+        / len(patches),
+        "qkv_bias": True,
+        "drop_path_rate": 0.1,
+    }
+    storage.write_json(folder / VISUAL_FOLDER / "config.json", config)
     preprocessing = IMAGE_PREPROCESSING | {"size": {"height": image_size, "width": image_size}}
     storage.write_json(folder / VISUAL_FOLDER / "preprocessor_config.json", preprocessing)
     copy_config_files(text_folder, folder / TEXT_FOLDER)
@@ -314,32 +320,9 @@ def _resize_bias_table(table: Tensor, original_size: int, size: int, checkpoint:
             f"{original_size} pixels to an integer, got {size}. "
             "Set another image_size."
         )
-    # [1, heads, 2 w - 1, 2 w - 1]
+    # [1, heads, 2 w - 1, 2 w - 1]. Differs from the released code, which interpolates from a grid
+    # that is denser at its center.
     square = table.T.unflatten(1, (edge, edge))[None]
     new_edge = 2 * window * size // original_size - 1
     resized = interpolate(square, size=(new_edge, new_edge), mode="bicubic", align_corners=True)
     return resized[0].flatten(1).T
-
-
-def _swin_config(tensors: Mapping[str, Tensor], image_size: int) -> dict[str, Any]:
-    tables = {
-        tuple(map(int, re.findall(r"\d+", name)[:2])): tensor
-        for name, tensor in tensors.items()
-        if name.endswith(POSITION_BIAS_TABLE)
-    }
-    stages = range(1 + max(stage for stage, _ in tables))
-    patches = tensors["embeddings.patch_embeddings.projection.weight"]
-    return {
-        "model_type": "swin",
-        "architectures": ["SwinModel"],
-        "image_size": image_size,
-        "patch_size": patches.shape[-1],
-        "embed_dim": len(patches),
-        "depths": [sum(stage == other for other, _ in tables) for stage in stages],
-        "num_heads": [tables[stage, 0].shape[1] for stage in stages],
-        "window_size": (math.isqrt(len(tables[0, 0])) + 1) // 2,
-        "mlp_ratio": len(tensors["encoder.layers.0.blocks.0.intermediate.dense.weight"])
-        / len(patches),
-        "qkv_bias": True,
-        "drop_path_rate": 0.1,
-    }

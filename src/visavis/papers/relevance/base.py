@@ -202,17 +202,7 @@ class RelevanceEstimator(ABC):
 
 
 def treatment_note(captions: Sequence[str], special: Tensor, treatment: str) -> tuple[str, ...]:
-    """Describe captions that need special treatment.
-
-    Args:
-        captions: All captions.
-        special: Which captions are special, bool, shape ``[N]``.
-        treatment: The special case, and its treatment.
-
-    Returns:
-        One sentence with the number of special captions and the first of them. Empty if there are
-        none.
-    """
+    """Describe captions that need special treatment in one sentence. Empty if there are none."""
     indices = special.nonzero().flatten().tolist()
     return (
         (
@@ -242,15 +232,7 @@ class CosineRelevance(CaptionRelevance):
 
     @classmethod
     def from_vectors(cls, vectors: Tensor, notes: tuple[str, ...] = ()) -> CosineRelevance:
-        """Normalize vectors.
-
-        Args:
-            vectors: Vectors of any length, shape ``[N, D]``.
-            notes: Sentences about captions that needed special treatment.
-
-        Returns:
-            The relevance of the captions.
-        """
+        """Normalize vectors of any length, ``[N, D]``."""
         return cls(unit_rows(vectors.float()), notes)
 
     def __call__(self, rows: Tensor, columns: Tensor) -> Tensor:

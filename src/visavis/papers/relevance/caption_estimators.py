@@ -96,11 +96,13 @@ class CBoW(RelevanceEstimator):
         texts = [tokenize(caption) for caption in captions]
         words = read_word_vectors(resolve_path(self.vectors), set(chain.from_iterable(texts)))
         weights = word_weights(texts, self.weighting)
+        # 1 if no word is known: all means are 0.
         word_dim = len(next(iter(words.values()), (0.0,)))
         means = torch.zeros(len(texts), word_dim)
         for row, text in enumerate(texts):
             if known := [word for word in text if word in words]:
-                weighted = np.stack([words[word] for word in known]) * np.array(  # [words, D]
+                # [words, D]
+                weighted = np.stack([words[word] for word in known]) * np.array(
                     [[weights[word]] for word in known], np.float32
                 )
                 means[row] = torch.from_numpy(weighted.mean(0))
@@ -141,21 +143,7 @@ def word_weights(
 
 
 def read_word_vectors(path: Path, vocabulary: Collection[str]) -> dict[str, np.ndarray]:
-    """Read the vectors of some words from a text file with one word and its vector per line.
-
-    A first line with the number of words and dimensions, as word2vec writes it, is skipped.
-
-    Args:
-        path: Path of the file.
-        vocabulary: Words to read.
-
-    Returns:
-        Vector of each word that the file contains.
-
-    Raises:
-        DataError: If the file is not UTF-8, or has a line with another number of dimensions or an
-            invalid number.
-    """
+    """Read the vectors of some words from a text file with one word and its vector per line."""
     words: dict[str, np.ndarray] = {}
     word_dim = 0
     try:
@@ -163,7 +151,7 @@ def read_word_vectors(path: Path, vocabulary: Collection[str]) -> dict[str, np.n
             lines = iter(partial(file.readline, MAX_LINE_LENGTH), "")
             for number, line in enumerate(lines, start=1):
                 word, *values = line.rstrip(" \n").split(" ")
-                # The header of word2vec: numbers of words and dimensions.
+                # The header of word2vec is skipped: numbers of words and dimensions.
                 if number == 1 and len(values) == 1 and word.isdigit() and values[0].isdigit():
                     continue
                 expected = (
@@ -298,29 +286,29 @@ class _CrossEncoderRelevance(CaptionRelevance):
 
     def pairs(self, first: Tensor, second: Tensor) -> Tensor:
         chunks = zip(first.split(_PAIRS_PER_CHUNK), second.split(_PAIRS_PER_CHUNK), strict=True)
-        relevance = torch.cat(
-            [self._read_or_compute(left.tolist(), right.tolist()) for left, right in chunks]
-        )
-        return relevance.masked_fill(self.wordless[first] | self.wordless[second], 0.0)
-
-    def _read_or_compute(self, first: list[int], second: list[int]) -> Tensor:
-        """Read the cached pairs, compute the new ones and add them to the cache."""
-        pairs = [
-            tuple(sorted((self.captions[i], self.captions[j])))
-            for i, j in zip(first, second, strict=True)
-        ]
-        # the relevance of equal captions is known
-        unequal = {(left, right) for left, right in pairs if left != right}
-        relevance = self._cache.read(unequal) if unequal else {}
-        if new := sorted(
-            unequal - relevance.keys(), key=lambda pair: (len(pair[0]) + len(pair[1]), pair)
-        ):
-            computed = dict(zip(new, self._compute(new).tolist(), strict=True))
-            self._cache.add(computed)
-            relevance |= computed
-        return torch.tensor(
-            [1.0 if left == right else relevance[left, right] for left, right in pairs]
-        )
+        values = list[Tensor]()
+        # Cached pairs are read. New ones are computed, and in the cache after each chunk.
+        for rows, columns in chunks:
+            pairs = [
+                tuple(sorted((self.captions[i], self.captions[j])))
+                for i, j in zip(rows.tolist(), columns.tolist(), strict=True)
+            ]
+            # The relevance of equal captions is known.
+            unequal = {(left, right) for left, right in pairs if left != right}
+            relevance = self._cache.read(unequal) if unequal else {}
+            # Pairs of similar length are in one batch, which saves padding.
+            if new := sorted(
+                unequal - relevance.keys(), key=lambda pair: (len(pair[0]) + len(pair[1]), pair)
+            ):
+                computed = dict(zip(new, self._compute(new).tolist(), strict=True))
+                self._cache.add(computed)
+                relevance |= computed
+            values.append(
+                torch.tensor(
+                    [1.0 if left == right else relevance[left, right] for left, right in pairs]
+                )
+            )
+        return torch.cat(values).masked_fill(self.wordless[first] | self.wordless[second], 0.0)
 
     def _compute(self, pairs: Sequence[Pair]) -> Tensor:
         size = self.config.batch_size
@@ -368,14 +356,7 @@ class PairCache:
     path: Path
 
     def read(self, pairs: Iterable[Pair]) -> dict[Pair, float]:
-        """Look up pairs.
-
-        Args:
-            pairs: Pairs of captions.
-
-        Returns:
-            Relevance of the pairs that are in the cache.
-        """
+        """Look up pairs. The result has those in the cache."""
         by_key = {_key(pair): pair for pair in pairs}
         keys = list(by_key)
 
@@ -383,8 +364,8 @@ class PairCache:
             relevance = {}
             for start in range(0, len(keys), _KEYS_PER_QUERY):
                 chunk = keys[start : start + _KEYS_PER_QUERY]
-                # All rows at once: an unfinished query keeps the file open, so that Windows does not
-                # remove a damaged one.
+                # All rows at once: an unfinished query keeps the file open, so that Windows does
+                # not remove a damaged one.
                 rows = database.execute(
                     f"SELECT * FROM checked WHERE pair IN ({', '.join('?' * len(chunk))})", chunk
                 ).fetchall()
@@ -398,11 +379,7 @@ class PairCache:
         return self._run(select)
 
     def add(self, relevance: Mapping[Pair, float]) -> None:
-        """Store pairs.
-
-        Args:
-            relevance: Relevance of each pair.
-        """
+        """Store the relevance of pairs."""
         rows = [(key := _key(pair), _pack(key, value)) for pair, value in relevance.items()]
         self._run(
             lambda database: database.executemany(

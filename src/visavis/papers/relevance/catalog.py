@@ -90,7 +90,7 @@ class MatrixRelevance(RelevanceEstimator):
         matrix = self._matrix()
         images = data.image_rows
         captions = data.caption_rows
-        # of captions, otherwise of images and captions
+        # A square matrix is of captions, another one of images and captions.
         is_square = matrix.shape[0] == matrix.shape[1]
         rows = captions if is_square else images
         expected = (int(rows.max()) + 1, int(captions.max()) + 1)
@@ -190,6 +190,7 @@ class _FunctionCaptionRelevance(CaptionRelevance):
         return _checked(block, name, rows.numpy()[:, None], columns.numpy())
 
     def pairs(self, first: Tensor, second: Tensor) -> Tensor:
+        # The function computes blocks, so each pair is a block of one.
         return torch.cat(
             [
                 self(row, column)[:, 0]
@@ -275,6 +276,7 @@ def _folder(data: Dataset) -> Path:
             f"SceneRelevance: expected the image files of the synthetic scenes {data.name}, got "
             "none. Pass the original folder."
         )
+    # Images have a folder in the folder of the data set.
     return location.path.parent.parent
 
 
@@ -309,6 +311,7 @@ class CoarseToFine(RelevanceEstimator):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_field(0 <= self.threshold <= 1, self, "threshold", "a number from 0 to 1")
+        # Raises SpecError if a spec is invalid.
         self._estimators()
 
     def _estimators(self) -> tuple[RelevanceEstimator, RelevanceEstimator]:
@@ -321,7 +324,8 @@ class CoarseToFine(RelevanceEstimator):
     def for_captions(self, captions: Sequence[str]) -> CaptionRelevance:
         """Prepare both estimators. See `RelevanceEstimator.for_captions`."""
         coarse, fine = (estimator.for_captions(captions) for estimator in self._estimators())
-        number = {caption: i for i, caption in enumerate(captions)}  # equal captions get one number
+        # Equal captions get one number.
+        number = {caption: i for i, caption in enumerate(captions)}
         text_ids = torch.tensor([number[caption] for caption in captions])
         return _RefinedRelevance(
             coarse, fine, self, text_ids, tuple(dict.fromkeys((*coarse.notes, *fine.notes)))
@@ -357,7 +361,7 @@ class _RefinedRelevance(CaptionRelevance):
     def _combine(self, coarse: Tensor, refined: Tensor, fine: Tensor, equal: Tensor) -> Tensor:
         if self.config.semantics == "paper":
             return coarse.masked_scatter(refined, fine)
-        # as the released hybrid matrix
+        # As the released hybrid matrix.
         return torch.zeros_like(coarse).masked_scatter(refined, fine).masked_fill(equal, 1.0)
 
 
@@ -371,31 +375,11 @@ CATALOG: tuple[type[RelevanceEstimator], ...] = (
 
 
 def parse_estimator(text: str) -> RelevanceEstimator:
-    """Parse a relevance estimator.
-
-    Args:
-        text: A spec such as "CBoW()", or "estimator.py:MyEstimator()" of code that the user named.
-
-    Returns:
-        The estimator.
-
-    Raises:
-        SpecError: If the text names no estimator, or an invalid value.
-    """
+    """Parse a relevance estimator, such as "CBoW()" or one in a file of the user that they named."""
     return parse(text, CATALOG, RelevanceEstimator, "estimators")
 
 
 def named_estimator(text: str) -> RelevanceEstimator:
-    """Parse a relevance estimator that the user names now, so that its code may run.
-
-    Args:
-        text: A spec, as in `parse_estimator`.
-
-    Returns:
-        The estimator.
-
-    Raises:
-        SpecError: As in `parse_estimator`.
-    """
+    """Parse a relevance estimator that the user names now, so that its code may run."""
     with named_by_user(text):
         return parse_estimator(text)

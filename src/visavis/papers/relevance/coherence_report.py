@@ -64,10 +64,6 @@ AGGREGATIONS = {
 def write_coherence_report(comparison: RankedListComparison, folder: Path) -> None:
     """Write ``report.html``, ``coherence.json``, ``scores.png`` and, for caption queries,
     ``lists.png``.
-
-    Args:
-        comparison: Ranked lists and their statistics.
-        folder: Folder to write to.
     """
     thumbnails = Thumbnails(comparison.data)
     names = [ranker.name for ranker in comparison.rankers]
@@ -85,16 +81,7 @@ def write_coherence_report(comparison: RankedListComparison, folder: Path) -> No
 def render_coherence(
     comparison: RankedListComparison, scores: ThemedImage, thumbnails: Thumbnails
 ) -> str:
-    """Render the report.
-
-    Args:
-        comparison: Ranked lists and their statistics.
-        scores: Plot of CS@K.
-        thumbnails: Images of the data set.
-
-    Returns:
-        The HTML page.
-    """
+    """Render the report as an HTML page, with the plot of CS@K."""
     statistics = comparison.statistics
     top = comparison.top
     shares = [f"{100 * share:.4g}" for share in comparison.bands.quantiles]
@@ -199,22 +186,14 @@ def plot_coherence_scores(
     statistics: Mapping[Direction, Sequence[ListStatistics]],
     theme: PlotTheme = LIGHT_THEME,
 ) -> bytes:
-    """Plot CS@K against K in both directions with 95 % intervals.
-
-    Args:
-        names: Name of each ranker. The last one is the random order.
-        statistics: Statistics of each ranker for each direction.
-        theme: Colors.
-
-    Returns:
-        A PNG.
-    """
+    """Plot CS@K against K in both directions with 95 % intervals. The last ranker is random."""
     figure = new_figure(8.6, 3.4, theme)
     for number, direction in enumerate(DIRECTION_ORDER):
         axes = figure.add_axes((0.07 + 0.49 * number, 0.155, 0.425, 0.7))
         style_axes(axes, f"CS@K, {DIRECTIONS[direction]}", theme, "K")
         axes.set_xscale("log")
         for index, (name, result) in enumerate(zip(names, statistics[direction], strict=True)):
+            # The random order is dotted and has no markers.
             is_random = index == len(names) - 1
             color = theme.foreground if is_random else theme.lines[index % len(theme.lines)]
             style, marker = (":", "") if is_random else ("-", "os^Dv"[index % 5])
@@ -250,22 +229,14 @@ def plot_coherence_scores(
 def plot_ranked_lists(
     queries: Sequence[QueryLists], data: Dataset, thumbnails: Thumbnails
 ) -> bytes:
-    """Plot each caption with its image and the top images of every run.
-
-    Args:
-        queries: Caption queries.
-        data: Ranked data set.
-        thumbnails: Images of the data set.
-
-    Returns:
-        A PNG. Bars show the relevance, the positive is framed, totally irrelevant images are
-        hatched.
-    """
+    """Plot each caption with its image and the top images of every run."""
     side = (FIGURE_WIDTH - QUERY_IMAGE_SIDE - 0.5) / TILES_PER_ROW
+    # Of the longest list, rounded up.
     rows = -(
         -max(len(top_list.items) for query in queries for top_list in query.lists) // TILES_PER_ROW
     )
-    list_height = 0.3 + rows * (side + 0.1)  # inches: a heading and rows of images with bars
+    # Inches: a heading and rows of images with bars.
+    list_height = 0.3 + rows * (side + 0.1)
     heights = [
         0.5 + max(len(query.lists) * list_height, QUERY_IMAGE_SIDE + 0.1) for query in queries
     ]
@@ -331,6 +302,7 @@ def _draw_marks(axes: Axes, item: ListItem, tile: tuple[float, float, float]) ->
     left, bottom, side = tile
     color = RELEVANCE_COLORS["light"][item.band]
     frame = partial(Rectangle, (left, bottom), side, side, fill=False)
+    # The hatching is lighter than the frame.
     if item.irrelevant:
         axes.add_patch(frame(edgecolor=color, linewidth=0, hatch="////", alpha=0.6, zorder=2))
         axes.add_patch(frame(edgecolor=color, linewidth=2, zorder=3))

@@ -23,14 +23,8 @@ if TYPE_CHECKING:
 def plot_relevance_distributions(
     rows: Sequence[RelevanceDistribution], theme: PlotTheme = LIGHT_THEME
 ) -> bytes:
-    """Plot the distribution of relevance for each estimator.
-
-    Args:
-        rows: One distribution per estimator.
-        theme: Colors.
-
-    Returns:
-        A PNG. Suggested thresholds are lines, the Ladder paper's 0.63 is dashed.
+    """Plot the distribution of relevance for each estimator, with suggested thresholds as lines.
+    The Ladder paper's 0.63 is dashed.
     """
     figure = new_figure(8.6, 0.35 + 1.25 * len(rows), theme)
     for number, (row, axes) in enumerate(
@@ -44,6 +38,7 @@ def plot_relevance_distributions(
             1 / bins,
             color=theme.lines[number % len(theme.lines)],
         )
+        # Suggested thresholds, and the first one of the Ladder paper.
         for value in row.quantiles:
             axes.axvline(value, color=theme.foreground, linewidth=0.9)
         axes.axvline(0.63, color=theme.foreground, linewidth=0.9, linestyle=DASH_PATTERN)
@@ -54,7 +49,7 @@ def plot_relevance_distributions(
             else f"{row.estimator}   (axis cut: {first_share:.0%} are below 0.01)",
             theme,
         )
-        # a peak at 0 would flatten everything else
+        # A peak at 0 would flatten everything else.
         top = 1.1 * max(row.histogram if first_share < 0.1 else row.histogram[1:])
         axes.set(
             xlim=(0, 1),

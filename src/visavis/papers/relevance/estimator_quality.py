@@ -111,14 +111,7 @@ class EstimatorQuality(Result):
 
 
 def estimator_table(qualities: Sequence[EstimatorQuality]) -> Table:
-    """Make a table of the correlation with human ratings and the speed of estimators.
-
-    Args:
-        qualities: Quality of each estimator.
-
-    Returns:
-        A row for each estimator.
-    """
+    """Make a table of the correlation with human ratings and the speed of estimators."""
     rows: list[Row] = []
     for each in qualities:
         correlations = (
@@ -151,17 +144,6 @@ def estimator_table(qualities: Sequence[EstimatorQuality]) -> Table:
 def evaluate_estimators(specs: Sequence[str], progress: Progress) -> list[EstimatorQuality]:
     """Compare estimators with the human ratings of STS-B (dev and test) and of Crisscrossed
     Captions.
-
-    Args:
-        specs: Specs of estimators.
-        progress: Receives the progress.
-
-    Returns:
-        Quality of each estimator.
-
-    Raises:
-        DataError: If the ratings are missing or damaged.
-        SpecError: If an estimator is unknown.
     """
     estimators = [named_estimator(spec) for spec in specs]
     collections = [read_stsb("dev"), read_stsb("test"), read_crisscrossed_captions()]
@@ -171,6 +153,7 @@ def evaluate_estimators(specs: Sequence[str], progress: Progress) -> list[Estima
         progress.update("estimators", number, len(specs), 0.0)
         correlations = {rated.name: rating_correlations(estimator, rated) for rated in collections}
         random = estimator.for_captions(captions).pairs(*random_pairs(len(captions), RANDOM_PAIRS))
+        # At most 2,000 captions, at equal distances, and none of them in the cache.
         with _empty_cache():
             captions_per_s, million_pairs_s = measure_speed(
                 estimator, captions[:: max(1, len(captions) // 2000)][:2000]
@@ -194,15 +177,8 @@ def evaluate_estimators(specs: Sequence[str], progress: Progress) -> list[Estima
 def rating_correlations(
     estimator: RelevanceEstimator, rated: RatedCaptionPairs
 ) -> tuple[float | None, float | None, tuple[str, ...]]:
-    """Correlate an estimator with human ratings.
-
-    Args:
-        estimator: The estimator.
-        rated: Rated caption pairs.
-
-    Returns:
-        Pearson and Spearman correlation, None if all values are equal, and notes about the
-        captions.
+    """Pearson and Spearman correlation of an estimator with human ratings, and notes about
+    captions. None if all values are equal.
     """
     number = len(rated.ratings)
     prepared = estimator.for_captions([*rated.first, *rated.second])
@@ -219,31 +195,16 @@ def rating_correlations(
 
 
 def random_pairs(number: int, pairs: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample pairs of different items from the uniform distribution.
-
-    Args:
-        number: Number of items.
-        pairs: Number of pairs.
-        seed: Random seed.
-
-    Returns:
-        Index of the first and of the second item of each pair, shape ``[pairs]``.
-    """
+    """Sample pairs of different items from the uniform distribution."""
     generator = torch.Generator().manual_seed(seed)
     first = torch.randint(number, (pairs,), generator=generator)
-    # a shift of at least 1 never returns to the first item
+    # A shift of at least 1 never returns to the first item.
     return first, (first + torch.randint(1, number, (pairs,), generator=generator)) % number
 
 
 def measure_speed(estimator: RelevanceEstimator, captions: Sequence[str]) -> tuple[float, float]:
-    """Measure the speed of an estimator in blocks of growing size, for `SPEED_TEST_SECONDS`.
-
-    Args:
-        estimator: The estimator.
-        captions: Captions to encode.
-
-    Returns:
-        Encoded captions per second, and seconds for a million pairs in the fastest block.
+    """Measure the speed of an estimator in blocks of growing size, for `SPEED_TEST_SECONDS`:
+    captions per second, and seconds for a million pairs in the fastest block.
     """
     start_time = time.perf_counter()
     prepared = estimator.for_captions(captions)
@@ -279,22 +240,20 @@ def _empty_cache() -> Iterator[None]:
     backbones = storage.cache_folder() / "backbones"
     # Windows does not remove files that results still map.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        if os.path.exists(backbones):
+            link = Path(folder) / "backbones"
+            target = os.path.realpath(backbones)
+            # A copy where the user may not make links, as on Windows by default.
+            try:
+                link.symlink_to(target, target_is_directory=True)
+            except OSError:
+                shutil.copytree(target, link)
         os.environ["VISAVIS_CACHE"] = folder
         try:
-            if os.path.exists(backbones):
-                _link_folder(Path(folder) / "backbones", Path(os.path.realpath(backbones)))
             yield
         finally:
             os.environ.pop("VISAVIS_CACHE")
             os.environ |= {} if before is None else {"VISAVIS_CACHE": before}
-
-
-def _link_folder(link: Path, target: Path) -> None:
-    """Link a folder, or copy it where the user may not make links, as on Windows by default."""
-    try:
-        link.symlink_to(target, target_is_directory=True)
-    except OSError:
-        shutil.copytree(target, link)
 
 
 @dataclass(frozen=True)
@@ -355,22 +314,7 @@ def relevance_distributions(
     pairs: int,
     progress: Progress,
 ) -> list[RelevanceDistribution]:
-    """Sample the relevance values of estimators over the training pairs of a data set.
-
-    Args:
-        specs: Specs of estimators.
-        data: The data set.
-        caption_aggregation: How the captions of an image are combined.
-        pairs: Minimum number of sampled pairs.
-        progress: Receives the progress.
-
-    Returns:
-        Distribution of each estimator.
-
-    Raises:
-        DataError: If all values of an estimator are equal, or if there is only one training image.
-        SpecError: If an estimator, ``caption_aggregation`` or ``pairs`` is invalid.
-    """
+    """Sample the relevance values of estimators over the training pairs of a data set."""
     validate_int(pairs, "num_pairs", 1, MAX_PAIRS)
     estimators = [named_estimator(spec) for spec in specs]
     train = data.split("train")
@@ -389,19 +333,8 @@ def relevance_distributions(
 def sample_relevance(
     relevance: ImageRelevance, data: Dataset, pairs: int, seed: int = 0
 ) -> np.ndarray:
-    """Sample the relevance of images to captions of other images, in random batches as in training.
-
-    Args:
-        relevance: Relevance of the captions of ``data`` to its images.
-        data: The training split.
-        pairs: Minimum number of values.
-        seed: Random seed.
-
-    Returns:
-        At least ``pairs`` values, one-dimensional.
-
-    Raises:
-        DataError: If there is only one image.
+    """Sample the relevance of images to captions of other images for at least a number of pairs, in
+    random batches as in training.
     """
     if len(data.images) < 2:
         raise DataError(
@@ -414,10 +347,10 @@ def sample_relevance(
         images = random.choice(
             len(data.images), min(SAMPLE_BATCH_SIZE, len(data.images)), replace=False
         )
-        # one caption of each image
+        # One caption of each image.
         captions = np.array([random.choice(data.captions_of[i]) for i in images])
         block = relevance(*map(torch.from_numpy, (images, captions, captions)))
-        # pairs of an image and its own caption are left out
+        # Pairs of an image and its own caption are left out.
         samples.append(block[~torch.eye(len(images), dtype=torch.bool)].numpy())
     return np.concatenate(samples)
 
@@ -425,20 +358,7 @@ def sample_relevance(
 def summarize_relevance(
     spec: str, relevance: np.ndarray, data: str, notes: tuple[str, ...] = ()
 ) -> RelevanceDistribution:
-    """Summarize sampled relevance values.
-
-    Args:
-        spec: Spec of the estimator.
-        relevance: Sampled values, one-dimensional.
-        data: Name of the data set.
-        notes: Sentences about captions that needed special treatment.
-
-    Returns:
-        The distribution, with thresholds for Ladder.
-
-    Raises:
-        DataError: If all values are equal.
-    """
+    """Summarize sampled relevance values, with thresholds for Ladder."""
     if np.ptp(relevance) == 0:
         raise DataError(
             f"{spec}: expected different relevance values, got {relevance[0]:g} for all sampled "
@@ -448,6 +368,7 @@ def summarize_relevance(
     ladder_specs = []
     for levels in range(1, len(TAIL_SHARES) + 1):
         thresholds = tuple(quantiles[:levels])
+        # Ladder needs decreasing thresholds. Equal quantiles have no such levels.
         if all(a > b for a, b in pairwise((*thresholds, 0.0))):
             # Margins and betas continue the values of the paper.
             margins = (0.2, *[0.01] * levels)

@@ -83,25 +83,8 @@ def fine_tune(
     seed: int,
     progress: Progress,
 ) -> FineTunedModel:
-    """Fine-tune a model on STS-B train and save the best epoch on STS-B dev.
-
-    Args:
-        out: New folder of the model.
-        kind: "bi" for a SentenceModel, "cross" or "regression" for a CrossEncoder.
-        model: Pretrained model: "minilm", a ``transformers`` folder, or a name on the Hugging Face
-            hub.
-        epochs: Number of epochs.
-        lr: Learning rate. Default: see `LEARNING_RATES`.
-        batch_size: Number of pairs per step.
-        seed: Seed of the order of pairs, dropout and the new output layer.
-        progress: Receives the progress.
-
-    Returns:
-        The model and its correlations.
-
-    Raises:
-        DataError: If the ratings of STS-B are missing or damaged.
-        SpecError: If an argument is invalid.
+    """Fine-tune a model on STS-B train and save the best epoch on STS-B dev. The seed is for the
+    order of pairs, dropout and a new output layer.
     """
     if os.path.exists(out):
         storage.prepare_empty_folder(out, will_be_replaced=True)
@@ -115,6 +98,7 @@ def fine_tune(
     validate_int(seed, "seed", 0, MAX_SEED)
     batch_size = min(batch_size, len(train.first))
     torch.manual_seed(seed)
+    # A single embedding per caption, or captions that are read together.
     if kind == "bi":
         regression: _LinearOutput = _Cosine(open_text_encoder(model))
         regression.encoder.require_tokenizer()
@@ -131,7 +115,8 @@ def fine_tune(
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / (0.1 * steps), (steps - step) / (0.9 * steps), 1)
     )
-    curve = [rating_pearson(regression, dev)]  # before training
+    # The first value is from before the training.
+    curve = [rating_pearson(regression, dev)]
     best = copy.deepcopy(encoder.state_dict())
     for epoch in range(epochs):
         encoder.train()
@@ -146,10 +131,12 @@ def fine_tune(
             progress.update(f"epoch {epoch + 1} of {epochs}", number, steps // epochs, 0.0)
         curve.append(rating_pearson(regression, dev))
         progress.message(f"Epoch {epoch + 1}: Pearson correlation {curve[-1]:.3f} on STS-B dev.")
-        if curve[-1] >= max(curve):  # of equal epochs the last
+        # Of equal epochs the last.
+        if curve[-1] >= max(curve):
             best = copy.deepcopy(encoder.state_dict())
     encoder.load_state_dict(best)
     name = "SentenceModel" if kind == "bi" else "CrossEncoder"
+    # The estimator must compute the output that was trained.
     output = ", output='identity'" if kind == "regression" else ""
     result = FineTunedModel(
         out, f"{name}(model={str(out)!r}{output})", tuple(curve), rating_pearson(regression, test)
@@ -223,7 +210,7 @@ def _rating_batches(
     lengths = torch.tensor(
         [len(first) + len(second) for first, second in zip(pairs.first, pairs.second, strict=True)]
     )
-    # Lengths are sorted within pools only, so that batches stay random.
+    # Lengths are sorted within pools of 20 batches only, so that batches stay random.
     pools = torch.randperm(len(ratings)).split(20 * size)
     batches = [batch for pool in pools for batch in pool[lengths[pool].argsort()].split(size)]
     for number in torch.randperm(len(batches)).tolist():
@@ -237,16 +224,9 @@ def _rating_batches(
 
 @torch.no_grad()
 def rating_pearson(regression: _LinearOutput, pairs: RatedCaptionPairs) -> float:
-    """Compute the Pearson correlation of a model with human ratings.
-
-    Args:
-        regression: The model.
-        pairs: Rated caption pairs.
-
-    Returns:
-        The correlation. 0 if all predictions are equal.
-    """
+    """Compute the Pearson correlation of a model with human ratings. 0 for equal predictions."""
     regression.encoder.eval()
+    # Pairs of similar length are in one batch, which saves padding.
     order = sorted(
         range(len(pairs.first)), key=lambda i: len(pairs.first[i]) + len(pairs.second[i])
     )

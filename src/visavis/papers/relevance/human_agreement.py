@@ -29,8 +29,8 @@ from visavis.core.result import Result, flat_record
 from visavis.core.table import Cell, Column, Row, Table
 from visavis.data.data_paths import resolve_path
 from visavis.data.dataset import Dataset
-from visavis.data.formats.caption_table import parse_table
 from visavis.data.formats.published_lists import match_coco_ids
+from visavis.data.formats.text_tables import parse_table
 from visavis.papers.relevance.base import ImageRelevance
 
 MAX_RATING = 5.0
@@ -89,21 +89,7 @@ class RatedCaptionPairs:
 def read_stsb(
     split: Literal["train", "dev", "test"], folder: str | Path = "stsb"
 ) -> RatedCaptionPairs:
-    """Read a split of the STS benchmark from ``sts-<split>.tsv``.
-
-    Args:
-        split: Name of the split.
-        folder: Folder of the files, or its name under ``VISAVIS_DATA``.
-
-    Returns:
-        The rated pairs.
-
-    Raises:
-        DataError: If the file is missing or a line is invalid.
-
-    Source:
-        Cer et al., SemEval-2017 task 1 (2017).
-    """
+    """Read a split of the STS benchmark (Cer et al., 2017) from ``sts-<split>.tsv``."""
     path = resolve_path(Path(folder) / f"sts-{split}.tsv")
     rows, ratings = read_ratings(path, "score", ("sentence1", "sentence2"), has_quotes=False)
     return RatedCaptionPairs(
@@ -115,21 +101,8 @@ def read_stsb(
 
 
 def read_crisscrossed_captions(folder: str | Path = "coco_5k_test_text") -> RatedCaptionPairs:
-    """Read the caption pairs of Crisscrossed Captions from ``cxc_sts_test.csv`` and
-    ``dataset_coco_5k_test.json``.
-
-    Args:
-        folder: Folder of the files, or its name under ``VISAVIS_DATA``.
-
-    Returns:
-        The rated pairs.
-
-    Raises:
-        DataError: If a file is missing, a line is invalid, or a rated caption is not in the list of
-            captions.
-
-    Source:
-        Parekh et al., Crisscrossed Captions (2021).
+    """Read the caption pairs of Crisscrossed Captions (Parekh et al., 2021) from
+    ``cxc_sts_test.csv`` and ``dataset_coco_5k_test.json``.
     """
     path = resolve_path(Path(folder) / "cxc_sts_test.csv")
     listed = resolve_path(Path(folder) / "dataset_coco_5k_test.json")
@@ -138,6 +111,7 @@ def read_crisscrossed_captions(folder: str | Path = "coco_5k_test_text") -> Rate
     captions = {
         str(sentence.sentid): sentence.raw for image in images for sentence in image.sentences
     }
+    # Identifiers end with a colon and the id of the caption.
     first, second = (
         [row[name].rpartition(":")[2] for row in rows] for name in ("caption1", "caption2")
     )
@@ -157,20 +131,7 @@ def read_crisscrossed_captions(folder: str | Path = "coco_5k_test_text") -> Rate
 def read_ratings(
     path: Path, column: str, item_columns: tuple[str, str], *, has_quotes: bool = True
 ) -> tuple[list[dict[str, str]], np.ndarray]:
-    """Read a table of rated pairs.
-
-    Args:
-        path: Path of a table with a header line.
-        column: Name of the column of ratings.
-        item_columns: Names of the two columns that identify a pair.
-        has_quotes: Whether cells may be in double quotes.
-
-    Returns:
-        Rows of the table, and their ratings of shape ``[P]``.
-
-    Raises:
-        DataError: If the table is empty, or a row has no pair or no rating from 0 to 5.
-    """
+    """Read a table of pairs with a column of ratings from 0 to 5, as rows and ratings ``[P]``."""
     expected = f"{item_columns[0]}, {item_columns[1]} and {column}"
     table = parse_table(storage.read_text(path), path, (column,), expected, has_quotes=has_quotes)
     rows = table.require_rows(path)
@@ -179,6 +140,7 @@ def read_ratings(
         try:
             ratings[i] = float(row[column])
         except (KeyError, ValueError):
+            # NaN is not in the range below.
             ratings[i] = math.nan
         if not 0 <= ratings[i] <= MAX_RATING or any(name not in row for name in item_columns):
             raise DataError(
@@ -218,37 +180,14 @@ class HumanJudgments:
 
 
 def find_human_judgments(source: Path, data: Dataset) -> list[HumanJudgments]:
-    """Read the judgments of a split from the files next to the list that describes its data set.
-
-    Args:
-        source: Path of the list.
-        data: The judged split.
-
-    Returns:
-        Judgments of each kind.
-
-    Raises:
-        DataError: If there are none, a line is damaged, or an image or caption is not in the split.
-    """
+    """Read the judgments of a split from the files next to the list that describes its data set."""
     if os.path.isfile(source.parent / CRISSCROSSED_FILE):
         return [read_crisscrossed_image_captions(source.parent / CRISSCROSSED_FILE, source, data)]
     return [read_flickr8k_judgments(kind, source.parent, data) for kind in FLICKR8K_FILES]
 
 
 def read_crisscrossed_image_captions(path: Path, source: Path, data: Dataset) -> HumanJudgments:
-    """Read the image-caption ratings of Crisscrossed Captions.
-
-    Args:
-        path: Path of the ratings.
-        source: Karpathy's list, with the ids of the captions.
-        data: The judged split.
-
-    Returns:
-        The ratings.
-
-    Raises:
-        DataError: If a line is damaged, or an image or caption is not in the split.
-    """
+    """Read the image-caption ratings of Crisscrossed Captions. ``source`` has the caption ids."""
     rows, ratings = read_ratings(path, "agg_score", ("caption", "image"))
     index_of = {image.name: i for i, image in enumerate(data.images)}
     _, captions_by_id = match_coco_ids(data, source)
@@ -274,20 +213,7 @@ def read_crisscrossed_image_captions(path: Path, source: Path, data: Dataset) ->
 
 
 def read_flickr8k_judgments(kind: str, folder: Path, data: Dataset) -> HumanJudgments:
-    """Read the judgments of the experts or of the crowd of Flickr8k.
-
-    Args:
-        kind: "expert" or "crowd".
-        folder: Folder of the files.
-        data: The judged split.
-
-    Returns:
-        The judgments.
-
-    Raises:
-        DataError: If the file is missing, a line is damaged, or an image or caption is not in the
-            split.
-    """
+    """Read the judgments of the experts or of the crowd of Flickr8k."""
     path = folder / FLICKR8K_FILES[kind]
     if not os.path.isfile(path):
         raise DataError(
@@ -325,10 +251,10 @@ def read_flickr8k_judgments(kind: str, folder: Path, data: Dataset) -> HumanJudg
     if not answers:
         raise DataError(f"{path}: expected lines of {_LINE_FORMATS[kind]}, got an empty file.")
     pairs = np.array(images), np.array(captions)
-    # [P], and [3, P]
-    is_own_caption = data.image_of[pairs[1]] == pairs[0]
-    numbers = np.array(answers).T
+    is_own_caption = data.image_of[pairs[1]] == pairs[0]  # [P]
+    numbers = np.array(answers).T  # [3, P]
     if kind == "expert":
+        # Each of the three experts is compared with the mean of the other two.
         return HumanJudgments(
             kind, *pairs, is_own_caption, numbers.mean(0), numbers, (numbers.sum(0) - numbers) / 2
         )
@@ -345,6 +271,7 @@ def _parse_answers(kind: str, values: list[str]) -> tuple[float, float, float]:
     """The three numbers of a line. Raises ValueError for invalid answers, or for a pair with only
     one annotator.
     """
+    # Three ratings of experts, or of the crowd the share of yes and the numbers of yes and of no.
     first, second, third = map(float, values)
     if kind == "expert":
         valid = {first, second, third} <= {1, 2, 3, 4}
@@ -395,14 +322,7 @@ class RankCorrelation:
         return RankCorrelation(self.value - other.value, self.resampled - other.resampled)
 
     def cell(self, measure: str) -> Cell:
-        """Return the value as a cell: with its deviation if it is sampled, else with its interval.
-
-        Args:
-            measure: Key of the measure.
-
-        Returns:
-            The cell.
-        """
+        """Return the value as a cell: with its deviation if it is sampled, else with its interval."""
         return Cell(self.value, (self.std,) if measure == "sampled_spearman" else self.interval)
 
     def to_json(self) -> dict[str, float]:
@@ -566,15 +486,8 @@ def measure_agreement(
 
 
 def relevance_of_pairs(judgments: HumanJudgments, relevance: ImageRelevance) -> np.ndarray:
-    """Compute the estimated relevance of the judged pairs, to compare it like the scores of a
-    model.
-
-    Args:
-        judgments: The judged pairs.
-        relevance: Relevance of the captions of the split to its images.
-
-    Returns:
-        Relevance of each pair, shape ``[P]``.
+    """Compute the estimated relevance ``[P]`` of the judged pairs, to compare it like the scores of
+    a model.
     """
     values = np.empty(len(judgments.images))
     for image in np.unique(judgments.images):
@@ -588,23 +501,13 @@ def relevance_of_pairs(judgments: HumanJudgments, relevance: ImageRelevance) -> 
 def rank_correlations(
     first: np.ndarray, second: np.ndarray, images: np.ndarray, resamples: int = RESAMPLES
 ) -> dict[str, RankCorrelation]:
-    """Compute Kendall's tau-b and Spearman's rho of two rows of values.
-
-    Memory grows with the square of the number of images, and with images times different values of
+    """Compute Kendall's tau-b and Spearman's rho of two rows of values of pairs ``[P]``. Memory
+    grows with the square of the number of images, and with images times different values of
     ``second``.
-
-    Args:
-        first: Values of the pairs, shape ``[P]``.
-        second: Other values of the pairs, shape ``[P]``.
-        images: Image of each pair, shape ``[P]``.
-        resamples: Number of bootstrap resamples.
-
-    Returns:
-        The correlations ``kendall`` and ``spearman``.
     """
     from scipy.stats import kendalltau, spearmanr
 
-    # Sorted once. Each resample only counts.
+    # The pairs are sorted once, by their first value. Each resample of images only counts them.
     order = np.argsort(first, kind="stable")
     first = first[order]
     second = second[order]
@@ -613,7 +516,26 @@ def rank_correlations(
     counts = np.zeros((resamples, len(names)))  # [R, I], how often each image occurs
     for row in counts:
         row += np.bincount(random.integers(len(names), size=len(names)), minlength=len(names))
-    kendall, spearman = _resampled(first, second, image, counts)
+    # Concordant minus discordant pairs of pairs of each resample, [R]: $sum_ij t_i t_j c_ij$, where
+    # `c_ij` is the number for images i and j.
+    x, y = (np.unique(values, return_inverse=True)[1] for values in (first, second))
+    concordant = np.einsum("ri,ri->r", counts @ _concordance(x, y, image), counts)
+    kendall, spearman = np.empty((2, resamples))  # [R] each
+    for resample, image_counts in enumerate(counts):
+        weight = image_counts[image]  # [P]
+        number_x, rank_x = _ranks(x, weight)
+        number_y, rank_y = _ranks(y, weight)
+        untied_x, untied_y = (
+            weight.sum() ** 2 - number @ number for number in (number_x, number_y)
+        )
+        # NaN for a resample with equal values.
+        with np.errstate(invalid="ignore"):
+            kendall[resample] = 2 * concordant[resample] / np.sqrt(untied_x * untied_y)
+            spearman[resample] = (
+                (weight * rank_x[x])
+                @ rank_y[y]
+                / np.sqrt((number_x @ rank_x**2) * (number_y @ rank_y**2))
+            )
     return {
         "kendall": RankCorrelation(float(kendalltau(first, second).statistic), kendall),
         "spearman": RankCorrelation(float(spearmanr(first, second).statistic), spearman),
@@ -624,67 +546,25 @@ def sampled_spearman(
     first: np.ndarray, second: np.ndarray, queries: np.ndarray, samples: int = RESAMPLES
 ) -> RankCorrelation:
     """Compute Spearman's correlation over samples of half of the queries, each with one of its
-    pairs.
-
-    Args:
-        first: Values of the pairs, shape ``[P]``.
-        second: Other values of the pairs, shape ``[P]``.
-        queries: Query of each pair, shape ``[P]``.
-        samples: Number of samples.
-
-    Returns:
-        Mean over the samples, and the value of each sample.
-
-    Source:
-        Parekh et al., Crisscrossed Captions (2021).
+    pairs (Parekh et al., 2021).
     """
     from scipy.stats import spearmanr
 
     order = np.argsort(queries, kind="stable")
+    # The first pair of each query in this order, and its number of pairs.
     _, start, number = np.unique(queries[order], return_index=True, return_counts=True)
     random = np.random.default_rng(SEED)
     values = np.empty(samples)
     for sample in range(samples):
-        half = random.permutation(len(start))[: len(start) // 2]  # half of the queries
+        half = random.permutation(len(start))[: len(start) // 2]
         rows = order[start[half] + random.integers(number[half])]
         values[sample] = spearmanr(first[rows], second[rows]).statistic
     return RankCorrelation(float(values.mean()), values)
 
 
-def _resampled(
-    first: np.ndarray, second: np.ndarray, image: np.ndarray, counts: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Kendall's tau-b and Spearman's rho ``[R]`` of resamples that contain image i ``counts[r, i]``
-    times. ``first`` is ascending.
-
-    The pairs are ordered once. Each resample only counts: $sum_ij t_i t_j c_ij$ concordant minus
-    discordant pairs of pairs, where ``c_ij`` is the number for images i and j.
-    """
-    x, y = (np.unique(values, return_inverse=True)[1] for values in (first, second))
-    concordant = np.einsum("ri,ri->r", counts @ _concordance(x, y, image), counts)  # [R]
-    kendall, spearman = np.empty((2, len(counts)))  # [R] each
-    for resample, image_counts in enumerate(counts):
-        weight = image_counts[image]  # [P]
-        number_x, rank_x = _ranks(x, weight)
-        number_y, rank_y = _ranks(y, weight)
-        untied_x, untied_y = (
-            weight.sum() ** 2 - number @ number for number in (number_x, number_y)
-        )
-        with np.errstate(invalid="ignore"):
-            kendall[resample] = 2 * concordant[resample] / np.sqrt(untied_x * untied_y)
-            spearman[resample] = (
-                (weight * rank_x[x])
-                @ rank_y[y]
-                / np.sqrt((number_x @ rank_x**2) * (number_y @ rank_y**2))
-            )
-    return kendall, spearman
-
-
 def _concordance(x: np.ndarray, y: np.ndarray, image: np.ndarray) -> np.ndarray:
     """Concordant minus discordant pairs of rows of images i and j, where the row of i has the
-    larger ``x``: ``[I, I]``.
-
-    ``x`` is ascending. ``y`` holds level numbers.
+    larger ``x``: ``[I, I]``. ``x`` is ascending, ``y`` has level numbers from 0.
     """
     levels = np.arange(y.max() + 1)  # [L]
     concordance = np.zeros((image.max() + 1,) * 2)

@@ -85,14 +85,7 @@ class RelevanceBands:
         return tuple(round(1 - (1 - self.irrelevant_share) * tail, 6) for tail in BAND_SHARES)
 
     def bounds(self, relevance: Tensor) -> Tensor:
-        """Compute the highest relevance below each band.
-
-        Args:
-            relevance: Relevance of all candidates, shape ``[Q, C]``.
-
-        Returns:
-            Bound of bands 1 to 4 of each query, shape ``[Q, 4]``.
-        """
+        """Compute the highest relevance below each of the bands 1 to 4, ``[Q, C]`` to ``[Q, 4]``."""
         # Without the small number, rounding would skip a candidate at exact shares.
         positions = [math.ceil(share * relevance.shape[1] - 1e-9) - 1 for share in self.quantiles]
         return relevance.sort(dim=1).values[:, positions]
@@ -100,14 +93,8 @@ class RelevanceBands:
     def bands(self, relevance: Tensor) -> Tensor:
         """Assign candidates to bands. Equal values share the lower band, but the highest relevance
         of a query is never in band 0.
-
-        Args:
-            relevance: Relevance of all candidates, shape ``[Q, C]``.
-
-        Returns:
-            Band of each candidate, shape ``[Q, C]``.
         """
-        # [Q, C], bounds passed
+        # [Q, C], the number of bounds that each relevance exceeds.
         bands = (relevance[:, :, None] > self.bounds(relevance)[:, None]).sum(2)
         return torch.where(relevance == relevance.amax(1, keepdim=True), bands.clamp(min=1), bands)
 
@@ -128,19 +115,12 @@ class ClusteredMean:
 
     @classmethod
     def from_values(cls, values: ArrayLike, images: np.ndarray) -> ClusteredMean:
-        """Average the values of queries.
-
-        Args:
-            values: Value of each query, NaN where undefined, shape ``[Q]``.
-            images: Image of each query, shape ``[Q]``.
-
-        Returns:
-            The mean and its interval.
-        """
+        """Average the values of queries ``[Q]``, NaN where undefined."""
         numbers = np.asarray(values, np.float64)
         defined = ~np.isnan(numbers)
         mean = float(numbers[defined].mean()) if defined.any() else float("nan")
         # Captions of one image are not independent: their residuals are added first.
+        # The standard error of a clustered mean, times 1.96 for 95 % of a normal distribution.
         residuals = np.bincount(images[defined], numbers[defined] - mean)
         return cls(
             mean,
@@ -173,41 +153,24 @@ class Ranker:
 
     @classmethod
     def random(cls, data: Dataset, seed: int) -> Ranker:
-        """Create a ranker with a random order, as a baseline.
-
-        The score of a pair depends only on the seed and the pair, so block sizes do not change the
-        order.
-
-        Args:
-            data: The ranked split.
-            seed: Random seed.
-
-        Returns:
-            The ranker.
-        """
+        """Create a ranker with a random order, as a baseline."""
         images, texts = (
             Encoded(torch.arange(len(items))) for items in (data.images, data.captions)
         )
 
+        # The score of a pair depends only on the seed and the pair, so block sizes do not change
+        # the order.
         def score(visual: Encoded, text: Encoded) -> Tensor:
             bits = _hash(
                 get_vectors(visual)[:, None] + _hash(get_vectors(text) + _hash(torch.tensor(seed)))
             )
-            return (bits >> 11) / 2**53 + 0.5  # 53 random bits as a number in [0, 1)
+            # 53 random bits as a number in [0, 1).
+            return (bits >> 11) / 2**53 + 0.5
 
         return cls("random", "at random", images, texts, score)
 
     def order(self, direction: Direction, queries: Tensor, memory: MemoryLimit = None) -> Tensor:
-        """Rank all candidates of queries. Ties keep the order of the data.
-
-        Args:
-            direction: "i2t" or "t2i".
-            queries: Indices of the queries, shape ``[Q]``.
-            memory: Memory for blocks of scores.
-
-        Returns:
-            Indices of candidates, best first, shape ``[Q, C]``.
-        """
+        """Rank all candidates of queries, best first, ``[Q, C]``. Ties keep the order of the data."""
         items = (
             (self.images, select_items(self.texts, queries))
             if direction == "t2i"
@@ -220,7 +183,8 @@ class Ranker:
 
 def _hash(numbers: Tensor) -> Tensor:
     """Pseudo-random 64-bit integers from integers."""
-    numbers = (numbers + 1) * MIXERS[0]  # overflow is part of the hash
+    # Overflow is part of the hash.
+    numbers = (numbers + 1) * MIXERS[0]
     for mixer in MIXERS[1:]:
         numbers = (numbers ^ (numbers >> 31)) * mixer
     return numbers ^ (numbers >> 31)
@@ -272,24 +236,8 @@ def measure_lists(
     progress: Progress,
     memory: MemoryLimit = None,
 ) -> dict[Direction, list[ListStatistics]]:
-    """Measure the ranked lists of several models in both directions.
-
-    Irrelevant items are counted in the lists of all queries. CS@K is that of ``visavis evaluate``.
-    The nDCG of queries without a match is over all queries.
-
-    Args:
-        rankers: The models.
-        estimator: The relevance estimator, for CS@K.
-        relevance: Relevance of the captions to the images, for irrelevant items.
-        data: The ranked split.
-        bands: Bounds of the relevance bands.
-        top: Length of the lists.
-        progress: Receives the progress.
-        memory: Memory for blocks of scores.
-
-    Returns:
-        Statistics of each ranker, by direction.
-    """
+    """Measure the ranked lists of several models in both directions, over all queries."""
+    # CS@K as in `visavis evaluate`.
     coherences = []
     for number, ranker in enumerate(rankers, 1):
         coherences.append(
@@ -306,12 +254,36 @@ def measure_lists(
         progress.update("coherent scores", number, len(rankers), 0.0)
 
     statistics: dict[Direction, list[ListStatistics]] = {}
+    own_images = torch.from_numpy(data.image_of)
     for direction in DIRECTION_ORDER:
+        # For each ranker, blocks of the number of irrelevant items among the top of a query, and of
+        # the nDCG@10 without the query's own items.
+        counts_of: list[list[Tensor]] = [[] for _ in rankers]
+        gains_of: list[list[Tensor]] = [[] for _ in rankers]
+        queries, candidates = (
+            (data.captions, data.images) if direction == "t2i" else (data.images, data.captions)
+        )
+        for block in torch.arange(len(queries)).split(
+            max_query_rows(len(candidates), COUNTING_BYTES_PER_PAIR, memory)
+        ):
+            values = candidate_relevance(relevance, direction, block, data)  # [block, C]
+            irrelevant = bands.bands(values) == 0
+            positive = (
+                own_images[block, None] == torch.arange(len(candidates))
+                if direction == "t2i"
+                else block[:, None] == own_images
+            )
+            for ranker, blocks, gain_blocks in zip(rankers, counts_of, gains_of, strict=True):
+                order = ranker.order(direction, block, memory)
+                blocks.append(irrelevant.gather(1, order[:, :top]).sum(1).double())
+                gain_blocks.append(ndcg_without_match(order, values, positive))
+            done = int(block[-1]) + 1
+            progress.update(f"lists, {DIRECTIONS[direction]}", done, len(queries), 0.0)
+        counts = [torch.cat(blocks) for blocks in counts_of]  # [Q] each
+        gains = [torch.cat(blocks) for blocks in gains_of]
         images = np.arange(len(data.images))
         image_of = data.image_of if direction == "t2i" else images
-        counts, gains = _measure_queries(
-            rankers, direction, relevance, data, bands, top, progress, memory
-        )
+        # Captions of an image form a cluster. CS@K has one value per image in both directions.
         statistics[direction] = [
             ListStatistics(
                 ClusteredMean.from_values(count, image_of),
@@ -330,58 +302,13 @@ def measure_lists(
     return statistics
 
 
-def _measure_queries(
-    rankers: Sequence[Ranker],
-    direction: Direction,
-    relevance: ImageRelevance,
-    data: Dataset,
-    bands: RelevanceBands,
-    top: int,
-    progress: Progress,
-    memory: MemoryLimit,
-) -> tuple[list[Tensor], list[Tensor]]:
-    """For each ranker, the number of irrelevant items among the top of each query ``[Q]``, and the
-    nDCG@10 without own items ``[Q]``.
-    """
-    queries, candidates = (
-        (data.captions, data.images) if direction == "t2i" else (data.images, data.captions)
-    )
-    own_images = torch.from_numpy(data.image_of)
-    counts: list[list[Tensor]] = [[] for _ in rankers]
-    gains: list[list[Tensor]] = [[] for _ in rankers]
-    for block in torch.arange(len(queries)).split(
-        max_query_rows(len(candidates), COUNTING_BYTES_PER_PAIR, memory)
-    ):
-        # [block, C]
-        values = candidate_relevance(relevance, direction, block, data)
-        irrelevant = bands.bands(values) == 0
-        positive = (
-            own_images[block, None] == torch.arange(len(candidates))
-            if direction == "t2i"
-            else block[:, None] == own_images
-        )
-        for ranker, numbers, of_ranker in zip(rankers, counts, gains, strict=True):
-            order = ranker.order(direction, block, memory)
-            numbers.append(irrelevant.gather(1, order[:, :top]).sum(1).double())
-            of_ranker.append(ndcg_without_match(order, values, positive))
-        progress.update(f"lists, {DIRECTIONS[direction]}", int(block[-1]) + 1, len(queries), 0.0)
-    return [torch.cat(numbers) for numbers in counts], [torch.cat(of_one) for of_one in gains]
-
-
 def ndcg_without_match(
     order: Tensor, relevance: Tensor, positive: Tensor, k: int = NO_MATCH_CUTOFF
 ) -> Tensor:
-    """Compute nDCG@K as if the positives of a query were not among the candidates.
-
-    Args:
-        order: Candidates, best first, shape ``[Q, C]``.
-        relevance: Graded relevance, shape ``[Q, C]``.
-        positive: Positive pairs, bool, shape ``[Q, C]``.
-        k: Cutoff.
-
-    Returns:
-        nDCG@K, shape ``[Q]``. NaN where no other candidate has any relevance.
+    """Compute nDCG@K ``[Q]`` as if the positives of a query were not among the candidates. NaN
+    where no other candidate has any relevance.
     """
+    # Scores that give this order: the best candidate has the highest one.
     places = torch.arange(order.shape[1], 0, -1, dtype=torch.float64).expand(order.shape)
     scores = torch.empty(order.shape, dtype=torch.float64).scatter(1, order.cpu(), places)
     # Positives come last and have no relevance, so they are neither found nor expected.
@@ -391,17 +318,7 @@ def ndcg_without_match(
 def candidate_relevance(
     relevance: ImageRelevance, direction: Direction, queries: Tensor, data: Dataset
 ) -> Tensor:
-    """Compute the relevance of all candidates to queries.
-
-    Args:
-        relevance: Relevance of the captions to the images.
-        direction: "i2t" or "t2i".
-        queries: Indices of queries, shape ``[Q]``.
-        data: The ranked split.
-
-    Returns:
-        Relevance, shape ``[Q, C]``.
-    """
+    """Compute the relevance of all candidates to queries, ``[Q, C]``."""
     if direction == "t2i":
         return relevance(torch.arange(len(data.images)), queries).T
     return relevance(queries, torch.arange(len(data.captions)))
@@ -466,25 +383,11 @@ class QueryLists:
     lists: tuple[TopList, ...]
 
     def image(self, data: Dataset) -> int:
-        """Look up the query image, or the image of the query caption.
-
-        Args:
-            data: The ranked split.
-
-        Returns:
-            Index of the image.
-        """
+        """Look up the index of the query image, or of the image of the query caption."""
         return int(data.image_of[self.index]) if self.direction == "t2i" else self.index
 
     def to_json(self, data: Dataset) -> dict[str, Any]:
-        """Return a JSON object with names and captions.
-
-        Args:
-            data: The ranked split.
-
-        Returns:
-            The query and its lists.
-        """
+        """Return a JSON object with names and captions."""
         image = data.images[self.image(data)].name
         names = [image.name for image in data.images] if self.direction == "t2i" else data.captions
         return {
@@ -522,25 +425,11 @@ def query_lists(
     top: int,
     memory: MemoryLimit = None,
 ) -> QueryLists:
-    """Collect the top items of every model for one query.
-
-    Args:
-        direction: "t2i" or "i2t".
-        index: Index of the query.
-        rankers: The models.
-        relevance: Relevance of the captions to the images.
-        data: The ranked split.
-        bands: Bounds of the relevance bands.
-        top: Length of the lists.
-        memory: Memory for blocks of scores.
-
-    Returns:
-        The lists.
-    """
+    """Collect the top items of every model for one query."""
     query = torch.tensor([index])
     values = candidate_relevance(relevance, direction, query, data)  # [1, C]
-    # [C], and the bound of band 0
-    in_bands = bands.bands(values)[0]
+    in_bands = bands.bands(values)[0]  # [C]
+    # The highest relevance in band 0.
     bound = bands.bounds(values)[0, 0].item()
     positive = torch.from_numpy(  # [C]
         np.arange(len(data.images)) == data.image_of[index]
@@ -562,20 +451,7 @@ def query_lists(
 def choose_queries(
     queries: int | Sequence[str], data: Dataset, seed: int
 ) -> list[tuple[Direction, int]]:
-    """Sample queries or find them by text.
-
-    Args:
-        queries: Number of random images, each also with a random caption. Or captions (case and
-            punctuation are ignored) and image names.
-        data: The ranked split.
-        seed: Random seed.
-
-    Returns:
-        Direction and index of each query.
-
-    Raises:
-        VisavisError: If the number is too large, or a caption or name is not in the data.
-    """
+    """Sample a number of images, each also with a random caption, or find the queries by text."""
     if not isinstance(queries, int):
         return [_find_query(text, data) for text in queries]
     if not 1 <= queries <= len(data.images):
@@ -583,6 +459,7 @@ def choose_queries(
             f"queries: expected 1 to {len(data.images):,}, the number of images of the split, got "
             f"{queries}."
         )
+    # Captions come first, as in the report.
     rng = np.random.default_rng(seed)
     images = rng.choice(len(data.images), queries, replace=False).tolist()
     return [("t2i", int(rng.choice(data.captions_of[i]))) for i in images] + [
@@ -598,6 +475,7 @@ def _find_query(text: str, data: Dataset) -> tuple[Direction, int]:
     for i, caption in enumerate(data.captions):
         if tokenize(caption) == words:
             return "t2i", i
+    # With a cutoff of 0 there is always a closest text.
     (close,) = difflib.get_close_matches(
         text, [*data.captions, *(image.name for image in data.images)], n=1, cutoff=0
     )
@@ -608,16 +486,7 @@ def _find_query(text: str, data: Dataset) -> tuple[Direction, int]:
 
 
 def mean_column(title: str, *, digits: int = 3, group: str = "") -> Column:
-    """Make a column of means over queries with their intervals.
-
-    Args:
-        title: Title.
-        digits: Number of decimals.
-        group: Title of the group of columns.
-
-    Returns:
-        The column.
-    """
+    """Make a column of means over queries with their intervals."""
     # z: a rounded -0.0 is 0.0.
     return Column(title, f"z.{digits}f", group=group, missing="–", spread="±{}")
 
@@ -690,21 +559,14 @@ class RankedListComparison(Result):
         *,
         with_objective: bool = False,
     ) -> tuple[Row, ...]:
-        """Select means of both directions. The difference of the first ranker to itself is missing.
-
-        Args:
-            select: Selects means of one direction.
-            with_objective: Whether the objective is a note of the name.
-
-        Returns:
-            A row for each ranker.
-        """
+        """Select means of both directions. The difference of the first ranker to itself is missing."""
         rows: list[Row] = []
         for index, ranker in enumerate(self.rankers):
             note = ranker.objective if with_objective else ""
             row: list[Value | Cell] = [Cell(ranker.name, note=note)]
             for direction in DIRECTION_ORDER:
                 result = self.statistics[direction][index]
+                # Compared by identity: equal means are not the same difference.
                 differences = (result.irrelevant_difference, result.no_match_difference)
                 for mean in select(result):
                     is_first = index == 0 and any(mean is each for each in differences)

@@ -135,6 +135,7 @@ class Coherence(ResultSection):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # Raises SpecError before the training, not after it.
         parse_estimator(self.relevance)
 
     def measure(
@@ -172,31 +173,9 @@ def ranking_coherence(
     folds: int = 1,
     memory: MemoryLimit = None,
 ) -> RankingCoherence:
-    """Compute CS@K and nDCG@K in both directions.
-
-    The relevance to an image is that to its first caption, or the ground truth if the estimator
-    knows it.
-
-    Args:
-        visual: Encoded images, in the order of ``data``.
-        text: Encoded captions, in the order of ``data``.
-        score: Score function of the model.
-        data: The evaluated split.
-        relevance: The relevance estimator, or its spec.
-        semantics: Candidates and correlation of CS@K. "reference": the first caption of each image
-            and tau-b, as in the released code of the Ladder loss. "paper": all captions and tau-a,
-            as in its text. The metric keys of "paper" end in ``_paper``.
-        ks: Values of K. Default: the values of the paper for this number of images.
-        folds: Number of folds of the protocol. Queries of all folds are averaged.
-        memory: Memory for a block of queries. Does not change the result.
-
-    Returns:
-        The metrics of each query.
-
-    Raises:
-        DataError: If scores or relevance values are NaN, or if relevance values are negative or
-            infinite.
-        SpecError: If the estimator or ``semantics`` is unknown.
+    """Compute CS@K and nDCG@K in both directions. "reference": the first caption of each image and
+    tau-b, as in the released code of the Ladder loss. "paper": all captions and tau-a, as in its
+    text.
     """
     estimator = parse_estimator(relevance) if isinstance(relevance, str) else relevance
     if semantics not in GRADED:
@@ -206,6 +185,8 @@ def ranking_coherence(
     ks = tuple(validate_int(k, "ks", minimum=1) for k in ks)
     num_folds = validate_int(folds, "folds", minimum=1)
     data.check_lengths(len(visual), len(text))
+    # The relevance to an image is the one to its first caption, or the ground truth if the
+    # estimator reads it.
     image_relevance = estimator.for_dataset(data)
     image_of = torch.from_numpy(data.image_of)
     # Positions of the captions that are candidates.
@@ -218,7 +199,8 @@ def ranking_coherence(
         (images, ranked[torch.isin(image_of[ranked], images)])
         for images in torch.arange(len(visual)).chunk(num_folds)
     ]
-    size = len(parts[0][0])  # folds have equal sizes
+    # Folds have equal sizes. The largest K is the whole list.
+    size = len(parts[0][0])
     ks = tuple(
         sorted(
             {
@@ -228,6 +210,7 @@ def ranking_coherence(
             }
         )
     )
+    # Blocks of the value of each query, by metric key.
     per_query: dict[str, list[Tensor]] = defaultdict(list)
     random: dict[str, list[Tensor]] = defaultdict(list)
     for images, texts in parts:
@@ -247,7 +230,13 @@ def ranking_coherence(
                     else image_relevance(images, queries).T
                 )
                 _check_values(scores, gains, direction, queries)
-                random_scores = _random_scores(queries, scores.shape[1], direction)
+                # Scores [R, C] that depend only on the index of the query, so that block sizes do
+                # not change the result.
+                seeds = [(SEED, direction == "t2i", query) for query in queries.tolist()]
+                random_rows = [
+                    np.random.default_rng(seed).random(scores.shape[1]) for seed in seeds
+                ]
+                random_scores = torch.from_numpy(np.stack(random_rows))
                 for means, ranked_by in ((per_query, scores.cpu()), (random, random_scores)):
                     # Each metric: [R, len(ks)].
                     values = [metric.function(ranked_by, gains, ks) for metric in GRADED[semantics]]
@@ -274,16 +263,6 @@ def _check_values(scores: Tensor, gains: Tensor, direction: Direction, queries: 
         message = f"{kind} of {item}: expected finite numbers, got NaN. {fix}."
         raise_on_invalid_row(block.isnan(), message, queries)
     raise_on_invalid_row((gains < 0) | gains.isinf(), INVALID_GAINS.format(item), queries)
-
-
-def _random_scores(queries: Tensor, candidates: int, direction: Direction) -> Tensor:
-    """Scores ``[R, C]`` that depend only on the index of the query, so that block sizes do not
-    change the result.
-    """
-    seeds = ((SEED, direction == "t2i", query) for query in queries.tolist())
-    return torch.from_numpy(
-        np.stack([np.random.default_rng(seed).random(candidates) for seed in seeds])
-    )
 
 
 def _mean(values: np.ndarray) -> float | None:

@@ -36,23 +36,11 @@ CHECKED_CAPTIONS = 128
 def measure_run_agreement(
     folders: Sequence[Path], data: str | None, relevance: str | None, progress: Progress
 ) -> list[HumanAgreement]:
-    """Measure the agreement of the best models of runs with human judgments of the test split.
-
-    Args:
-        folders: Run folders, at least one.
-        data: Data set with the judgments. Default: the runs' own.
-        relevance: Spec of a relevance estimator to measure, too. The relevance to an image is that
-            to its first caption.
-        progress: Receives the progress.
-
-    Returns:
-        Agreement for each kind of judgments, on all pairs and without own captions of the images.
-
-    Raises:
-        DataError: If the data set has no judgments, or if they are damaged.
-        RunError: If runs have different data.
+    """Measure the agreement of the best models of runs, and of a relevance estimator, with human
+    judgments of the test split.
     """
     estimator = named_estimator(relevance) if relevance else None
+    # Scores of the judged pairs by kind of judgments and run.
     scores: dict[str, dict[str, np.ndarray]] = {}
     fingerprint = ""
     for folder in folders:
@@ -96,24 +84,13 @@ def open_rankers(
     memory: MemoryLimit,
     progress: Progress,
 ) -> tuple[list[Ranker], Dataset, list[Recipe]]:
-    """Open the best model of every run as a ranker of one split.
-
-    Args:
-        runs: Run folders, or pretrained models.
-        split: Split to rank. Default: the test split of the first run.
-        data: Data set to rank instead of the runs' own.
-        memory: Memory for blocks of scores. Default: the recipe's.
-        progress: Receives the progress.
-
-    Returns:
-        A ranker for each run, the split, and the recipes of the runs.
-
-    Raises:
-        RunError: If the runs rank different images or captions.
+    """Open the best model of every run as a ranker of one split, by default the first run's test
+    split. Return the rankers, the split, and the recipes.
     """
     recipes = [read_run_recipe(run, data, memory) for run in runs]
     split = split or recipes[0].evaluation.test
     names = [os.path.basename(os.path.realpath(run)) for run in runs]
+    # Folders of one name in several places are named by their paths.
     if len(set(names)) < len(names):
         names = [str(run) for run in runs]
     rankers = []
@@ -141,15 +118,7 @@ def open_rankers(
 
 
 def check_relevance_varies(relevance: ImageRelevance, data: Dataset) -> None:
-    """Check the relevance of the first captions to all images.
-
-    Args:
-        relevance: Relevance of the images and captions of ``data``.
-        data: The data set.
-
-    Raises:
-        DataError: If all values are equal or NaN.
-    """
+    """Raise DataError if the relevance of the first captions to all images is equal, or NaN."""
     values = relevance(
         torch.arange(len(data.images)), torch.arange(min(CHECKED_CAPTIONS, len(data.captions)))
     )
@@ -162,12 +131,7 @@ def check_relevance_varies(relevance: ImageRelevance, data: Dataset) -> None:
 
 
 def trained_on(recipe: Recipe, estimator: RelevanceEstimator) -> bool:
-    """Return whether a phase of the training used an estimator.
-
-    Args:
-        recipe: Recipe of the training.
-        estimator: Estimator of the relevance.
-    """
+    """Return whether a phase of the training used an estimator."""
     return any(
         isinstance(phase.supervision, GradedSupervision)
         and parse_estimator(phase.supervision.relevance) == estimator

@@ -1,5 +1,6 @@
 """Supervision by pairs with graded relevance: the values themselves, for objectives such as Ladder,
-or weights and margins of pairs that follow from them, for Unified.
+or weights and margins of pairs that follow from them, for Unified. Entry points of the group
+``visavis.supervisions`` name the classes, so that recipes can.
 """
 
 from __future__ import annotations
@@ -61,10 +62,12 @@ class GradedSupervision(Supervision):
     def begin_phase(self, context: TrainingContext, state: dict[str, Tensor]) -> None:
         """Prepare the estimator for both splits. See `Supervision.begin_phase`."""
         self._context = context
+        # Both are lazy: a block is computed when an objective requests it.
         self._train, self._validation = (
             self._estimator.for_dataset(loader.data, self.caption_aggregation)
             for loader in (context.train, context.validation)
         )
+        # The sample of a resumed phase is the saved one.
         self._negative_relevance = torch.empty(0)
         if self.scale == "quantile":
             self._negative_relevance = state["usual"] if state else self._sample_negatives()
@@ -88,6 +91,7 @@ class GradedSupervision(Supervision):
             "columns": captions,
         }
 
+        # Both functions compute the blocks that an objective requests. Estimators are on the CPU.
         def relevance(rows: Tensor, columns: Tensor) -> Tensor:
             row_positions = rows.cpu()
             caption_positions = columns.cpu()
@@ -111,6 +115,7 @@ class GradedSupervision(Supervision):
                 pairs = images[:, None] == image_of[caption_positions]
             return pairs.to(rows.device)
 
+        # Pairs are the same as without relevance.
         return replace(
             PairSupervision(by=self.by).targets(visual, text, batch),
             **self._annotations(relevance, positive),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from visavis.core.result import Result
-from visavis.core.table import Cell, Column, Row, Table
+from visavis.core.table import Cell, Column, Row, Table, Value
 from visavis.core.table_formats import format_markdown
 from visavis.evaluation.published_row import PublishedRow
 from visavis.research.experiments.jobs import RunOutcome
@@ -87,22 +87,38 @@ class ReproducedFigure(Result):
 
     @cached_property
     def points(self) -> list[FigurePoint]:
-        """All points, curve by curve."""
+        """All points, curve by curve: means of its runs at the steps that all of them have."""
         points = []
         for curve, runs in self.outcomes.items():
             logs = [RunFolder(run.folder).read_log() for run in runs if not run.failure]
-            points += _curve_points(curve, logs)
+            by_step = [{record["step"]: record for record in log} for log in logs]
+            for step in by_step[0] if by_step else ():
+                # Runs may have stopped at different steps.
+                if not all(step in records for records in by_step):
+                    continue
+                records = [records[step] for records in by_step]
+                losses = [
+                    record["val"]["loss"] / log[0]["val"]["loss"]
+                    for record, log in zip(records, logs, strict=True)
+                ]
+                similarities = [record.get("similarity") or {} for record in records]
+                points.append(
+                    FigurePoint(
+                        curve,
+                        records[0]["epoch"],
+                        step,
+                        statistics.fmean(losses),
+                        statistics.fmean(record["rsum"] for record in records),
+                        _mean_of(similarities, "positive_mean"),
+                        _mean_of(similarities, "positive_std"),
+                        _mean_of(similarities, "hardest_i2t_mean", "hardest_t2i_mean"),
+                        _mean_of(similarities, "hardest_i2t_std", "hardest_t2i_std"),
+                    )
+                )
         return points
 
     def objective(self, curve: str) -> str:
-        """Return the name of the objective of a curve.
-
-        Args:
-            curve: Id of the curve.
-
-        Returns:
-            The name without parameters.
-        """
+        """Return the name of the objective of a curve, without parameters."""
         return row_objective(curve).partition("(")[0]
 
     @property
@@ -124,19 +140,24 @@ class ReproducedFigure(Result):
         ]
 
     def point_table(self) -> Table:
-        """Make a table of points at equal distances of each curve.
-
-        Returns:
-            The table.
-        """
+        """Make a table of points at equal distances of each curve."""
         rows: list[Row] = []
         for curve in self.outcomes:
             points = [point for point in self.points if point.curve == curve]
             last = len(points) - 1
             shown = min(len(points), MAX_PRINTED_POINTS)
+            # The first, the last, and points at equal distances between them.
             positions = {round(i * last / max(1, shown - 1)) for i in range(shown)}
-            name = self.objective(curve)
-            rows += [(name, *self._cells(points[position])) for position in sorted(positions)]
+            for position in sorted(positions):
+                point = points[position]
+                values: list[Value | Cell] = [point.loss, point.rsum]
+                if self.plot == "similarities":
+                    pairs = (point.positive, point.positive_std), (point.hardest, point.hardest_std)
+                    values = [
+                        None if mean is None or std is None else Cell(mean, (std,))
+                        for mean, std in pairs
+                    ]
+                rows.append((self.objective(curve), point.epoch, *values))
         columns = [Column("objective", is_text=True), Column("epoch", "g")]
         columns += [
             Column(title, ".1f" if key == "rsum" else ".3f", missing="-", spread=" ± {}")
@@ -144,24 +165,8 @@ class ReproducedFigure(Result):
         ]
         return Table(tuple(columns), tuple(rows))
 
-    def _cells(self, point: FigurePoint) -> Row:
-        if self.plot == "convergence":
-            return (point.epoch, point.loss, point.rsum)
-        similarities = ((point.positive, point.positive_std), (point.hardest, point.hardest_std))
-        return (
-            point.epoch,
-            *(
-                None if mean is None or std is None else Cell(mean, (std,))
-                for mean, std in similarities
-            ),
-        )
-
     def markdown(self) -> str:
-        """Format the substitution, the points and the remarks.
-
-        Returns:
-            Markdown.
-        """
+        """Format the substitution, the points and the remarks."""
         table = format_markdown(self.point_table())
         above = f"**{self.substitution}**\n\n" if self.substitution else ""
         remarks = "".join(f"- {sentence}\n" for sentence in self.remarks)
@@ -174,11 +179,7 @@ class ReproducedFigure(Result):
         return [*above, replace(self.point_table(), notes=notes)]
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain values.
-
-        Returns:
-            Points and runs.
-        """
+        """Convert to plain values."""
         return {
             "reproduction": str(self.folder),
             "figure": self.figure,
@@ -191,53 +192,14 @@ class ReproducedFigure(Result):
         }
 
 
-def _curve_points(curve: str, logs: Sequence[Sequence[Mapping[str, Any]]]) -> list[FigurePoint]:
-    """The mean of the runs of a curve at the steps that all of them have."""
-    by_step = [{record["step"]: record for record in log} for log in logs]
-    points = []
-    for step in by_step[0] if by_step else ():
-        # Runs may have stopped at different steps.
-        if not all(step in records for records in by_step):
-            continue
-        records = [records[step] for records in by_step]
-        losses = [
-            record["val"]["loss"] / log[0]["val"]["loss"]
-            for record, log in zip(records, logs, strict=True)
-        ]
-        similarities = [record.get("similarity") or {} for record in records]
-        points.append(
-            FigurePoint(
-                curve,
-                records[0]["epoch"],
-                step,
-                statistics.fmean(losses),
-                statistics.fmean(record["rsum"] for record in records),
-                _mean_of(similarities, "positive_mean"),
-                _mean_of(similarities, "positive_std"),
-                _mean_of(similarities, "hardest_i2t_mean", "hardest_t2i_mean"),
-                _mean_of(similarities, "hardest_i2t_std", "hardest_t2i_std"),
-            )
-        )
-    return points
-
-
 def _mean_of(records: Sequence[Mapping[str, float]], *keys: str) -> float | None:
     values = [record[key] for record in records for key in keys if key in record]
     return statistics.fmean(values) if values else None
 
 
 def plot_figure(figure: ReproducedFigure, theme: PlotTheme = LIGHT_THEME) -> bytes:
-    """Plot a figure: loss and RSUM of all objectives, or the similarities of each.
-
-    Args:
-        figure: The curves.
-        theme: Colors.
-
-    Returns:
-        A PNG.
-
-    Source:
-        Unified loss, figures 3 and 4.
+    """Plot loss and RSUM of all objectives, or the similarities of each, as in figures 3 and 4 of
+    the Unified loss.
     """
     by_curve = {
         curve: [point for point in figure.points if point.curve == curve]

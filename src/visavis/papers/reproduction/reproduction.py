@@ -22,7 +22,7 @@ from visavis.core.errors import RecipeError, VisavisError, suggest_name
 from visavis.core.fields import validate_int
 from visavis.core.progress import Progress
 from visavis.core.result import Result
-from visavis.core.table import Column, Table
+from visavis.core.table import Column, Row, Table
 from visavis.core.table_formats import format_markdown
 from visavis.evaluation.published_row import PublishedRow, comparison_cells, metric_title
 from visavis.evaluation.statistics import Interval, spread_over_seeds
@@ -40,10 +40,10 @@ from visavis.research.experiments.jobs import (
 )
 from visavis.research.experiments.run_comparison import (
     ExperimentPlan,
-    cache_setting_features,
     experiment_workers,
     finished_runs_kept,
     new_experiment_folder,
+    prepare_settings,
     read_experiment_file,
     read_plan,
     train_runs,
@@ -58,16 +58,17 @@ from visavis.training.recipes.files import (
 from visavis.training.recipes.open_data import check_data_exists
 from visavis.training.recipes.published_tables import figure_curves, published_results
 from visavis.training.recipes.recipe import Recipe, build_recipe
-from visavis.training.runs.evaluate_runs import evaluate_runs
+from visavis.training.runs.evaluate_runs import EvaluationOptions, evaluate_runs
 from visavis.training.runs.open_run import with_absolute_paths
 
-MIN_ROWS = 4  # rows whose order is compared
-POPULATION_STD_PAPERS = (
-    "cocos",
-)  # papers that print the population standard deviation, the others that of the sample
-# runs that papers average, 1 if they do not report a number, or count the samples of one run
+# Minimum number of rows whose order is compared.
+MIN_ROWS = 4
+# Papers that print the population standard deviation. The others print the one of the sample.
+POPULATION_STD_PAPERS = ("cocos",)
+# Runs that papers average, 1 if they do not report a number, or count the samples of one run.
 PAPER_SEEDS = {"goal": 3, "cocos": 5, "cocos/2": 1, "cocos/3": 1, "cocos/4": 1}
-SEMANTICS: tuple[Semantics, ...] = ("paper", "reference")  # rules of counts, in this order
+# Rules of counts, in this order.
+SEMANTICS: tuple[Semantics, ...] = ("paper", "reference")
 
 
 @dataclass(frozen=True)
@@ -103,11 +104,7 @@ class ReproducedValue:
         return None if self.reached is None else self.reached - self.published
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain values.
-
-        Returns:
-            The fields and the difference, whose interval is an object with ``low`` and ``high``.
-        """
+        """Convert to plain values."""
         interval = None if self.interval is None else asdict(self.interval)
         return vars(self) | {
             "row": self.row.id,
@@ -169,6 +166,7 @@ class Reproduction(Result):
         """All values, row by row."""
         values = []
         for row_id, row in self.published.items():
+            # A row without a protocol counts contributing samples.
             if not row.protocol:
                 counts = [
                     self.contributions[run.folder]
@@ -183,6 +181,7 @@ class Reproduction(Result):
                 of_runs = [measured[key] for measured in metrics if key in measured]
                 reached = statistics.fmean(of_runs) if of_runs else None
                 reached_std = std_of(of_runs) if len(of_runs) > 1 else None
+                # Of the difference: the published mean is a constant.
                 interval = spread_over_seeds([value - mean for value in of_runs])
                 values.append(ReproducedValue(row, key, mean, std, reached, reached_std, interval))
         return values
@@ -238,13 +237,14 @@ class Reproduction(Result):
         first = next(iter(self.published.values()))
         counted = not first.protocol
         kind = "population" if first.paper in POPULATION_STD_PAPERS else "sample"
-        spread = (
-            _counting_rules(self.seeds)
-            if counted
-            else "one run"
-            if self.seeds == 1
-            else f"mean ± {kind} standard deviation of {self.seeds} runs, as published"
-        )
+        spread = "one run" if self.seeds == 1 else f"{self.seeds} runs"
+        if counted:
+            spread = (
+                f"contributing samples of {spread}, frozen, mean ± population standard deviation "
+                "over random training batches"
+            )
+        elif self.seeds > 1:
+            spread = f"mean ± {kind} standard deviation of {spread}, as published"
         rows = self.published.values()
         rates = (
             f"learning rate of {self.base.split(' ')[0]}" if self.base else "paper's learning rates"
@@ -296,11 +296,7 @@ class Reproduction(Result):
         ]
 
     def markdown(self) -> str:
-        """Format the substitution, the values and the remarks.
-
-        Returns:
-            Markdown.
-        """
+        """Format the substitution, the values and the remarks."""
         above = f"**{self.substitution}**\n\n" if self.base else ""
         table = format_markdown(self._value_table("row"))
         return f"# {self.table}\n\n{above}{table}\n" + "".join(
@@ -319,14 +315,19 @@ class Reproduction(Result):
             Column("metric", is_text=True),
             *map(Column, ("published", "reached", "difference")),
         )
-        return Table(columns, tuple(map(table_cells, self.values)))
+        rows: list[Row] = []
+        for value in self.values:
+            *cells, difference = comparison_cells(
+                value.key, value.published, value.published_std, value.reached, value.reached_std
+            )
+            if value.semantics == "reference":
+                cells[0] += ", as the released code counts"
+            interval = "" if value.interval is None else f" ({value.interval})"
+            rows.append((value.row.row, *cells, difference + interval))
+        return Table(columns, tuple(rows))
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain values.
-
-        Returns:
-            Values, rank agreements and runs.
-        """
+        """Convert to plain values."""
         return {
             "reproduction": str(self.folder),
             "table": self.table,
@@ -340,24 +341,6 @@ class Reproduction(Result):
         }
 
 
-def table_cells(value: ReproducedValue) -> tuple[str, ...]:
-    """Format a line of the table.
-
-    Args:
-        value: Published and reproduced value.
-
-    Returns:
-        Row, metric, published value, reproduced value, and difference with its interval.
-    """
-    *cells, difference = comparison_cells(
-        value.key, value.published, value.published_std, value.reached, value.reached_std
-    )
-    if value.semantics == "reference":
-        cells[0] += ", as the released code counts"
-    interval = "" if value.interval is None else f" ({value.interval})"
-    return (value.row.row, *cells, difference + interval)
-
-
 def _counted_values(row: PublishedRow, runs: Sequence[Contributions]) -> list[ReproducedValue]:
     """Published and reached counts of contributing samples, by the definition, and as the released
     code counts where that differs.
@@ -365,6 +348,7 @@ def _counted_values(row: PublishedRow, runs: Sequence[Contributions]) -> list[Re
     values = []
     for semantics in SEMANTICS:
         counts = [run[semantics] for run in runs if semantics in run]
+        # The released code counts most objectives by the definition.
         if semantics == "reference" and not counts:
             continue
         for key, (published, std) in row.values.items():
@@ -385,14 +369,6 @@ def _counted_values(row: PublishedRow, runs: Sequence[Contributions]) -> list[Re
                 ReproducedValue(row, key, published, std, reached, reached_std, interval, semantics)
             )
     return values
-
-
-def _counting_rules(seeds: int) -> str:
-    runs = "one run" if seeds == 1 else f"{seeds} runs"
-    return (
-        f"contributing samples of {runs}, frozen, mean ± population standard deviation over random "
-        "training batches"
-    )
 
 
 def _substitution(base: str, rows: Iterable[PublishedRow]) -> str:
@@ -461,24 +437,8 @@ def start_reproduction(
     workers: Workers,
     progress: Progress,
 ) -> Reproduction | ReproducedFigure:
-    """Reproduce rows of a table, or curves of a figure, in a new folder.
-
-    Args:
-        table: Id of the table, ``PAPER/NUMBER``, or of the figure, ``PAPER/figure-NUMBER``.
-        patterns: Patterns of row names, such as ``r152-*``. Empty: all rows.
-        base: Recipe that replaces those of the rows. "": their own.
-        overrides: Values by dotted key.
-        seeds: Number of seeds. None: as in the paper.
-        out: New folder. None: ``runs/<paper>-<number>-<n>``.
-        workers: How runs are executed.
-        progress: Receives progress.
-
-    Returns:
-        The reproduction.
-
-    Raises:
-        RecipeError: If the table or a row does not exist or cannot be trained.
-        Stopped: After a signal, when everything is saved.
+    """Reproduce rows of a table, or curves of a figure, in a new folder, by the recipes of the rows
+    or by another one (``base``).
     """
     rows = select_rows(table, patterns)
     for row in rows:
@@ -508,6 +468,7 @@ def start_reproduction(
         1,
         MAX_RUNS,
     )
+    # Rows may share a setting, which is trained once.
     unique = {setting.name: setting for setting in settings.values()}
     plan = ExperimentPlan(table, tuple(unique.values()), num_seeds)
     with new_experiment_folder(plan, out, table.replace("/", "-"), progress) as (folder, _):
@@ -519,6 +480,7 @@ def start_reproduction(
             description = f"{base_recipe.name}{about}{changed}, protocol {protocols}"
         names = {row_id: setting.name for row_id, setting in settings.items()}
         names |= {row_id: evaluation.model for row_id, evaluation in pretrained.items()}
+        # In the order of the table.
         names = {row.id: names[row.id] for row in rows if row.id in names}
         reproduction = ReproductionPlan(table, description, names, pretrained)
         storage.write_json(folder / "table.json", asdict(reproduction))
@@ -528,41 +490,17 @@ def start_reproduction(
 def resume_reproduction(
     folder: Path, seeds: int | None, workers: Workers, progress: Progress
 ) -> Reproduction | ReproducedFigure:
-    """Resume the reproduction of a table, with more seeds if given.
-
-    Args:
-        folder: Folder of the reproduction.
-        seeds: Number of seeds. None: as planned.
-        workers: How runs are executed.
-        progress: Receives progress.
-
-    Returns:
-        The reproduction.
-
-    Raises:
-        RunError: If the folder is not a reproduction.
-        Stopped: After a signal, when everything is saved.
-    """
+    """Resume the reproduction of a table, with more seeds if given."""
     reproduction = read_experiment_file(folder, "table.json", ReproductionPlan, "papers reproduce")
-    plan = read_plan(folder, seeds, successive_halving=False, command="papers reproduce")
-    cache_setting_features(plan, progress)
+    plan = read_plan(folder, seeds, command="papers reproduce")
+    # Features that are not in the cache are computed before any run.
+    prepare_settings(plan, progress)
     with finished_runs_kept(folder):
         return _run(folder, plan, reproduction, workers, progress)
 
 
 def select_rows(table: str, patterns: Sequence[str] = ()) -> list[PublishedRow]:
-    """Select rows of a table.
-
-    Args:
-        table: Id of the table, ``PAPER/NUMBER``, or of the figure, ``PAPER/figure-NUMBER``.
-        patterns: Patterns of row names, such as ``r152-*``. Empty: all rows.
-
-    Returns:
-        The rows.
-
-    Raises:
-        RecipeError: If the table does not exist, or a pattern matches no row.
-    """
+    """Select rows of a table or curves of a figure by patterns of their names. No patterns: all."""
     all_rows = published_results() | figure_curves()
     rows = [row for row in all_rows.values() if f"{row.paper}/{row.table}" == table]
     problem = ""
@@ -575,6 +513,7 @@ def select_rows(table: str, patterns: Sequence[str] = ()) -> list[PublishedRow]:
             if not any(fnmatch(name, pattern) for name in names):
                 source = f"visavis papers list {rows[0].paper}"
                 suggestion = suggest_name(pattern, names, source)
+                # The first pattern without a row is reported.
                 problem = problem or f"{table}: no row matches {pattern}: {suggestion}"
     if problem:
         raise RecipeError(problem)
@@ -588,9 +527,6 @@ def select_rows(table: str, patterns: Sequence[str] = ()) -> list[PublishedRow]:
 def _on_base(rows: Iterable[PublishedRow], base: Recipe) -> dict[str, Setting]:
     """Settings of another recipe with the objective and supervision of each row in every phase.
     Equal rows share one.
-
-    A row whose batches have k captions per image (SmoothAP in COCOS) keeps them, and has k times
-    the epochs, so that all rows take the same number of steps.
     """
     settings = dict[str, Setting]()
     for row in rows:
@@ -606,8 +542,9 @@ def _on_base(rows: Iterable[PublishedRow], base: Recipe) -> dict[str, Setting]:
         }
         if (captions := recipe.training.captions_per_image) is not None:
             changes["training.captions_per_image"] = captions
+            # With k captions per image in a batch (SmoothAP in COCOS), k times the epochs have the
+            # same number of steps as the other rows.
             for number, phase in enumerate(base.phases):
-                # k times the epochs have the same number of steps.
                 schedule = phase.schedule
                 key = f"phases.{number}"
                 changes |= {
@@ -616,6 +553,7 @@ def _on_base(rows: Iterable[PublishedRow], base: Recipe) -> dict[str, Setting]:
                     f"{key}.schedule.milestones": [
                         captions * epoch for epoch in schedule.milestones
                     ],
+                    # An exponential schedule decays in each epoch.
                     f"{key}.schedule.factor": schedule.factor ** (1 / captions)
                     if schedule.kind == "exponential"
                     else schedule.factor,
@@ -646,6 +584,7 @@ def _run(
             outcomes = train_runs(folder, plan, run_jobs, progress)
     rows = select_rows(reproduction.table)
     contributions = dict[Path, Contributions]()
+    # A table of contributing samples.
     if not rows[0].protocol:
         contributions = {run.folder: run_contributions(run, progress) for run in outcomes}
     runs = {
@@ -697,8 +636,10 @@ def _evaluate_pretrained(
     job = Job(row.model, 1, {}, folder / "pretrained" / row_id.rpartition("/")[2])
     if (outcome := read_outcome(job)) is not None:
         return outcome
+    # A model that cannot be evaluated does not stop the other rows.
     try:
-        result = evaluate_runs([Path(row.model)], row.protocol, row.split, row.data, progress)
+        options = EvaluationOptions(protocol=row.protocol, split=row.split, data=row.data)
+        result = evaluate_runs([Path(row.model)], options, progress)
     except VisavisError as error:
         return RunOutcome(job.setting, job.seed, job.folder, failure=str(error))
     outcome = RunOutcome(

@@ -21,16 +21,6 @@ released code ("reference").
 def run_contributions(outcome: RunOutcome, progress: Progress) -> Contributions:
     """Count the contributing samples of the best model of a run over its training batches, or read
     the counts that its folder keeps.
-
-    Args:
-        outcome: Outcome of a run.
-        progress: Receives progress.
-
-    Returns:
-        The counts. Empty for a failed run.
-
-    Raises:
-        RunError: If the model was removed.
     """
     if outcome.failure:
         return {}
@@ -39,6 +29,7 @@ def run_contributions(outcome: RunOutcome, progress: Progress) -> Contributions:
     if kept is not None:
         return kept
     check_models_exist([outcome])
+    # A measure without a value in any batch is left out.
     contributions: Contributions = {
         count.semantics: {
             key: (mean, count.std[key]) for key, mean in count.mean.items() if not math.isnan(mean)

@@ -37,8 +37,8 @@ from visavis.models.inference import consecutive_batches
 from visavis.training.encoder_blocks import prepare_encoders
 from visavis.training.optimizer import loss_warmup_factor, lr_factor
 from visavis.training.recipes.data_module import DataModule
+from visavis.training.recipes.initial_model import build_matcher
 from visavis.training.recipes.learned_scale import start_scale_and_bias
-from visavis.training.recipes.prepare_training import build_matcher
 from visavis.training.recipes.recipe import Recipe
 from visavis.training.runs.teacher import open_teacher
 from visavis.training.train_step import TrainStep, training_context
@@ -110,14 +110,8 @@ def format_count(count: int, noun: str) -> str:
 
 
 def cache_path(*key_parts: Any) -> Path:
-    """Return the path, without a suffix, of a cached result.
-
-    Args:
-        key_parts: Everything the result depends on. The versions of torch and visavis are added.
-
-    Returns:
-        A path in the cache folder.
-    """
+    """Return the path, without a suffix, of the cached result of everything in the key."""
+    # Other versions may compute other results.
     text = json.dumps(
         [version("visavis"), torch.__version__, *key_parts], sort_keys=True, default=str
     )
@@ -125,17 +119,9 @@ def cache_path(*key_parts: Any) -> Path:
 
 
 def cached_tensors(path: Path, compute: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Read cached tensors, or compute and cache them. A damaged file is computed again.
-
-    Args:
-        path: Path from ``cache_path``.
-        compute: Computes the tensors.
-
-    Returns:
-        The tensors by name.
-    """
+    """Read cached tensors, or compute and cache them. A damaged file is computed again."""
     file = path.with_suffix(".safetensors")
-    if os.path.exists(file):  # a damaged file is computed again below
+    if os.path.exists(file):
         try:
             return storage.read_tensors(file)
         except DataError as damage:
@@ -146,21 +132,14 @@ def cached_tensors(path: Path, compute: Callable[[], dict[str, Tensor]]) -> dict
 
 
 def cached_value(path: Path, shape: Any, compute: Callable[[], Any]) -> Any:
-    """Read a cached JSON value, or compute and cache it. A damaged file is computed again.
-
-    Args:
-        path: Path from ``cache_path``.
-        shape: Type of the value, such as ``list[float]`` or a dataclass.
-        compute: Computes the value as JSON data.
-
-    Returns:
-        The value as an instance of ``shape``.
+    """Read a cached value of a type, or compute its JSON data and cache them. A damaged file is
+    computed again.
     """
     file = path.with_suffix(".json")
     if (value := storage.read_checksummed_json(file, shape)) is not None:
         return value
     storage.write_checksummed_json(file, compute())
-    # as if it had been cached, so that both ways return equal values
+    # As if it had been cached, so that both ways return equal values.
     return storage.read_checksummed_json(file, shape)
 
 
@@ -178,14 +157,8 @@ class ImageVectors:
 
 
 def image_vectors(data_module: DataModule, data: Dataset) -> ImageVectors | None:
-    """Return the centered, normalized image features of a recipe.
-
-    Args:
-        data_module: The recipe with its features.
-        data: The data set.
-
-    Returns:
-        The vectors. None for a recipe that reads pixels or experts.
+    """Return the centered, normalized image features of a recipe. None if it reads pixels or
+    experts.
     """
     source = data_module.sources(data)[0]
     if not isinstance(source, StoredFeatures) or not isinstance(
@@ -213,14 +186,8 @@ def image_vectors(data_module: DataModule, data: Dataset) -> ImageVectors | None
 
 
 def caption_vectors(data_module: DataModule, data: Dataset) -> tuple[Tensor, str]:
-    """Return unit vectors of all captions, from the recipe's sentence encoder or else from tf-idf.
-
-    Args:
-        data_module: The recipe with its features.
-        data: The data set.
-
-    Returns:
-        The vectors ``[C, D]``, and the name of their encoder or "words".
+    """Return unit vectors of all captions ``[C, D]``, from the recipe's sentence encoder or else
+    from tf-idf, and the name of the encoder or "words".
     """
     if data_module.text is not None and data_module.recipe.text.granularity == "pooled":
         rows = _read_pooled(data_module.sources(data)[1], len(data.captions))
@@ -231,17 +198,11 @@ def caption_vectors(data_module: DataModule, data: Dataset) -> tuple[Tensor, str
 
 
 def tfidf_vectors(captions: Sequence[str]) -> Tensor:
-    """Return tf-idf vectors of captions, randomly projected to 512 dimensions. This keeps cosines
-    to about 0.04.
-
-    Args:
-        captions: The captions.
-
-    Returns:
-        Unit vectors, shape ``[C, 512]``.
+    """Return tf-idf vectors of captions, randomly projected to unit vectors ``[C, 512]``. This
+    keeps cosines to about 0.04.
     """
     words_of = [tokenize(caption) for caption in captions]
-    # captions that contain each word
+    # Number of captions that contain each word.
     document_counts = Counter(word for words in words_of for word in set(words))
     random = np.random.default_rng(0)
     zeros = np.zeros(PROJECTION_DIM, np.float32)
@@ -251,7 +212,7 @@ def tfidf_vectors(captions: Sequence[str]) -> Tensor:
         / PROJECTION_DIM**0.5
         for word, count in sorted(document_counts.items())
     }
-    # a caption without words gets a zero vector
+    # A caption without words gets a zero vector.
     rows = [np.sum([projection[word] for word in words] or [zeros], axis=0) for words in words_of]
     return unit_rows(torch.from_numpy(np.stack(rows)))
 
@@ -272,7 +233,7 @@ def _pool(items: Encoded) -> Tensor:
     if mask is None:
         return vectors.mean(1)
     assert isinstance(mask, Tensor)
-    # padding does not count
+    # Padding does not count.
     return (vectors * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
 
 
@@ -285,18 +246,7 @@ def fit_model(
     epoch_factor: float = 1.0,
 ) -> Matcher:
     """Train a model on a part of a data set, with one thread unless the recipe sets
-    ``training.threads``.
-
-    Args:
-        data_module: The recipe with its features.
-        train: Data to train on.
-        held_out: Data for supervisions that validate.
-        seed: Seed of initial weights, batches and dropout.
-        on_step: Called with the model, and the number of finished steps and of all steps.
-        epoch_factor: Factor on the recipe's number of epochs.
-
-    Returns:
-        The model after the last step of all phases, in evaluation mode.
+    ``training.threads``. ``on_step`` receives it with the finished and the total number of steps.
     """
     # The seed of the audit replaces that of the recipe.
     recipe = data_module.recipe.model_copy(update={"seed": seed})
@@ -305,7 +255,8 @@ def fit_model(
     device = choose_device(recipe.training.device, "training.device")
     matcher = build_matcher(data_module, seed).to(device)
     prepare_encoders(matcher, recipe.training, ONE_PROCESS)
-    # A loader shuffles and crops only the training split.
+    # A loader shuffles and crops only the training split. Supervisions that validate use the
+    # held-out data.
     loader, validation = (
         data_module.loader(
             replace(part, images=tuple(replace(image, split="train") for image in part.images))
@@ -351,16 +302,8 @@ def fit_model(
 
 
 def count_steps(recipe: Recipe, train: Dataset, epoch_factor: float = 1.0) -> int:
-    """Count the steps of `fit_model`.
-
-    Args:
-        recipe: The recipe.
-        train: Data to train on.
-        epoch_factor: Factor on the recipe's number of epochs.
-
-    Returns:
-        The number of steps. A last, smaller batch of an epoch is counted, even if it is left out.
-    """
+    """Count the steps of `fit_model`."""
+    # A last, smaller batch of an epoch is counted, even if it is left out.
     items = train.captions if recipe.training.captions_per_image is None else train.images
     return -(-len(items) // recipe.training.batch_size) * sum(
         max(1, round(phase.epochs * epoch_factor)) for phase in recipe.phases
@@ -369,15 +312,6 @@ def count_steps(recipe: Recipe, train: Dataset, epoch_factor: float = 1.0) -> in
 
 def max_epoch_factor(recipe: Recipe, train: Dataset) -> float:
     """Compute the factor on the recipe's number of epochs with which `fit_model` takes `MAX_STEPS`
-    steps.
-
-    Each phase has at least one epoch, also if that takes more steps.
-
-    Args:
-        recipe: The recipe.
-        train: Data to train on.
-
-    Returns:
-        The factor, above 1 for a recipe of fewer steps.
+    steps. It takes more if a phase of one epoch has more.
     """
     return MAX_STEPS / count_steps(recipe, train)

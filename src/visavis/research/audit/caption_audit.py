@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.core.blocking import chunk_slices
+from visavis.core.memory_budget import chunk_slices
 from visavis.data.dataset import Dataset
 from visavis.data.words import tokenize
 from visavis.losses.scoring import max_query_rows
@@ -56,19 +56,8 @@ MIN_LIST_PRECISION = 0.5
 
 
 def sibling_agreement(vectors: Tensor, image_of: Tensor, assigned: Tensor) -> Tensor:
-    """Compute the agreement of captions with the other captions of an assigned image.
-
-    A caption that is assigned to another image than its own replaces the last caption of that
-    image.
-
-    Args:
-        vectors: Unit vectors of the captions, shape ``[C, D]``.
-        image_of: The image of each caption, shape ``[C]``.
-        assigned: The image whose captions each caption is compared with, shape ``[C]``.
-
-    Returns:
-        Mean cosine of each caption with the other captions, and mean cosine of these with one
-        another, shape ``[C, 2]``. NaN if there are too few of them.
+    """Compute the mean cosine of each caption with the other captions of its assigned image, and of
+    these with one another, ``[C, 2]``. NaN if there are too few of them.
     """
     sibling_sum, count = _sum_siblings(vectors, image_of, assigned)  # [C, D], [C]
     agreement = (sibling_sum * vectors).sum(1) / count
@@ -80,15 +69,8 @@ def sibling_agreement(vectors: Tensor, image_of: Tensor, assigned: Tensor) -> Te
 
 
 def sibling_mean(values: Tensor, image_of: Tensor, assigned: Tensor) -> Tensor:
-    """Average a value over the other captions of an image, as in ``sibling_agreement``.
-
-    Args:
-        values: A value of each caption, shape ``[C]``.
-        image_of: The image of each caption, shape ``[C]``.
-        assigned: The image over whose captions the value is averaged, shape ``[C]``.
-
-    Returns:
-        The means, shape ``[C]``. NaN if the image has only one caption.
+    """Average a value ``[C]`` over the other captions of an image, as in ``sibling_agreement``. NaN
+    if there are none.
     """
     sibling_sum, count = _sum_siblings(values[:, None], image_of, assigned)
     return (sibling_sum[:, 0] / count).where(count > 0, torch.nan)
@@ -100,11 +82,12 @@ def _sum_siblings(values: Tensor, image_of: Tensor, assigned: Tensor) -> tuple[T
     """
     num_images = int(torch.cat([image_of, assigned]).max()) + 1
     total = values.new_zeros(num_images, values.shape[1]).index_add_(0, image_of, values)  # [N, D]
+    # Of several assignments to one index, numpy keeps the last.
     last = np.full(num_images, -1)
-    last[image_of.numpy()] = np.arange(
-        len(image_of)
-    )  # of several assignments to one index, numpy keeps the last
-    # The caption of the assigned image that is not a sibling, -1 for none.
+    last[image_of.numpy()] = np.arange(len(image_of))
+    # The caption of the assigned image that is not a sibling, -1 for none: the caption itself in
+    # its own image. In another image it replaces the last caption, so that the numbers are
+    # comparable.
     excluded = torch.where(
         image_of == assigned, torch.arange(len(image_of)), torch.from_numpy(last)[assigned]
     )
@@ -115,15 +98,8 @@ def _sum_siblings(values: Tensor, image_of: Tensor, assigned: Tensor) -> tuple[T
 
 
 def sample_other_images(image_of: np.ndarray, copy_groups: np.ndarray, seed: int) -> np.ndarray:
-    """Sample another image for each caption, and not a copy of its own image if possible.
-
-    Args:
-        image_of: The image of each caption, shape ``[C]``.
-        copy_groups: Group of each image, equal for copies, shape ``[N]``.
-        seed: Random seed.
-
-    Returns:
-        The other images, shape ``[C]``.
+    """Sample another image for each caption, and not a copy of its own image, which has the same
+    group, if possible.
     """
     random = np.random.default_rng([seed, len(image_of), len(copy_groups)])
     other_image = random.integers(len(copy_groups), size=len(image_of))  # [C]
@@ -212,11 +188,7 @@ class CaptionAudit:
     max_outlier_ratio: float
 
     def issues(self) -> list[Issue]:
-        """Report generic captions and outliers as issues.
-
-        Returns:
-            The issues.
-        """
+        """Report generic captions and outliers as issues."""
         issues = [
             Issue(
                 "captions that fit many images",
@@ -246,21 +218,10 @@ class CaptionAudit:
 def audit_captions(
     data: Dataset, vectors: Tensor, encoder: str, copy_groups: np.ndarray, seed: int = 0
 ) -> CaptionAudit:
-    """Find generic captions and outliers.
-
-    Args:
-        data: The data set.
-        vectors: Unit vectors of the captions, shape ``[C, D]``.
-        encoder: Name of the encoder of the vectors.
-        copy_groups: Group of each image, equal for copies, shape ``[N]``.
-        seed: Random seed.
-
-    Returns:
-        The audit.
-    """
+    """Find generic captions and outliers by the unit vectors ``[C, D]`` of the captions."""
     image_of = torch.from_numpy(data.image_of)
     # Cosines of captions of one image that follow each other.
-    order = torch.argsort(image_of, stable=True)  # captions of one image next to each other
+    order = torch.argsort(image_of, stable=True)
     same_image = image_of[order][1:] == image_of[order][:-1]
     cosines = (vectors[order][1:] * vectors[order][:-1]).sum(1)[same_image]
     near_cosine = DEFAULT_NEAR_COSINE
@@ -328,7 +289,7 @@ def _count_similar_images(
         is_near = (vectors[rows] @ compared_vectors.T >= near_cosine).numpy()  # [block, compared]
         for caption, row in enumerate(is_near, rows.start):
             others = np.flatnonzero(row)
-            # copies of the image share its captions
+            # Copies of the image share its captions.
             others = others[compared_groups[others] != group_of[caption]]
             # Each other image once, however many of its captions are near.
             distinct, first = np.unique(compared_groups[others], return_index=True)
@@ -354,7 +315,7 @@ def _find_outliers(
     if not is_known.any() or not is_known_mismatched.any():
         return (), 0.0, 0.0
     captions = np.flatnonzero(is_known)
-    # higher looks more wrong
+    # Higher looks more wrong.
     scores, wrong = mismatch_log_odds(matched[is_known], mismatched[is_known_mismatched])
     # A wrong caption lowers the agreement of its siblings, too: only the caption with the lowest
     # agreement of an image counts.
@@ -406,15 +367,8 @@ class NoiseEstimate:
 
     @classmethod
     def from_scores(cls, scores: np.ndarray, wrong: np.ndarray) -> NoiseEstimate:
-        """Estimate the noise from scores.
-
-        Args:
-            scores: Scores of the data, shape ``[N]``. Higher looks more wrong. An item with -inf is
-                never listed.
-            wrong: Scores of known wrong items, shape ``[M]``.
-
-        Returns:
-            The estimate.
+        """Estimate the noise from the scores of the data ``[N]`` and of known wrong items ``[M]``.
+        Higher looks more wrong, and an item with -inf is never listed.
         """
         from scipy.stats import beta
 
@@ -431,14 +385,12 @@ class NoiseEstimate:
         noise_ratio = (
             float(min(above[best] / len(scores) / recall[best], 1.0)) if usable[best] else 0.0
         )
-        lower = beta.ppf(
-            0.05, above[best], len(scores) - above[best] + 1
-        )  # an item reaches its own score
+        # At least one item reaches the threshold, its own score.
+        lower = beta.ppf(0.05, above[best], len(scores) - above[best] + 1)
         precision = np.minimum(noise_ratio * recall * len(scores) / np.maximum(above, 1), 1.0)
         # The best precision of all lists that are at least as long: estimates of very short lists
         # are too noisy.
         longest_first = np.argsort(scores, kind="stable")
-        # from the longest list to the shortest
         precision[longest_first] = np.maximum.accumulate(precision[longest_first])
         order = np.argsort(-scores, kind="stable")  # the most suspicious first
         precise = np.flatnonzero(
@@ -459,35 +411,27 @@ def _count_at_least(values: np.ndarray, limits: np.ndarray) -> np.ndarray:
 
 
 def mismatch_log_odds(data: np.ndarray, wrong: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Combine several features into one score with logistic regression: the log-odds of being
-    wrong.
-
-    Both classes have equal weight, and the ridge penalty is 1. A missing feature (NaN) is replaced
-    by its mean.
-
-    Args:
-        data: Features of the data, shape ``[N, F]``.
-        wrong: Features of known wrong items, shape ``[M, F]``.
-
-    Returns:
-        The log-odds of the data ``[N]`` and of the wrong items ``[M]``.
+    """Combine the features of the data ``[N, F]`` and of known wrong items ``[M, F]`` into one
+    score each with logistic regression: the log-odds of being wrong.
     """
     from scipy.optimize import minimize
 
     features = np.concatenate([data, wrong]).astype(np.float64)
     is_known = np.isfinite(features)
     mean = np.where(is_known, features, 0.0).sum(0) / np.maximum(is_known.sum(0), 1)
-    features = np.where(is_known, features - mean, 0.0)  # a missing feature is the mean
+    # A missing feature (NaN) is replaced by its mean.
+    features = np.where(is_known, features - mean, 0.0)
     # [N + M, 1 + F], with an intercept and features of unit variance.
     design = np.concatenate(
         [np.ones((len(features), 1)), features / np.maximum(features.std(0), 1e-9)], 1
     )
     is_wrong = np.repeat([0.0, 1.0], [len(data), len(wrong)])
-    # both classes weigh the same
+    # Both classes weigh the same.
     weight = np.where(is_wrong > 0, 0.5 / len(wrong), 0.5 / len(data)) * len(features)
 
     def loss(coefficients: np.ndarray) -> tuple[float, np.ndarray]:
         log_odds = design @ coefficients
+        # The ridge penalty is 1. The intercept has none.
         value = (weight * (np.logaddexp(0, log_odds) - is_wrong * log_odds)).sum() + 0.5 * (
             coefficients[1:] ** 2
         ).sum()

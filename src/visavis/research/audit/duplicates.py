@@ -21,11 +21,11 @@ from PIL.Image import Image as PILImage
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, grid_sample, interpolate, normalize
 
-from visavis.core.blocking import chunk_slices
+from visavis.core.memory_budget import chunk_slices
 from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
 from visavis.data.file_names import split_priority
-from visavis.data.images import MAX_HAMMING_DISTANCE, dhash
+from visavis.data.image_hashes import MAX_HAMMING_DISTANCE, dhash
 from visavis.data.parallel import map_in_order
 from visavis.losses.scoring import max_query_rows
 from visavis.research.audit.audit_part import (
@@ -68,21 +68,15 @@ _MIN_STANDARD_DEVIATION = 4.0
 
 
 def pairs_above_threshold(vectors: Tensor, threshold: float, k: int) -> np.ndarray:
-    """Find pairs of rows with a large dot product among the nearest neighbors of each row.
-
-    Args:
-        vectors: The rows, shape ``[N, D]``.
-        threshold: Smallest dot product.
-        k: Number of neighbors.
-
-    Returns:
-        The pairs, shape ``[P, 2]``, the smaller index first.
+    """Find pairs of rows ``[P, 2]`` with a large dot product among the k nearest neighbors of each
+    row.
     """
     pairs = [np.empty((0, 2), np.int64)]
     for rows in chunk_slices(len(vectors), max_query_rows(len(vectors), 16.0)):
         scores = vectors[rows] @ vectors.T  # [block, N]
         positions = torch.arange(len(scores))
-        scores[positions, rows.start + positions] = -torch.inf  # an image is not its own neighbor
+        # An image is not its own neighbor.
+        scores[positions, rows.start + positions] = -torch.inf
         nearest = scores.topk(min(k, len(vectors) - 1), dim=1)
         query, neighbor = (nearest.values >= threshold).nonzero(as_tuple=True)
         pairs.append(torch.stack([rows.start + query, nearest.indices[query, neighbor]], 1).numpy())
@@ -141,14 +135,7 @@ class ImageThumbnails:
 
     @classmethod
     def from_images(cls, images: Sequence[PILImage]) -> ImageThumbnails:
-        """Compute thumbnails and hashes.
-
-        Args:
-            images: RGB images.
-
-        Returns:
-            Their thumbnails.
-        """
+        """Compute thumbnails and hashes."""
         return cls(*(torch.stack(column) for column in zip(*map(_thumbnail, images), strict=True)))
 
     def __len__(self) -> int:
@@ -167,15 +154,7 @@ class ImageThumbnails:
 
 
 def read_thumbnails(data: Dataset, progress: Progress) -> ImageThumbnails:
-    """Read all images of a data set, and the first frames of videos. The result is cached.
-
-    Args:
-        data: The data set.
-        progress: Receives the number of images.
-
-    Returns:
-        Their thumbnails.
-    """
+    """Read all images of a data set, and the first frames of videos. The result is cached."""
 
     def read() -> dict[str, Tensor]:
         rows = list[tuple[Tensor, Tensor]]()
@@ -194,14 +173,8 @@ def read_thumbnails(data: Dataset, progress: Progress) -> ImageThumbnails:
 
 
 def make_copies(image: PILImage, random: np.random.Generator) -> list[PILImage]:
-    """Make typical copies of an image.
-
-    Args:
-        image: An RGB image.
-        random: Random generator of the crops.
-
-    Returns:
-        The image recompressed, halved, cropped by up to 8 % at each side, and all of these.
+    """Make typical copies of an image: recompressed, halved, cropped by up to 8 % at each side, and
+    all of these.
     """
 
     def crop() -> PILImage:
@@ -308,14 +281,7 @@ class Duplicates:
     thresholds: CopyThresholds | None
 
     def copy_groups(self, data: Dataset) -> np.ndarray:
-        """Return the group of each image, equal for copies of one image.
-
-        Args:
-            data: The data set.
-
-        Returns:
-            Group numbers, shape ``[N]``.
-        """
+        """Return the group of each image ``[N]``, equal for copies of one image."""
         index = {image.name: number for number, image in enumerate(data.images)}
         pairs = [
             (index[pair.first], index[pair.second]) for pair in self.pairs if pair.kind == "copy"
@@ -323,11 +289,7 @@ class Duplicates:
         return connected_groups(np.array(pairs, dtype=np.int64).reshape(-1, 2), len(data.images))
 
     def issues(self) -> list[Issue]:
-        """Report copies across splits, copies within a split, and similar images as issues.
-
-        Returns:
-            The issues.
-        """
+        """Report copies across splits, copies within a split, and similar images as issues."""
         copies = [pair for pair in self.pairs if pair.kind == "copy"]
         between, within = (
             tuple(str(pair) for pair in copies if (pair.splits[0] != pair.splits[1]) == differ)
@@ -377,18 +339,7 @@ class Duplicates:
 def find_duplicates(
     data: Dataset, thumbnails: ImageThumbnails | None, vectors: ImageVectors | None, seed: int = 0
 ) -> Duplicates:
-    """Find near-duplicates of a data set.
-
-    Args:
-        data: The data set.
-        thumbnails: Thumbnails of its images. None if it has no pixels, and then nothing is found.
-        vectors: Vectors of its images. None without features. Similar images are searched only if
-            the encoder is available, too.
-        seed: Random seed.
-
-    Returns:
-        The duplicates.
-    """
+    """Find near-duplicates of a data set. Without pixels (no thumbnails), none are found."""
     splits = [image.split for image in data.images]
     sizes = {split: splits.count(split) for split in data.splits}
     if thumbnails is None:
@@ -410,7 +361,7 @@ def find_duplicates(
     is_copy = correlation >= thresholds.correlation
     if features is not None and thresholds.min_cosine is not None:
         cosines = (features[candidates[:, 0]] * features[candidates[:, 1]]).sum(1)
-        # The features of a copy agree, too, as those of the copies made here did.
+        # The features of a copy agree, too, as with the copies made here.
         is_copy &= (cosines >= thresholds.min_cosine).numpy()
     by_features_set = set(map(tuple, by_features.tolist()))
     is_similar = ~is_copy & np.array(
@@ -456,17 +407,7 @@ def find_duplicates(
 def learn_thresholds(
     data: Dataset, thumbnails: ImageThumbnails, vectors: ImageVectors | None, seed: int = 0
 ) -> CopyThresholds:
-    """Learn thresholds from copies of some of the images.
-
-    Args:
-        data: The data set.
-        thumbnails: Thumbnails of its images.
-        vectors: Vectors of its images. None without features.
-        seed: Random seed.
-
-    Returns:
-        The thresholds.
-    """
+    """Learn thresholds from copies of some of the images. Cosines need the encoder of the vectors."""
     random = np.random.default_rng([seed, len(data.images)])
     chosen = np.sort(
         random.choice(len(data.images), min(NUM_TEST_IMAGES, len(data.images)), replace=False)
@@ -508,20 +449,10 @@ def _count_in_train(data: Dataset, pairs: np.ndarray) -> dict[str, int]:
 
 
 def aligned_correlation(first: Tensor, second: Tensor, threshold: float = 0.0) -> Tensor:
-    """Compute the correlation of pairs of images over their best overlap.
-
-    Each image as a whole is compared with crops of the other that keep at least 80 % of its sides.
-    The search starts with centered crops and crops at the edges and corners. Then it moves the
-    edges of the best crop.
-
-    Args:
-        first: Thumbnails with values from 0 to 255, shape ``[N, 3, S, S]``.
-        second: Thumbnails of the same shape.
-        threshold: Correlation of interest. Values far below it are computed roughly.
-
-    Returns:
-        Correlations of at most 1, shape ``[N]``.
+    """Compute the correlation ``[N]`` of pairs of images ``[N, 3, S, S]`` over their best overlap.
+    Values far below the threshold are computed roughly.
     """
+    # Each image as a whole is compared with crops of the other.
     best = [
         _best_crop_correlation(a, b, threshold - _MAX_REFINEMENT_GAIN)
         for a, b in ((first, second), (second, first))
@@ -543,15 +474,15 @@ def _best_crop_correlation(full_images: Tensor, cropped: Tensor, min_coarse: flo
             for images in (full_batch, crop_batch)
         )
         boxes = torch.tensor([0.0, 0.0, 1.0, 1.0]).repeat(len(full), 1)
-        # [N, points], [N]
-        target = _unit(_sample(full, boxes))
+        target = _unit(_sample(full, boxes))  # [N, points]
         best = torch.full((len(full),), -1.0)
+        # The search starts with centered crops and crops at the edges and corners.
         for margin in _MARGINS:
             for x, y in product(sorted({0.0, margin / 2, margin}), repeat=2):
                 # left, top, right, bottom
                 box = torch.tensor([x, y, x + 1 - margin, y + 1 - margin]).expand(len(full), 4)
                 best, boxes = _keep_better(target, image, best, boxes, box)
-        # Few pairs get close enough to be worth the search of edges.
+        # Then it moves the edges of the best crop. Few pairs get close enough to be worth that.
         promising = best >= min_coarse
         target, image, refined, boxes = (
             values[promising] for values in (target, image, best, boxes)

@@ -77,17 +77,7 @@ class Extrapolation:
 
 
 def extrapolate(sizes: np.ndarray, values: np.ndarray, seed: int = 0) -> Extrapolation:
-    """Predict the gain from twice the largest size.
-
-    Args:
-        sizes: Size of each measurement, shape ``[N]``. At least three distinct sizes, with several
-            measurements each.
-        values: Measured values, shape ``[N]``.
-        seed: Random seed of the resampling.
-
-    Returns:
-        The prediction.
-    """
+    """Predict the gain from twice the largest size, from several values of at least three sizes."""
     from scipy.stats import f, t
 
     distinct = np.unique(sizes)  # [S], ascending
@@ -188,11 +178,7 @@ class LearningCurve:
     validation: int
 
     def issues(self) -> list[Issue]:
-        """Report the curve as one issue that is not serious.
-
-        Returns:
-            The issues.
-        """
+        """Report the curve as one issue that is not serious."""
         points = sum(len(axis.points) for axis in self.axes)
         description = f"validation RSUM ({self.validation:,} images) of {points} models by size of their training data."
         gains = {
@@ -219,23 +205,13 @@ class LearningCurve:
 def measure_learning_curve(
     data_module: DataModule, identity: Any, seeds: int, progress: Progress
 ) -> LearningCurve:
-    """Train models on parts of the training split and evaluate them on the validation split.
-
-    Each model is cached, so that an interrupted call resumes.
-
-    Args:
-        data_module: The recipe with its data and features.
-        identity: JSON data that identifies the recipe, the data and the features in the cache.
-        seeds: Number of models per size.
-        progress: Receives the number of trained models.
-
-    Returns:
-        The curve.
-    """
+    """Train models on parts of the training split and evaluate them on the validation split."""
     models = curve_models(data_module, identity, seeds)
     curves = list[CurveAxis]()
     points_of = defaultdict[str, list[CurvePoint]](list)
+    # Each result is cached, so that an interrupted call resumes.
     for done, (unit, size, seed, model) in enumerate(models, 1):
+        # The best of several evaluations.
         points_of[unit].append(CurvePoint(size, seed, max(model.result(progress))))
         progress.update("learning curve", done, len(models), 0.0)
     for unit, points in points_of.items():
@@ -249,16 +225,8 @@ def measure_learning_curve(
 def curve_models(
     data_module: DataModule, identity: Any, seeds: int
 ) -> list[tuple[str, int, int, CachedModel[list[float]]]]:
-    """List the models of the curve. Models of both axes that are trained on all data are the same.
-
-    Args:
-        data_module: The recipe with its data and features.
-        identity: JSON data that identifies the recipe, the data and the features in the cache.
-        seeds: Number of models per size.
-
-    Returns:
-        Unit ("images" or "captions per image"), size and seed of each model, in the order of their
-        axes and sizes, and the model. Its result is its validation RSUM at each evaluation.
+    """List unit, size and seed of the models of the curve, and the models. Models of both axes that
+    are trained on all data are the same.
     """
     train = data_module.data.split("train")
     # For each size: the size, its fraction of the data, and the arguments of `Dataset.subsample`.
@@ -270,6 +238,7 @@ def curve_models(
     }
     max_captions = min(map(len, train.captions_of))
     if max_captions > 1:
+        # One, two, half of them, and all.
         caption_counts = sorted({1, 2, -(-max_captions // 2), max_captions})
         axes["captions per image"] = [
             (count, count / max_captions, (0, count)) for count in caption_counts
@@ -290,8 +259,8 @@ def curve_models(
 def _point_model(
     data_module: DataModule, part: Dataset, identity: Any, seed: int, fraction: float
 ) -> CachedModel[list[float]]:
-    """Return the model that is trained on a part of the data and evaluated several times on the
-    validation split.
+    """Return the model that is trained on a part of the data. Its result is its validation RSUM at
+    each of `NUM_EVALUATIONS`.
     """
     recipe = data_module.recipe
     validation = data_module.validation

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.core.blocking import chunk_slices
+from visavis.core.memory_budget import chunk_slices
 from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
 from visavis.evaluation.metrics.ranking import count_before
@@ -109,11 +109,7 @@ class MislabeledPairs:
     folds: int
 
     def issues(self) -> list[Issue]:
-        """Report the suspects as one issue.
-
-        Returns:
-            The issues.
-        """
+        """Report the suspects as one issue."""
         if not self.suspects:
             return []
         description = (
@@ -145,19 +141,7 @@ def find_mislabeled_pairs(
     folds: int,
     progress: Progress,
 ) -> MislabeledPairs:
-    """List the pairs that look more like known mismatches than like the data.
-
-    Args:
-        data_module: The recipe with its data and features.
-        text_vectors: Unit vectors of the captions, shape ``[C, D]``.
-        copy_groups: Group of each image, equal for copies, shape ``[N]``.
-        identity: JSON data that identifies the recipe, the data and the features in the cache.
-        folds: Number of folds.
-        progress: Receives the steps of each training.
-
-    Returns:
-        The likely mislabeled pairs.
-    """
+    """List the pairs that look more like known mismatches than like the data."""
     data = data_module.data
     parts = [
         model.result(progress)
@@ -194,18 +178,8 @@ def fold_models(
     identity: Any,
     folds: int,
 ) -> list[CachedModel[dict[str, Tensor]]]:
-    """List the models of the cross-validation, each trained on all folds except one.
-
-    Args:
-        data_module: The recipe with its data and features.
-        text_vectors: Unit vectors of the captions, shape ``[C, D]``.
-        copy_groups: Group of each image, equal for copies, shape ``[N]``.
-        identity: JSON data that identifies the recipe, the data and the features in the cache.
-        folds: Number of folds.
-
-    Returns:
-        The models. The result of each is the columns of ``_pair_features`` for the captions of its
-        fold.
+    """List the models of the cross-validation, each trained on all folds except one. Their results
+    are `_pair_features` of the captions of that fold.
     """
     data = data_module.data
     seed = data_module.recipe.seed
@@ -228,7 +202,7 @@ def fold_models(
             )
             objective = at_learned_scale(data_module.recipe.phases[-1].objective, matcher)
             shuffled = np.random.default_rng([seed, 1]).permutation(held_out)
-            # at most MAX_IMAGES images each
+            # At most MAX_IMAGES images each.
             chunks = map(np.sort, np.array_split(shuffled, -(-len(held_out) // MAX_IMAGES)))
             with evaluation_mode(matcher):
                 rows = [
@@ -257,17 +231,10 @@ def _pair_features(
     text_vectors: Tensor,
     copy_groups: np.ndarray,
 ) -> dict[str, Tensor]:
-    """Return features of all captions of a part, whose images are ranked against one another.
-
-    The columns are the index of each caption, its features with its own image and with a random
-    other image ``[C, 8]``, the weight with which the objective pulls the pair together, the rank of
-    the image among the candidates (from 1), the number of candidates, and the index of the
-    best-scored image.
-    """
+    """Return features of all captions of a part, whose images are ranked against one another."""
     visual, text = data_module.encode(matcher, fold)
-    scores = score_all_pairs(
-        matcher, visual, text, data_module.recipe.memory or None
-    ).clone()  # a normal tensor: weights need its gradient
+    # The clone is a normal tensor: weights need its gradient.
+    scores = score_all_pairs(matcher, visual, text, data_module.recipe.memory or None).clone()
     image_of = torch.from_numpy(fold.image_of)
     other_image = torch.from_numpy(
         sample_other_images(fold.image_of, copy_groups[fold.image_rows], data_module.recipe.seed)
@@ -275,6 +242,9 @@ def _pair_features(
     vectors = text_vectors[torch.from_numpy(fold.caption_rows)]
     features, weight, rank = _feature_columns(objective, scores, image_of, image_of, vectors)
     mismatched_features, _, _ = _feature_columns(objective, scores, other_image, image_of, vectors)
+    # Features are [C, 8], with the own image and with a random other one. The other columns are
+    # [C]: indices in the data set, ranks from 1, and weights with which the objective pulls the
+    # pair together.
     return {
         "caption": torch.from_numpy(fold.caption_rows),
         "features": features,
@@ -291,11 +261,6 @@ def _feature_columns(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return features ``[C, 8]``, weights ``[C]`` and ranks ``[C]`` of each caption with its
     assigned image.
-
-    The eight features are: log of the objective's weight of the pair, its score standardized over
-    the texts of the image and over the images of the text, logs of its relative ranks in both
-    directions, agreement of the siblings with the caption and with one another, and the mean
-    standardized score of the siblings.
     """
     captions = torch.arange(len(assigned))
     weight = _pulling_weights(  # [C]
@@ -315,6 +280,9 @@ def _feature_columns(
             for part in chunk_slices(len(assigned), 1024)
         ]
     )
+    # Weight of the pair, its score among the texts of the image and among the images of the text,
+    # its relative ranks in both directions, agreement of the caption with its siblings and of these
+    # with one another, and the mean score of the siblings.
     columns = [
         (1e-3 + weight).log(),  # a weight of 0 stays finite
         by_image[assigned, captions],
@@ -338,7 +306,7 @@ def _pulling_weights(
     scores, targets = objective.prepare(scores, targets)
     for rows in chunk_slices(len(scores), max_query_rows(scores.shape[1], BYTES_PER_PAIR)):
         block = -pair_weights(objective, scores[rows], targets[rows])
-        # captions whose image is in this block
+        # Captions whose image is in this block.
         inside = (assigned >= rows.start) & (assigned < rows.start + len(block))
         total[inside] += block[assigned[inside] - rows.start, captions[inside]]
     transposed = targets.T

@@ -50,7 +50,7 @@ from visavis.training.recipes.data_module import DataModule
 from visavis.training.recipes.default_recipe import choose_recipe
 from visavis.training.recipes.features import PRECOMP
 from visavis.training.recipes.files import read_recipe
-from visavis.training.recipes.prepare_training import open_data_module
+from visavis.training.recipes.open_data import open_data_module
 from visavis.training.recipes.recipe import build_recipe
 
 # Parts of an audit, and the attribute of `Audit` that holds the result.
@@ -109,11 +109,7 @@ class Audit(Result):
         return not any(issue.serious for issue in self.issues)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON data.
-
-        Returns:
-            All fields by name, with ``ok`` and the kinds of serious issues.
-        """
+        """Convert to JSON data."""
         values = asdict(self) | {
             "ok": self.ok,
             "serious_issues": [issue.kind for issue in self.issues if issue.serious],
@@ -143,6 +139,7 @@ class _Auditor:
         """JSON data that identifies the recipe, the data and the features in the cache."""
         visual = self.data_module.visual
         recipe = self.data_module.recipe
+        # Sizes of the files show changed images without reading them.
         sizes = [
             image.location.num_bytes for image in self.data.images if image.location is not None
         ]
@@ -295,25 +292,7 @@ def audit(
     seeds: int,
     progress: Progress,
 ) -> Audit:
-    """Audit a data set.
-
-    Args:
-        path: The data set.
-        recipe: Recipe with the encoders, model and objective. None: the default recipe for the
-            data.
-        overrides: Recipe keys and values that replace those of the recipe.
-        parts: Names from ``AUDIT_PARTS``. Empty: all.
-        folds: Number of folds that find mislabeled pairs, at least 2.
-        seeds: Number of models per size of the learning curve, at least 2.
-        progress: Receives the progress.
-
-    Returns:
-        The audit.
-
-    Raises:
-        VisavisError: If a part is unknown, a number is out of range, or the data or the recipe
-            cannot be read.
-    """
+    """Audit a data set, in all parts if none is named. The default recipe is the one for the data."""
     started = time.perf_counter()
     for part in parts:
         if part not in AUDIT_PARTS:
@@ -322,7 +301,7 @@ def audit(
             )
     validate_int(folds, "folds", 2)
     validate_int(seeds, "seeds", 2)
-    # the data set of the command wins over that of the recipe
+    # The data set of the command wins over the one of the recipe.
     settings = {"data.path": str(path)} | overrides
     is_named = recipe is not None
     reason = f"recipe {recipe}"

@@ -9,14 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from visavis.core import storage
-from visavis.core.encoded import Encoded
 from visavis.core.environment import quote_argument, shell_command
 from visavis.core.errors import VisavisError
 from visavis.core.progress import NoProgress, Progress
@@ -24,16 +22,15 @@ from visavis.core.table import Column, Row, Table
 from visavis.data.dataset import Dataset
 from visavis.evaluation.bootstrap import BootstrapEstimate
 from visavis.evaluation.metrics.catalog import RSUM
-from visavis.evaluation.protocols import Protocol, get_protocol, get_protocols
+from visavis.evaluation.protocols import get_protocol, get_protocols
 from visavis.evaluation.query_ranks import read_query_ranks
 from visavis.evaluation.statistics import PairedTest, format_number
 from visavis.losses.scoring import select_items
-from visavis.models.base import Matcher
 from visavis.models.inference import score_all_pairs
 from visavis.research.experiments.comparison_result import Comparison, Sweep
 from visavis.research.experiments.grid import Setting
 from visavis.research.experiments.jobs import RunOutcome
-from visavis.research.reports.comparison_sections import ReportSection, report_sections
+from visavis.research.reports.comparison_sections import report_sections
 from visavis.research.reports.gradient_flow import flow_section, read_gradient_flow
 from visavis.research.reports.html_report import (
     DASH_PATTERN,
@@ -51,7 +48,6 @@ from visavis.research.reports.html_report import (
     with_own_style,
 )
 from visavis.training.evaluation.ranked_split import select_captions
-from visavis.training.recipes.recipe import Recipe
 from visavis.training.runs.open_run import open_run, read_run_recipe
 from visavis.training.runs.run_folder import RunFolder
 
@@ -73,30 +69,30 @@ NUM_IMAGES = 5
 
 
 def write_comparison_report(comparison: Comparison, progress: Progress) -> None:
-    """Write ``report.html`` and its plots to the folder of a comparison.
-
-    The results are written first, and written again with the sections of `report_sections`, which
-    take longer.
-
-    Args:
-        comparison: Finished comparison.
-        progress: Receives the progress, and a message for each setting that a section leaves out.
-    """
+    """Write ``report.html`` and its plots to the folder of a comparison."""
+    # The results are written first, and written again with the further sections, which take longer.
     with progress.activity("report"):
         render = _report_renderer(comparison)
         file = comparison.folder / "report.html"
         storage.write_text(file, render(measured_sections={}, is_complete=False))
-    measured = {
-        section.TITLE: section.table(results)
-        for section in report_sections()
-        if (results := _measure_settings(comparison, section, progress))
-    }
+    measured = dict[str, Table]()
+    for section in report_sections():
+        # The first run of each setting is measured. Settings that cannot be measured are left out.
+        results = dict[str, Any]()
+        for number, setting in enumerate(comparison.selected):
+            progress.update(section.TITLE.lower(), number, len(comparison.selected), 0)
+            try:
+                results[setting.name] = section.measure(comparison.runs(setting)[0].folder)
+            except VisavisError as error:
+                progress.message(f"report: {section.TITLE} without {setting.name}: {error}")
+        if results:
+            measured[section.TITLE] = section.table(results)
     storage.write_text(file, render(measured_sections=measured, is_complete=True))
 
 
 def _report_renderer(comparison: Comparison) -> Callable[..., str]:
-    """Draw the plots and collect the examples, and return a function that renders the page with
-    the given measurements.
+    """Draw the plots and collect the examples, and return a function that renders the page with the
+    given measurements.
     """
     folder = comparison.folder
     examples = example_queries(comparison)
@@ -155,22 +151,6 @@ def _report_renderer(comparison: Comparison) -> Callable[..., str]:
         thumbnails=Thumbnails(examples.data) if examples else None,
         commands=_commands(comparison),
     )
-
-
-def _measure_settings(
-    comparison: Comparison, section: ReportSection, progress: Progress
-) -> dict[str, Any]:
-    """Measurements of the first run of each setting. Settings whose model cannot be measured are
-    left out with a message.
-    """
-    results = {}
-    for number, setting in enumerate(comparison.selected):
-        progress.update(section.TITLE.lower(), number, len(comparison.selected), 0)
-        try:
-            results[setting.name] = section.measure(comparison.runs(setting)[0].folder)
-        except VisavisError as error:
-            progress.message(f"report: {section.TITLE} without {setting.name}: {error}")
-    return results
 
 
 def _facts(comparison: Comparison) -> list[tuple[str, str]]:
@@ -242,6 +222,7 @@ def _pairs_table(unit: str, resampled: str, rows: list[Row], note: str) -> Table
 
 
 def _pair_row(name: str, test: PairedTest, estimate: BootstrapEstimate) -> Row:
+    # 0: a difference is settled, None: the number of seeds is unknown.
     more_seeds = (
         ""
         if test.more_seeds == 0
@@ -301,15 +282,7 @@ def _commands(comparison: Comparison) -> list[tuple[str, str]]:
 def plot_differences(
     pairs: Sequence[tuple[PairedTest, BootstrapEstimate]], theme: PlotTheme = LIGHT_THEME
 ) -> bytes:
-    """Plot the difference of the best setting to each other one, over seeds and over test images.
-
-    Args:
-        pairs: Test over seeds and bootstrap over test images, for each other setting.
-        theme: Colors.
-
-    Returns:
-        A PNG. The spread over seeds is thick, the 95 % interval over test images is thin.
-    """
+    """Plot the difference of the best setting to each other one, over seeds and over test images."""
     figure = new_figure(8.6, 1.1 + 0.42 * len(pairs), theme)
     axes = figure.add_subplot()
     for y, (test, estimate) in enumerate(reversed(pairs)):
@@ -345,18 +318,8 @@ def _plot_interval(
 
 @with_own_style
 def plot_sweeps(sweeps: Sequence[Sweep], theme: PlotTheme = LIGHT_THEME) -> bytes:
-    """Plot mean RSUM against each value that was varied, with its spread over seeds.
-
-    Args:
-        sweeps: Sweeps of one comparison, at least one.
-        theme: Colors.
-
-    Returns:
-        A PNG with a panel for each sweep. Validation is solid, test is dashed. References are
-        horizontal lines.
-
-    Source:
-        Unified loss, figure 5.
+    """Plot mean RSUM against each value that was varied, with its spread over seeds, as in figure 5
+    of the Unified loss.
     """
     references = sweeps[0].references
     columns = min(2, len(sweeps))
@@ -395,7 +358,7 @@ def _plot_sweep(axes: Axes, figure: Figure, sweep: Sweep, theme: PlotTheme) -> N
     for number, (name, curve) in enumerate(sweep.curves.items()):
         for second, (points, (_, style)) in enumerate(zip(curve, SPLIT_STYLES, strict=True)):
             color = theme.lines[number % len(theme.lines)]
-            # bars at the same value are drawn next to each other
+            # Bars at the same value are drawn next to each other.
             shifted = offset_copy(
                 axes.transData, figure, x=step * (number + second / 2), units="points"
             )
@@ -427,6 +390,7 @@ def _plot_sweep(axes: Axes, figure: Figure, sweep: Sweep, theme: PlotTheme) -> N
     axes.set_xticks(values, [f"{value:g}" for value in values])
     axes.minorticks_off()
     style_axes(axes, "RSUM", theme, sweep.name)
+    # Panels share the axis, which matplotlib labels at the first one only.
     axes.tick_params(labelleft=True)
     if any(sweep.curves):
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1.06), **legend_style(theme, 2.6))
@@ -473,29 +437,30 @@ class ExampleQueries:
 
 
 def example_queries(comparison: Comparison, num_queries: int = 4) -> ExampleQueries | None:
-    """Collect example queries of the best run of the best setting, chosen on validation.
-
-    Args:
-        comparison: The comparison.
-        num_queries: Number of random and of hardest queries.
-
-    Returns:
-        The queries, or None if the protocol does not rank the image of every caption.
-    """
+    """Collect example queries of the best run of the best setting, chosen on validation."""
     best = _best_run(comparison, comparison.best)
     protocol = comparison.results.conditions.protocol
-    recipe, test, (visual, text), matcher = _encode_test_split(best.folder, get_protocol(protocol))
+    # The test split with the candidates of the protocol.
+    recipe = read_run_recipe(best.folder)
+    data_module, matcher = open_run(best.folder, recipe, NoProgress())
+    test = select_captions(
+        data_module.data.split(recipe.evaluation.test), get_protocols(recipe.evaluation.protocols)
+    )
+    if not get_protocol(protocol).takes_unpaired:
+        test = replace(test, unpaired=())
+    visual, text = data_module.encode_gallery(matcher, test)
     ranks_of_runs = [
         read_query_ranks(RunFolder(run.folder).ranks)[protocol].text_ranks
         for run in comparison.runs(comparison.best)
     ]
+    # The protocol does not rank the image of every caption.
     if any(len(ranks) != len(test.captions) for ranks in ranks_of_runs):
         return None
     mean_ranks = np.mean(ranks_of_runs, axis=0)  # [T], over the seeds
-    # the same captions in every report of a data set
+    # The same captions in every report of a data set.
     sampled = np.random.default_rng(0).permutation(len(test.captions))[:num_queries]
     worst_first = np.argsort(-mean_ranks, kind="stable")  # [T]
-    # The position of the worst caption of each image.
+    # Only the worst caption of each image is shown.
     _, positions = np.unique(test.image_of[worst_first], return_index=True)
     hardest = worst_first[np.sort(positions)[:num_queries]]
     captions = torch.from_numpy(np.concatenate([sampled, hardest]))
@@ -519,19 +484,3 @@ def example_queries(comparison: Comparison, num_queries: int = 4) -> ExampleQuer
 
 def _best_run(comparison: Comparison, setting: Setting) -> RunOutcome:
     return max(comparison.runs(setting), key=lambda run: run.validation_rsum)
-
-
-def _encode_test_split(
-    run: Path, protocol: Protocol
-) -> tuple[Recipe, Dataset, tuple[Encoded, Encoded], Matcher]:
-    """The recipe of a run, its test split with the candidates of a protocol, the encoded split, and
-    the model.
-    """
-    recipe = read_run_recipe(run)
-    data_module, matcher = open_run(run, recipe, NoProgress())
-    test = select_captions(
-        data_module.data.split(recipe.evaluation.test), get_protocols(recipe.evaluation.protocols)
-    )
-    if not protocol.takes_unpaired:
-        test = replace(test, unpaired=())
-    return recipe, test, data_module.encode_gallery(matcher, test), matcher

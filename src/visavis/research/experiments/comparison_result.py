@@ -16,7 +16,7 @@ from visavis.core.fields import is_number
 from visavis.core.own_code import CodeNotNamed
 from visavis.core.result import Result
 from visavis.core.spec import parse
-from visavis.core.table import Table
+from visavis.core.table import Column, Table
 from visavis.core.table_formats import format_csv, format_latex, format_markdown
 from visavis.evaluation.bootstrap import BootstrapSamples, bootstrap_images, bootstrap_queries
 from visavis.evaluation.metrics.catalog import RSUM, own_metric_keys
@@ -28,10 +28,14 @@ from visavis.evaluation.statistics import (
     paired_tests,
     spread_over_seeds,
 )
+from visavis.losses.auto_scale import is_auto
 from visavis.losses.objectives import CATALOG, Objective
 from visavis.research.experiments.feedback_test import FeedbackTest
 from visavis.research.experiments.grid import Setting
 from visavis.research.experiments.jobs import RunOutcome
+from visavis.research.experiments.model_costs import ModelCost
+from visavis.research.experiments.regret import Regret, estimate_regret
+from visavis.research.experiments.screening import ROUND_SHARES, ScreeningState
 from visavis.research.experiments.setting_results import (
     CAPTION_COLUMNS,
     SettingResults,
@@ -46,6 +50,9 @@ FEEDBACK_METRIC, FEEDBACK_LABEL = "judged_r10", "feedback R@10"
 SPLITS = ("validation", "test")
 MIN_VALUES = 3
 """Minimum number of values of a curve."""
+NUM_ROUNDS = len(ROUND_SHARES)
+LIKELY_SHARE = 5.0
+"""Probability in percent from which a dropped candidate is named as possibly the best."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +72,7 @@ class MeanRsum:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> MeanRsum:
-        """Compute the mean and its spread.
-
-        Args:
-            values: RSUM of each seed.
-
-        Returns:
-            The mean.
-        """
+        """Compute the mean of the RSUM of each seed, and its spread."""
         spread = spread_over_seeds(values)
         on_scale = None if spread is None else spread.within(*bounds_of(RSUM.name))
         return cls(statistics.fmean(values), on_scale, len(values))
@@ -112,11 +112,7 @@ class Sweep:
     references: Mapping[str, tuple[MeanRsum, MeanRsum]]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the sweep as a JSON object.
-
-        Returns:
-            The name, the points of each curve, and the references.
-        """
+        """Return the sweep as a JSON object."""
         curves = [
             {"name": name}
             | {
@@ -134,6 +130,44 @@ class Sweep:
 
 
 @dataclass(frozen=True)
+class TimedChoice:
+    """How a comparison chose its settings within a time.
+
+    Attributes:
+        minutes: The time.
+        state: Decisions of the time, and the results of all candidates.
+        costs: Cost of each setting's model at search time.
+    """
+
+    minutes: float
+    state: ScreeningState
+    costs: Mapping[str, ModelCost]
+
+    @property
+    def candidates(self) -> Table:
+        """Best validation RSUM of each candidate in each round, best first."""
+        columns = (
+            Column("candidate", is_text=True),
+            *(Column(f"round {number + 1}", ".1f", missing="-") for number in range(NUM_ROUNDS)),
+        )
+        best_first = sorted(
+            self.state.screened,
+            key=lambda one: (len(one.best_by_round), one.best_by_round[-1]),
+            reverse=True,
+        )
+        rows = tuple(
+            (one.name, *one.best_by_round, *[None] * (NUM_ROUNDS - len(one.best_by_round)))
+            for one in best_first
+        )
+        note = (
+            "Validation RSUM at the best learning rate of each round. The trainings of a round are "
+            "three times as long as those of the round before. Only the rows of one column can be "
+            "compared."
+        )
+        return Table(columns, rows, (note,))
+
+
+@dataclass(frozen=True)
 class Comparison(Result):
     """Runs of a comparison and what follows from them.
 
@@ -144,6 +178,7 @@ class Comparison(Result):
         outcomes: Outcomes of all runs, sorted by setting and seed.
         feedback: Judged text queries that every successful run was evaluated on.
         rates: Learning rates of the settings, selected on validation. Empty: not tuned.
+        choice: How a time selected the settings. None: they were given.
     """
 
     folder: Path
@@ -152,16 +187,10 @@ class Comparison(Result):
     outcomes: tuple[RunOutcome, ...]
     feedback: FeedbackTest | None = None
     rates: tuple[TunedRate, ...] = ()
+    choice: TimedChoice | None = None
 
     def runs(self, setting: Setting) -> list[RunOutcome]:
-        """Return the successful runs of a setting.
-
-        Args:
-            setting: Setting.
-
-        Returns:
-            The outcomes, by seed.
-        """
+        """Return the successful runs of a setting, by seed."""
         return [run for run in self.outcomes if run.setting == setting.name and not run.failure]
 
     @property
@@ -170,20 +199,13 @@ class Comparison(Result):
         return [run for run in self.outcomes if run.failure]
 
     def validation(self, setting: Setting) -> float:
-        """Return the mean validation RSUM of a setting.
-
-        Args:
-            setting: Setting.
-
-        Returns:
-            The mean over seeds, in percent.
-        """
+        """Return the mean validation RSUM of a setting."""
         return statistics.fmean(run.validation_rsum for run in self.runs(setting))
 
     @cached_property
     def selected(self) -> tuple[Setting, ...]:
-        """Best grid point of each choice by mean validation RSUM, among those with the most seeds. The
-        choices are in the same order, best first.
+        """Best grid point of each choice by mean validation RSUM, among those with the most seeds.
+        The choices are in the same order, best first.
         """
         choices: dict[str, list[Setting]] = {}  # grid points of each choice
         for setting in self.settings:
@@ -221,6 +243,7 @@ class Comparison(Result):
     def _extra_metrics(self) -> tuple[str, ...]:
         """Further metrics of the recipe that the table has no column for and that all runs have."""
         names = self.settings[0].recipe_values["evaluation"]["extra_metrics"]
+        # An own metric, in a file of the user, may have several keys.
         keys = [key for name in names for key in (own_metric_keys(name) if ":" in name else [name])]
         known = {metric for group in CAPTION_COLUMNS for metric in group.labels}
         runs = [run.measured_metrics for setting in self.selected for run in self.runs(setting)]
@@ -233,12 +256,6 @@ class Comparison(Result):
     def pairwise_tests(self, metric: str) -> list[PairedTest]:
         """Test all pairs of choices by seed, corrected for all of them, so that you may pick any
         choice afterwards.
-
-        Args:
-            metric: Key of a test metric.
-
-        Returns:
-            The paired tests.
         """
         return paired_tests(
             {
@@ -287,16 +304,136 @@ class Comparison(Result):
         )
 
     def feedback_differences_from_best(self, metric: str) -> dict[str, PairedTest]:
-        """Return the best minus every other choice in a feedback metric.
-
-        Args:
-            metric: Key of a feedback metric.
-
-        Returns:
-            The paired tests, in the order of ``differences_from_best``.
+        """Return the best minus every other choice in a feedback metric, in the order of
+        ``differences_from_best``.
         """
         tests = differences_from(self.pairwise_tests(metric), self.best.name)
         return {name: tests[name].swapped() for name in self.differences_from_best}
+
+    @cached_property
+    def regret(self) -> Regret | None:
+        """Expected regret of the best setting against all candidates. None if the settings were
+        given, or have too few seeds.
+        """
+        if self.choice is None:
+            return None
+        finalists = {
+            setting.name: {run.seed: run.measured_metrics[RSUM.name] for run in self.runs(setting)}
+            for setting in self.settings
+        }
+        validation = {setting.name: self.validation(setting) for setting in self.settings}
+        failed = {run.setting for run in self.failures} - finalists.keys()
+        screened = [one for one in self.choice.state.screened if one.name not in failed]
+        return estimate_regret(finalists, self.best.name, screened, validation)
+
+    @property
+    def frontier(self) -> Table | None:
+        """Quality of each setting against the cost of its model at search time. None if the settings
+        were given.
+        """
+        if self.choice is None:
+            return None
+        costs = self.choice.costs
+        means = {row.name: row.mean(RSUM.name) for row in self.results.rows}
+
+        def values(name: str) -> tuple[float, float, float, float]:
+            cost = costs[name]
+            return -means[name], cost.parameters, cost.query_ms, cost.item_bytes
+
+        def is_dominated(name: str) -> bool:
+            own = values(name)
+            return any(
+                other != own and all(a <= b for a, b in zip(other, own, strict=True))
+                for other in map(values, means)
+            )
+
+        columns = (
+            Column("setting", is_text=True),
+            Column("RSUM", ".1f"),
+            Column("parameters", ","),
+            Column("ms per query", ".2f"),
+            Column("bytes per item", ",.0f"),
+            Column("frontier", is_text=True),
+        )
+        rows = tuple(
+            (
+                name,
+                rsum,
+                costs[name].parameters,
+                costs[name].query_ms,
+                costs[name].item_bytes,
+                "" if is_dominated(name) else "yes",
+            )
+            for name, rsum in means.items()
+        )
+        images = next(iter(costs.values())).images
+        note = (
+            f"Frontier: no other setting is at least as good in all four columns. A query is one text "
+            f"scored with {images:,} images, measured on this machine. Parameters of frozen encoders "
+            "are not counted."
+        )
+        return Table(columns, rows, (note,))
+
+    @property
+    def choice_findings(self) -> list[str]:
+        """How the time was spent, and how much the choice may be off. Empty if the settings were
+        given.
+        """
+        if self.choice is None:
+            return []
+        state = self.choice.state
+        assert state.schedule is not None
+        share = state.schedule.run_share
+        length = (
+            ""
+            if share == 1
+            else f" Each run has {share:.0%} of the recipe's steps. Longer runs may prefer others."
+        )
+        count = len(state.screened)
+        sentences = [
+            (
+                f"{count} candidate{'s' * (count > 1)} screened, {len(self.settings)} confirmed with "
+                f"{state.seeds} fresh seed{'s' * (state.seeds > 1)} in {state.elapsed_s / 60:.1f} of "
+                f"{self.choice.minutes:g} minutes.{length}"
+            )
+        ]
+        regret = self.regret
+        if regret is None:
+            sentences.append(
+                "The finalists have too few seeds to estimate the regret of the choice. Add time "
+                "with --resume and --minutes."
+            )
+        else:
+            sentences.append(
+                f"{self.best.name} may be {regret.expected:.1f} RSUM below the best of all "
+                f"candidates ({regret.interval.kind} {regret.interval}). With as many seeds again, "
+                f"this expected regret is {regret.with_twice_the_seeds:.1f}."
+            )
+        similar = [
+            test.b
+            for test in self.differences_from_best.values()
+            if test.verdict == "not distinguishable"
+        ]
+        if similar:
+            sentences.append(f"Not distinguishable from it: {'; '.join(similar)}.")
+        by_candidate = regret.by_candidate if regret is not None else {}
+        confirmed = {setting.name for setting in self.settings}
+        dropped = [
+            name
+            for name, percent in by_candidate.items()
+            if percent >= LIKELY_SHARE and name not in confirmed
+        ]
+        if dropped:
+            sentences.append(
+                f"Dropped early, but possibly the best: {'; '.join(dropped)}. Compare them with "
+                "--objective."
+            )
+        sentences += [
+            f"{one.name} failed in the screening: {one.failure}"
+            for one in state.screened
+            if one.failure
+        ]
+        return sentences
 
     @cached_property
     def sweeps(self) -> tuple[Sweep, ...]:
@@ -304,14 +441,7 @@ class Comparison(Result):
         return find_sweeps([(setting, self.runs(setting)) for setting in self.settings])
 
     def selected_values(self, setting: Setting) -> str:
-        """Describe what validation selected for a setting.
-
-        Args:
-            setting: Setting.
-
-        Returns:
-            Its point of the grid and its tuned learning rate, as text.
-        """
+        """Describe what validation selected for a setting."""
         rates = [
             f"learning rate {rate.learning_rate:.3g}, the best of {rate.rates}"
             for rate in self.rates
@@ -381,9 +511,12 @@ class Comparison(Result):
                     test.describe(FEEDBACK_LABEL),
                     f"{best} minus {nearest}. {estimate.describe(FEEDBACK_LABEL)}",
                 ]
-        return sentences + [
-            f"{run.setting}, seed {run.seed} failed: {run.failure}" for run in self.failures
-        ]
+        return (
+            sentences[:1]
+            + self.choice_findings
+            + sentences[1:]
+            + [f"{run.setting}, seed {run.seed} failed: {run.failure}" for run in self.failures]
+        )
 
     def tables(self) -> list[Table]:
         """Return the results and the findings."""
@@ -391,24 +524,17 @@ class Comparison(Result):
         report = f"Report: {self.folder / 'report.html'}"
         return [
             results.table(row_notes=results.spread_kinds),
+            *([self.frontier] if self.frontier is not None else []),
             Table(notes=(*self.findings, report)),
         ]
 
     def markdown(self) -> str:
-        """Format the table of the test split and the findings.
-
-        Returns:
-            Markdown.
-        """
+        """Format the table of the test split and the findings."""
         table = format_markdown(self.results.table("setting"))
         return table + "".join(f"\n- {sentence}" for sentence in self.findings) + "\n"
 
     def csv(self) -> str:
-        """Format a line for each choice and metric, compared with the best choice.
-
-        Returns:
-            CSV.
-        """
+        """Format a line for each choice and metric, compared with the best choice."""
         results = self.results
         tests = {
             metric: differences_from(self.pairwise_tests(metric), self.best.name)
@@ -420,9 +546,6 @@ class Comparison(Result):
     def latex(self) -> str:
         """Format the table, with a dagger for choices that are not distinguishable from the best of
         a column.
-
-        Returns:
-            LaTeX.
         """
         results = self.results
         similar = {
@@ -449,15 +572,18 @@ class Comparison(Result):
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain values.
-
-        Returns:
-            The table of the test split, the differences, the settings and every run.
-        """
+        """Convert to plain values."""
         return {
             "comparison": str(self.folder),
             "recipe": self.name,
             "best": self.best.name,
+            "choice": self.choice
+            and {
+                "minutes": self.choice.minutes,
+                "state": asdict(self.choice.state),
+                "costs": {name: asdict(cost) for name, cost in self.choice.costs.items()},
+                "regret": self.regret and asdict(self.regret),
+            },
             "tuning": [asdict(rate) | {"edge": rate.edge} for rate in self.rates] or None,
             "table": self.results.to_json(),
             "differences_from_best": [
@@ -501,20 +627,12 @@ class Comparison(Result):
         }
 
     def _selection_key(self, setting: Setting) -> tuple[int, float]:
-        # Successive halving drops settings: those with fewer seeds come after all others.
+        # Settings with failed runs come after all others.
         return len(self.runs(setting)), self.validation(setting)
 
 
 def find_sweeps(runs: Sequence[tuple[Setting, Sequence[RunOutcome]]]) -> tuple[Sweep, ...]:
-    """Find the numbers that vary while everything else is equal.
-
-    Args:
-        runs: Settings, each with its runs.
-
-    Returns:
-        A sweep for each number with at least three values on a curve. Settings on no curve are
-        references of every sweep.
-    """
+    """Find the numbers that vary while everything else is equal, with at least `MIN_VALUES` values."""
     # Objectives are parsed, so that their parameters are keys of their own.
     values = [_flatten(setting.recipe_values) for setting, _ in runs]
     columns = {
@@ -556,6 +674,7 @@ def find_sweeps(runs: Sequence[tuple[Setting, Sequence[RunOutcome]]]) -> tuple[S
         )
         for _, outcomes in runs
     ]
+    # Settings on no curve are references of every sweep.
     references = {
         setting.name: rsums[index]
         for index, (setting, _) in enumerate(runs)
@@ -589,7 +708,12 @@ def _flatten(content: Any, name: str = "") -> dict[str, Any]:
         except CodeNotNamed:
             return {name: content}
         parameters = {
-            f"{name}.{key}": value if is_number(value) else repr(value)
+            # A measured number is on no curve.
+            f"{name}.{key}": value
+            if is_number(value)
+            else None
+            if is_auto(key, value)
+            else repr(value)
             for key, value in vars(objective).items()
         }
         return {name: type(objective).__name__} | parameters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 from visavis.core.errors import DataError
 from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
-from visavis.data.feedback.records import read_feedback
+from visavis.data.feedback.records import FeedbackRecord
 from visavis.data.feedback.training_pairs import FeedbackPairs
 from visavis.evaluation.feedback_metrics import KS, PAIRWISE_ACCURACY_KEY
 from visavis.evaluation.metrics.ranking import random_recall
@@ -30,28 +31,21 @@ class FeedbackTest:
     images: tuple[str, ...]
 
     @classmethod
-    def read(cls, file: Path, data: Dataset, split: str, progress: Progress) -> FeedbackTest:
-        """Read the judgments of a split from a feedback file.
-
-        Args:
-            file: The feedback file of ``visavis serve``.
-            data: The data set.
-            split: Name of the split that is searched.
-            progress: Receives the progress of matching items to images.
-
-        Returns:
-            The judged queries, and the names of all images of the split.
-
-        Raises:
-            DataError: If the file is not a feedback file, or has no text query with a relevant
-                image of the split.
-        """
-        pairs = FeedbackPairs.from_records(read_feedback(file), data, split, progress)
+    def from_records(
+        cls,
+        records: Iterable[FeedbackRecord],
+        source: Path | None,
+        data: Dataset,
+        split: str,
+        progress: Progress,
+    ) -> FeedbackTest:
+        """Make a test of the judgments of a split, which come from an index or a file."""
+        pairs = FeedbackPairs.from_records(records, data, split, progress)
         test = cls(pairs, tuple(image.name for image in data.images if image.split == split))
         if not test.labeled_queries:
             skipped = f" {pairs.skipped_summary}" if pairs.skipped else ""
             raise DataError(
-                f"{file}: expected a text query with a relevant image of split {split} of "
+                f"{source}: expected a text query with a relevant image of split {split} of "
                 f"{data.name}, got none.{skipped} "
                 "Judge some of these images in the web UI."
             )
@@ -67,6 +61,7 @@ class FeedbackTest:
             for pairs in (self.pairs.relevant, self.pairs.not_relevant)
         )
         labels = zip(self.pairs.queries, relevant, not_relevant, strict=True)
+        # A query without a relevant image has no recall.
         return {text: (positives, negatives) for text, positives, negatives in labels if positives}
 
     @property
@@ -78,14 +73,7 @@ class FeedbackTest:
         )
 
     def random_baseline(self, metric: str) -> float:
-        """Compute the expected value of a metric for a random order.
-
-        Args:
-            metric: Metric key.
-
-        Returns:
-            Expected value in percent.
-        """
+        """Compute the expected value of a metric in percent for a random order."""
         if metric == PAIRWISE_ACCURACY_KEY:
             return 50.0
         k = int(metric.rpartition("_r")[2])

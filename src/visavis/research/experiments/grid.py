@@ -63,21 +63,9 @@ class Setting:
 def build_settings(
     recipe: Recipe, objectives: Sequence[str], models: Sequence[str], grid: Sequence[str]
 ) -> tuple[Setting, ...]:
-    """Build all settings of a comparison. Keys that are not named keep the value of the recipe.
-
-    Args:
-        recipe: The base recipe.
-        objectives: Specs of objectives.
-        models: Specs of models.
-        grid: Keys with several values, as ``key=[value, value]``.
-
-    Returns:
-        The settings, in the given order.
-
-    Raises:
-        RecipeError: If a grid, or a setting, is invalid or occurs twice.
-    """
+    """Build all settings of a comparison. Keys that are not named keep the value of the recipe."""
     base = recipe.to_dict()
+    # For each key of the grid, its values.
     axes: list[list[tuple[str, Any]]] = []
     for text in grid:
         key, values = parse_override(text)
@@ -95,6 +83,7 @@ def build_settings(
     settings: list[Setting] = []
     # The code of these texts may run, but not that of texts in the recipe.
     with own_code.named_by_user(*objectives, *models, *grid):
+        # Parsing raises SpecError here, before any run.
         choices = itertools.product(
             [(spec, {"objective": spec}) for spec in specs if parse(spec)] or [("", {})],
             [(spec, {"model": spec}) for spec in models if parse_call(spec)] or [("", {})],

@@ -41,8 +41,7 @@ from visavis.training.recipes.recipe import build_recipe
 from visavis.training.runs.open_run import open_peer_network, open_run, read_run_recipe
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.stop_signals import Stopped, StopRequest
-from visavis.training.training_plan import resolve
-from visavis.training.training_run import TrainingResult, resume_training, start_training
+from visavis.training.training_run import TrainingResult, resolve, resume_training, start_training
 
 POLL_SECONDS = 0.3
 MAX_RUNS = 1000
@@ -118,23 +117,14 @@ class RunOutcome:
 
     @classmethod
     def from_result(cls, job: Job, result: TrainingResult) -> RunOutcome:
-        """Build the outcome of a successful run.
-
-        Args:
-            job: The job.
-            result: Result of its training. Of several protocols, the one of the published row is
-                used, else the first.
-
-        Returns:
-            The outcome.
-        """
+        """Build the outcome of a successful run."""
         if not job.keeps_model:
             return cls(
                 job.setting, job.seed, job.folder, result.validation_rsum, seconds=result.seconds
             )
         assert result.test is not None  # checked before the run
         test = result.test.under_published_protocol
-        conditions = MeasurementConditions.from_evaluation(test)
+        conditions = MeasurementConditions.from_evaluation(test, result.noise_index)
         return cls(
             job.setting,
             job.seed,
@@ -154,60 +144,34 @@ class RunOutcome:
         return {key: value for key, value in metrics.items() if value is not None}
 
     def has_answers_for(self, test: FeedbackTest) -> bool:
-        """Check whether the run was evaluated on given judgments.
-
-        Args:
-            test: Judged text queries.
-
-        Returns:
-            Whether the outcome has the results of these queries.
-        """
+        """Check whether the run was evaluated on the text queries of given judgments."""
         return (
             self.feedback is not None and self.feedback.test_fingerprint == test.pairs.fingerprint
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain values.
-
-        Returns:
-            The fields.
-        """
+        """Convert to plain values."""
         return {**asdict(self), "folder": str(self.folder)}
 
 
 def read_outcome(job: Job) -> RunOutcome | None:
-    """Read the outcome of a finished job.
-
-    Args:
-        job: The job.
-
-    Returns:
-        The outcome. None if the job is not finished, or its file is corrupted.
-    """
+    """Read the outcome of a job. None if it is not finished, or the file is corrupted."""
     outcome: RunOutcome | None = storage.read_checksummed_json(
         job.folder / OUTCOME_FILE, RunOutcome
     )
-    return outcome and replace(outcome, folder=job.folder)  # the folder may have moved
+    # The folder may have moved.
+    return outcome and replace(outcome, folder=job.folder)
 
 
 def run_job(job: Job, progress: Progress) -> RunOutcome:
-    """Return the outcome of a job, and train the run if it is not finished.
-
-    Args:
-        job: The job.
-        progress: Receives progress.
-
-    Returns:
-        The outcome. An error of the training is its ``failure``.
-
-    Raises:
-        Stopped: After a signal, when everything is saved.
+    """Return the outcome of a job, and train the run if it is not finished. An error of the
+    training is its ``failure``.
     """
     if (outcome := read_outcome(job)) is not None:
         return outcome
     folder = RunFolder(job.folder)
     try:
-        # after a full disk, the experiment is resumed, not the run
+        # After a full disk, the experiment is resumed, not the run.
         with storage.resumable(job.folder.parents[1]):
             if os.path.exists(folder.recipe) or os.path.exists(folder.ensemble):
                 result = resume_training(job.folder, RunContext(progress))
@@ -227,14 +191,7 @@ def run_job(job: Job, progress: Progress) -> RunOutcome:
 
 
 def check_models_exist(outcomes: Iterable[RunOutcome]) -> None:
-    """Check that the best models of finished runs still exist.
-
-    Args:
-        outcomes: Outcomes of runs. Failures are skipped.
-
-    Raises:
-        RunError: If a model was removed.
-    """
+    """Check that the best models of finished runs still exist. Failures are skipped."""
     for outcome in outcomes:
         if not outcome.failure and not os.path.exists(
             RunFolder(outcome.folder).model / "model.safetensors"
@@ -247,17 +204,8 @@ def check_models_exist(outcomes: Iterable[RunOutcome]) -> None:
 
 @torch.inference_mode()
 def with_feedback_answers(outcome: RunOutcome, test: FeedbackTest) -> RunOutcome:
-    """Evaluate a run on judged text queries, and save the results with its outcome.
-
-    Args:
-        outcome: Outcome of a run.
-        test: Judged text queries.
-
-    Returns:
-        The outcome with the results. A failure is returned unchanged.
-
-    Raises:
-        RunError: If the model was removed, or the test split of the run has other images.
+    """Evaluate a run on judged text queries, and save the results with its outcome. A failure is
+    returned unchanged.
     """
     if outcome.failure or outcome.has_answers_for(test):
         return outcome
@@ -311,21 +259,14 @@ class Workers:
         if self.num_workers is not None:
             validate_int(self.num_workers, "workers", 1, MAX_RUNS)
 
+    def count(self, threads: int) -> int:
+        """Number of runs at the same time, each with a number of threads."""
+        return self.num_workers or max(1, cpu_cores() // threads)
+
     @contextmanager
     def start(self, threads: int, progress: Progress) -> Iterator[JobRunner]:
-        """Start the workers for this block.
-
-        Args:
-            threads: CPU threads of a run.
-            progress: Receives the progress of runs in this process.
-
-        Yields:
-            Function that runs jobs.
-
-        Raises:
-            MissingExtra: If Ray is not installed.
-        """
-        count = self.num_workers or max(1, cpu_cores() // threads)
+        """Start the workers for this block."""
+        count = self.count(threads)
         stop = StopRequest()
         with stop.install_signal_handlers():
             if self.engine == "ray":
@@ -381,24 +322,20 @@ def _blocked_in_new_processes(*names: str) -> Iterator[None]:
 def process_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
     """Start processes that end with this one, after their training is saved. A script needs no ``if
     __name__ == "__main__"``.
-
-    Args:
-        num_processes: Number of processes.
-
-    Yields:
-        The pool.
     """
-    start_resource_tracker()  # the runs use it, too
+    # The runs use the tracker, too.
+    start_resource_tracker()
     context = get_context("spawn")
-    # A worker waits for the other end of a pipe to close, which also happens if this process is
-    # killed.
-    receiver, sender = context.Pipe(duplex=False)  # the workers get the receiver only
+    # A worker gets the receiver and waits for the other end of the pipe to close, which also
+    # happens if this process is killed.
+    receiver, sender = context.Pipe(duplex=False)
     with receiver, sender:
         pool = _WorkerPool(num_processes, context, _start_worker, (receiver,))
         try:
             yield pool
         except BaseException:
-            sender.close()  # the workers end when the pipe is closed
+            # The workers end when the pipe is closed.
+            sender.close()
             raise
         finally:
             pool.shutdown(cancel_futures=True)
@@ -481,6 +418,7 @@ def _run_on_ray(count: int, stop: StopRequest, jobs: Sequence[Job]) -> Iterator[
             running.append(task.remote(waiting.pop()))
         finished, running = ray.wait(running, timeout=POLL_SECONDS)
         if stop.signal is not None:
+            # Canceled runs save a checkpoint before they end.
             for reference in running:
                 ray.cancel(reference)
             ray.wait(running, num_returns=len(running), timeout=60) if running else None

@@ -1,27 +1,21 @@
-"""Comparison of settings over seeds, with a fixed number of seeds or with successive halving under
-a time budget.
+"""Comparison of settings over seeds, with a fixed number of seeds, or within a time that first
+selects the settings worth comparing (``screening``).
 
-Files of a comparison: ``plan.json`` (recipe, settings and their learning rates), ``feedback.jsonl``
-(a copy of the feedback, if any), ``tuning/`` with a folder for each try of a learning rate,
-``runs/`` with a folder for each run, and the results ``comparison.json``, ``table.md``,
-``table.csv`` and ``table.tex``.
+Files of a comparison: ``plan.json`` (recipe, settings and their learning rates), ``screening.json``
+(what a time decided), ``feedback.jsonl`` (a copy of the feedback, if any), ``tuning/`` with a folder
+for each try of a learning rate, ``runs/`` with a folder for each run, and the results
+``comparison.json``, ``table.md``, ``table.csv`` and ``table.tex``.
 
-With successive halving (Karnin et al. 2013, Jamieson and Talwalkar 2016) all settings start with
-one seed. After each round the better half by mean validation RSUM continues with twice as many
-seeds, until two settings are left or the time is over. All remaining settings have the same seeds,
-so that they are compared in pairs. The test split decides nothing.
+All settings have the same seeds, so that they are compared in pairs. The test split decides nothing.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import re
-import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,7 +25,10 @@ from visavis.core.fields import validate_int
 from visavis.core.progress import Progress
 from visavis.core.run_context import RunContext
 from visavis.core.stopping import kept_if_stopped
-from visavis.research.experiments.comparison_result import Comparison
+from visavis.data.feedback.records import FeedbackRecord
+from visavis.data.feedback.sources import read_feedback, write_feedback
+from visavis.models.base import Matcher
+from visavis.research.experiments.comparison_result import Comparison, TimedChoice
 from visavis.research.experiments.feedback_test import FeedbackTest
 from visavis.research.experiments.grid import Choices, Setting, build_settings
 from visavis.research.experiments.jobs import (
@@ -44,22 +41,21 @@ from visavis.research.experiments.jobs import (
     read_outcome,
     with_feedback_answers,
 )
+from visavis.research.experiments.model_costs import CostLimits, ModelCost, measure_cost
+from visavis.research.experiments.screening import Screening
 from visavis.research.experiments.tuning import TunedRate, tune_learning_rates, with_rate
 from visavis.training.recipes.open_data import open_data
-from visavis.training.recipes.prepare_training import prepare_training
 from visavis.training.recipes.recipe import Recipe, build_recipe, parse_override
 from visavis.training.runs.open_run import with_absolute_paths
 from visavis.training.runs.record import RunRecord
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.stop_signals import Stopped
+from visavis.training.train_step import check_phase
+from visavis.training.training_run import prepare_training
 
 T = TypeVar("T")
+ANY_COST = CostLimits()
 PLAN_FILE, FEEDBACK_FILE = "plan.json", "feedback.jsonl"
-
-
-Round = list[tuple[Setting, int]]
-"""Settings and seeds to train."""
-_UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 @dataclass(frozen=True)
@@ -69,30 +65,33 @@ class ExperimentPlan:
     Attributes:
         name: Name of the recipe or table.
         settings: Settings.
-        seeds: Seeds of each setting: 1, 2, ...
-        successive_halving: Whether settings are dropped after each round.
+        seeds: Seeds of each setting: 1, 2, ... 0 before the time decided them.
+        minutes: Time of the comparison. 0: not limited.
         tune: Whether the learning rate of each setting is selected before its runs.
         rates: The selected learning rates, which ``recipe`` uses. Empty before they are selected,
             and without tuning.
+        limits: Limits of the models that a time may choose.
+        costs: Cost of each setting's model at search time, by name. Only with a time.
+        is_screened: Whether the settings are those that a screening selected.
     """
 
     name: str
     settings: tuple[Setting, ...]
     seeds: int
-    successive_halving: bool = False
+    minutes: float = 0.0
     tune: bool = False
     rates: tuple[TunedRate, ...] = ()
+    limits: CostLimits = ANY_COST
+    costs: dict[str, ModelCost] = field(default_factory=dict)
+    is_screened: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Largest number of threads of a run."""
+        return max(self.recipe(setting, 1).training.threads for setting in self.settings)
 
     def recipe(self, setting: Setting, seed: int) -> Recipe:
-        """Build the recipe of one run.
-
-        Args:
-            setting: Setting.
-            seed: Seed.
-
-        Returns:
-            The recipe.
-        """
+        """Build the recipe of one run."""
         factor = next((rate.factor for rate in self.rates if rate.setting == setting.name), 1.0)
         setting = with_rate(setting, factor)
         # One thread by default, so that results do not depend on the number of runs at the same
@@ -104,39 +103,38 @@ class ExperimentPlan:
 
 
 def plan_comparison(
-    recipe: Recipe, choices: Choices, seeds: int, *, successive_halving: bool, tune: bool = False
+    recipe: Recipe,
+    choices: Choices,
+    seeds: int,
+    *,
+    minutes: float = 0.0,
+    limits: CostLimits = ANY_COST,
+    tune: bool = False,
 ) -> ExperimentPlan:
-    """Plan a comparison.
-
-    Args:
-        recipe: Recipe that the settings change.
-        choices: Objectives, models and grid, as texts.
-        seeds: Number of seeds.
-        successive_halving: Whether settings are dropped after each round.
-        tune: Whether to select the learning rate of each setting, if there are several and the grid
-            has no learning rates.
-
-    Returns:
-        The plan.
-
-    Raises:
-        RecipeError: If the recipe is an ensemble, or a setting is not a valid recipe.
-        SpecError: If an objective or a model cannot be parsed.
-    """
+    """Plan a comparison."""
     if recipe.members:
         raise RecipeError(
             f"{recipe.name}: expected a recipe of one model, got an ensemble of "
             f"{', '.join(recipe.members)}. Compare its members."
         )
     settings = build_settings(with_absolute_paths(recipe), *choices)
-    tune = (
-        tune
-        and len(settings) > 1
-        and not any(parse_override(text)[0].endswith("optimizer.lr") for text in choices[2])
-    )
-    return ExperimentPlan(
-        recipe.name, settings, validate_int(seeds, "seeds", 1, MAX_RUNS), successive_halving, tune
-    )
+    # A grid of learning rates replaces the tuning.
+    tune = tune and not any(parse_override(text)[0].endswith("optimizer.lr") for text in choices[2])
+    seeds = 0 if minutes else validate_int(seeds, "seeds", 1, MAX_RUNS)
+    return ExperimentPlan(recipe.name, settings, seeds, minutes, tune, limits=limits)
+
+
+def join_plans(plans: Sequence[ExperimentPlan]) -> ExperimentPlan:
+    """Join plans of several recipes, whose names become a part of the names of their settings."""
+    if len(plans) == 1:
+        return plans[0]
+    settings = [
+        replace(setting, choice=f"{setting.choice}, {plan.name}")
+        for plan in plans
+        for setting in plan.settings
+    ]
+    name = ", ".join(plan.name for plan in plans)
+    return replace(plans[0], name=name, settings=tuple(settings))
 
 
 def start_comparison(
@@ -146,31 +144,18 @@ def start_comparison(
     progress: Progress,
     *,
     feedback: Path | None,
-    budget_s: float | None,
 ) -> Comparison:
-    """Run a comparison in a new folder.
-
-    Args:
-        plan: Plan.
-        out: New folder. None: ``runs/compare-<n>``.
-        workers: How runs are executed.
-        progress: Receives progress.
-        feedback: Feedback file, of which the folder keeps a copy.
-        budget_s: Time budget in seconds. None: no limit.
-
-    Returns:
-        The comparison.
-
-    Raises:
-        RecipeError: If a recipe does not fit the data.
-        DataError: If the data or the feedback cannot be read.
-        Stopped: After a signal, when everything is saved.
-    """
-    test = None if feedback is None else _read_feedback_test(plan, feedback, progress)
-    with new_experiment_folder(plan, out, "compare", progress) as (folder, batches):
-        if feedback is not None:
-            storage.write_bytes(folder / FEEDBACK_FILE, storage.read_bytes(feedback))
-        return _run(folder, plan, batches, workers, progress, test, budget_s)
+    """Run a comparison in a new folder, which keeps a copy of the feedback."""
+    started = time.monotonic()
+    test = None
+    # Once, because people may be voting.
+    records = None if feedback is None else read_feedback(feedback)
+    if records is not None:
+        test = _make_feedback_test(plan, records, feedback, progress)
+    with new_experiment_folder(plan, out, "compare", progress) as (folder, prepared):
+        if records is not None:
+            write_feedback(folder / FEEDBACK_FILE, records)
+        return _run(folder, plan, prepared, workers, progress, test, started)
 
 
 def resume_comparison(
@@ -180,100 +165,59 @@ def resume_comparison(
     progress: Progress,
     *,
     feedback: Path | None,
-    budget_s: float | None,
+    minutes: float = 0.0,
 ) -> Comparison:
-    """Resume a comparison, with more seeds or other feedback if given.
-
-    Args:
-        folder: Folder of the comparison.
-        seeds: Number of seeds. None: as planned.
-        workers: How runs are executed.
-        progress: Receives progress.
-        feedback: Feedback file that replaces that of the folder. None: keep it.
-        budget_s: Time budget in seconds. None: no limit.
-
-    Returns:
-        The comparison.
-
-    Raises:
-        RunError: If the folder is not a comparison, or a model that feedback needs was removed.
-        Stopped: After a signal, when everything is saved.
+    """Resume a comparison, with more seeds, more time or other feedback if given. Finished runs are
+    kept.
     """
-    plan = read_plan(folder, seeds, successive_halving=budget_s is not None, command="compare")
+    started = time.monotonic()
+    plan = read_plan(folder, seeds, minutes=minutes, command="compare")
     for job in _jobs(folder, plan).values():
         # Runs of the same setting must have the same code.
         if os.path.exists(record := RunFolder(job.folder).environment):
             RunRecord.read(record).check_code(job.folder)
-    batches = cache_setting_features(plan, progress)
+    prepared = prepare_settings(plan, progress)
     file = feedback or folder / FEEDBACK_FILE
     test = None
     if feedback is not None or os.path.exists(file):
-        test = _read_feedback_test(plan, file, progress)
+        given = read_feedback(file)
+        test = _make_feedback_test(plan, given, file, progress)
         finished = [read_outcome(job) for job in _jobs(folder, plan).values()]
         check_models_exist(
             outcome
             for outcome in finished
             if outcome is not None and not outcome.has_answers_for(test)
         )
-        given = storage.read_bytes(file)
         copy = folder / FEEDBACK_FILE
-        if os.path.exists(copy) and (before := storage.read_bytes(copy)) != given:
-            lines = f"{len(before.splitlines()):,} lines before, {len(given.splitlines()):,} now"
-            progress.message(f"{copy}: replaced by the given feedback ({lines}).")
-        storage.write_bytes(copy, given)
+        if os.path.exists(copy) and (before := read_feedback(copy)) != given:
+            counts = f"{len(before):,} records before, {len(given):,} now"
+            progress.message(f"{copy}: replaced by the given feedback ({counts}).")
+        write_feedback(copy, given)
     with finished_runs_kept(folder):
-        return _run(folder, plan, batches, workers, progress, test, budget_s)
+        return _run(folder, plan, prepared, workers, progress, test, started)
 
 
 def finished_runs_kept(folder: Path) -> AbstractContextManager[None]:
-    """Report that Ctrl-C in this block keeps the finished runs of a folder.
-
-    Args:
-        folder: Folder of the experiment.
-
-    Returns:
-        Context of the block.
-    """
+    """Report that Ctrl-C in this block keeps the finished runs of a folder."""
     return kept_if_stopped(lambda: "The finished runs are kept.", lambda: folder)
 
 
 @contextmanager
 def new_experiment_folder(
     plan: ExperimentPlan, out: Path | None, stem: str, progress: Progress
-) -> Iterator[tuple[Path, dict[str, int]]]:
-    """Create a folder, open the data of a plan, compute its features, and write the plan.
-
-    Args:
-        plan: Plan.
-        out: New folder. None: ``runs/<stem>-<n>``.
-        stem: Stem of the default name.
-        progress: Receives progress.
-
-    Yields:
-        The folder, and the batches of an epoch by the name of the setting.
+) -> Iterator[tuple[Path, dict[str, PreparedSetting]]]:
+    """Create a folder, by default ``runs/<stem>-<n>``, prepare the settings of a plan, and write the
+    plan. Yield the folder and the prepared settings.
     """
     with storage.create_output_folder(out, Path("runs") / stem) as folder:
-        batches = cache_setting_features(plan, progress)
+        prepared = prepare_settings(plan, progress)
         storage.write_json(folder / PLAN_FILE, asdict(plan))
         with finished_runs_kept(folder):
-            yield folder, batches
+            yield folder, prepared
 
 
 def read_experiment_file(folder: Path, name: str, schema: type[T], command: str) -> T:
-    """Read a file that every experiment of a command has.
-
-    Args:
-        folder: Folder of the experiment.
-        name: Name of the file.
-        schema: Type of its content.
-        command: Command that writes such folders, for messages.
-
-    Returns:
-        The content.
-
-    Raises:
-        RunError: If there is no such file, or its content is invalid.
-    """
+    """Read a file that every experiment of a command, which messages name, has."""
     if not os.path.exists(folder / name):
         raise RunError(
             f"{folder}: expected {name} in it, found none. Pass a folder of visavis {command}."
@@ -282,23 +226,18 @@ def read_experiment_file(folder: Path, name: str, schema: type[T], command: str)
 
 
 def read_plan(
-    folder: Path, seeds: int | None, *, successive_halving: bool, command: str
+    folder: Path, seeds: int | None, *, minutes: float = 0.0, command: str
 ) -> ExperimentPlan:
-    """Read the plan of a folder, and save it with more seeds if given.
-
-    Args:
-        folder: Folder of the experiment.
-        seeds: Number of seeds. None: as planned.
-        successive_halving: Whether settings are dropped after each round.
-        command: Command that writes such folders, for messages.
-
-    Returns:
-        The plan.
-
-    Raises:
-        RunError: If there is no plan, or if it has more seeds.
-    """
+    """Read the plan of a folder, and save it with more seeds or more time if given."""
     plan = read_experiment_file(folder, PLAN_FILE, ExperimentPlan, command)
+    if (minutes and minutes <= plan.minutes) or (minutes and not plan.minutes):
+        given = (
+            f"more than {plan.minutes:g}, the time" if plan.minutes else "no time, but the seeds"
+        )
+        raise RunError(
+            f"minutes: expected {given} of {folder}, got {minutes:g}. Pass "
+            f"{'more' if plan.minutes else '--seeds with a larger number'}, or leave it out."
+        )
     if seeds is not None and seeds < plan.seeds:
         raise RunError(
             f"seeds: expected at least {plan.seeds}, the seeds of {folder}, got {seeds}. Pass "
@@ -307,7 +246,7 @@ def read_plan(
     updated = replace(
         plan,
         seeds=plan.seeds if seeds is None else validate_int(seeds, "seeds", 1, MAX_RUNS),
-        successive_halving=plan.successive_halving or successive_halving,
+        minutes=minutes or plan.minutes,
     )
     if updated != plan:
         storage.write_json(folder / PLAN_FILE, asdict(updated))
@@ -318,82 +257,35 @@ def read_plan(
 def experiment_workers(
     folder: Path, plan: ExperimentPlan, workers: Workers, progress: Progress
 ) -> Iterator[JobRunner]:
-    """Lock the folder of an experiment, and start its workers for this block.
-
-    Args:
-        folder: Folder of the experiment.
-        plan: Plan.
-        workers: How runs are executed.
-        progress: Receives the progress of runs in this process.
-
-    Yields:
-        Function that runs jobs.
-
-    Raises:
-        Stopped: After a signal, when everything is saved.
-    """
-    threads = max(plan.recipe(setting, 1).training.threads for setting in plan.settings)
+    """Lock the folder of an experiment, and start its workers for this block."""
     with storage.folder_lock(folder / PLAN_FILE, wait=False, subject=folder):
         try:
-            with workers.start(threads, progress) as run_jobs:
+            with workers.start(plan.threads, progress) as run_jobs:
                 yield run_jobs
         except Stopped as stopped:
             raise Stopped(str(folder), stopped.signal) from None
 
 
 def train_runs(
-    folder: Path,
-    plan: ExperimentPlan,
-    run_jobs: JobRunner,
-    progress: Progress,
-    budget_s: float | None = None,
+    folder: Path, plan: ExperimentPlan, run_jobs: JobRunner, progress: Progress
 ) -> list[RunOutcome]:
-    """Train the runs of a plan that are not finished.
-
-    Args:
-        folder: Folder of the experiment.
-        plan: Plan.
-        run_jobs: Runs jobs.
-        progress: Receives progress.
-        budget_s: Time budget in seconds. None: no limit.
-
-    Returns:
-        The outcomes of all finished runs.
-
-    Raises:
-        RunError: If no run succeeded.
-        Stopped: After a signal, when everything is saved.
-    """
+    """Train the runs of a plan that are not finished, and return the outcomes of all of them."""
     jobs = _jobs(folder, plan)
     finished = {
         key: outcome for key, job in jobs.items() if (outcome := read_outcome(job)) is not None
     }
-    budget = TimeBudget(budget_s)
-    rounds: Iterable[Round] = [all_runs(plan.settings, plan.seeds)]
-    if plan.successive_halving:
-        rounds = halving_rounds(plan.settings, plan.seeds, lambda: list(finished.values()))
-    for runs in rounds:
-        missing = [
-            (setting, seed) for setting, seed in runs if (setting.name, seed) not in finished
-        ]
-        affordable = budget.runs_within_budget(missing)
-        if affordable:
-            progress.update("runs", len(finished), len(jobs), 0)
-        for outcome in run_jobs([jobs[setting.name, seed] for setting, seed in affordable]):
-            finished[outcome.setting, outcome.seed] = outcome
-            budget.runs += 1
-            result = (
-                outcome.failure
-                or f"validation RSUM {outcome.validation_rsum:.1f}  ({outcome.seconds:.0f} s)"
-            )
-            progress.message(f"{outcome.setting}, seed {outcome.seed}: {result}")
-            progress.update("runs", len(finished), len(jobs), budget.runs / budget.elapsed)
-        if skipped := len(missing) - len(affordable):
-            progress.message(
-                f"The time budget is used up after {budget.elapsed:.0f} s. Skipping {skipped} runs "
-                "of this round."
-            )
-            break
+    missing = [job for key, job in jobs.items() if key not in finished]
+    if missing:
+        progress.update("runs", len(finished), len(jobs), 0)
+    started = time.monotonic()
+    for done, outcome in enumerate(run_jobs(missing), 1):
+        finished[outcome.setting, outcome.seed] = outcome
+        result = (
+            outcome.failure
+            or f"validation RSUM {outcome.validation_rsum:.1f}  ({outcome.seconds:.0f} s)"
+        )
+        progress.message(f"{outcome.setting}, seed {outcome.seed}: {result}")
+        progress.update("runs", len(finished), len(jobs), done / (time.monotonic() - started))
     outcomes = list(finished.values())
     if all(run.failure for run in outcomes):
         reason = (
@@ -405,23 +297,28 @@ def train_runs(
     return outcomes
 
 
-def cache_setting_features(plan: ExperimentPlan, progress: Progress) -> dict[str, int]:
-    """Open the data and compute the features of all settings before any run.
+@dataclass(frozen=True)
+class PreparedSetting:
+    """What a comparison knows of a setting before any run.
 
-    Args:
-        plan: Plan.
-        progress: Receives progress.
+    Attributes:
+        batches: Batches of an epoch.
+        cost: Cost of its model at search time. None without a time.
+        problem: Reason why its model cannot be trained so. Empty: it can.
+    """
 
-    Returns:
-        Batches of an epoch by the name of the setting.
+    batches: int
+    cost: ModelCost | None = None
+    problem: str = ""
 
-    Raises:
-        RecipeError: If a recipe does not fit the data, or the data set has no test split.
-        DataError: If the data cannot be read.
+
+def prepare_settings(plan: ExperimentPlan, progress: Progress) -> dict[str, PreparedSetting]:
+    """Open the data and compute the features of all settings before any run. With a time, measure
+    the costs of their models, too.
     """
     # Settings that differ only in objectives share data and features.
-    batches_of_inputs = dict[str, int]()
-    batches = dict[str, int]()
+    prepared_inputs = dict[str, tuple[PreparedSetting, Matcher]]()
+    prepared = dict[str, PreparedSetting]()
     for setting in plan.settings:
         recipe = plan.recipe(setting, 1)
         training = recipe.training
@@ -429,43 +326,111 @@ def cache_setting_features(plan: ExperimentPlan, progress: Progress) -> dict[str
         inputs = repr(
             [recipe.data, recipe.visual, recipe.text, recipe.model, recipe.evaluation, batching]
         )
-        if inputs in batches_of_inputs:
-            batches[setting.name] = batches_of_inputs[inputs]
+        if inputs in prepared_inputs:
+            first, matcher = prepared_inputs[inputs]
+            prepared[setting.name] = replace(first, problem=_problem(matcher, recipe))
             continue
-        data_module, _ = prepare_training(recipe, RunContext(progress))
-        batches[setting.name] = batches_of_inputs[inputs] = data_module.loader(
-            data_module.training_split
-        ).num_batches
+        data_module, matcher = prepare_training(recipe, RunContext(progress))
+        batches = data_module.loader(data_module.training_split).num_batches
         if (name := data_module.recipe.evaluation.test) not in data_module.data.splits:
             raise RecipeError(
                 f"evaluation.test: {data_module.data.name} has no split {name}, which a comparison "
                 "measures on. Set evaluation.test=NAME."
             )
-    return batches
+        cost = plan.costs.get(setting.name)
+        if plan.minutes and cost is None:
+            cost = measure_cost(data_module, matcher)
+        first = PreparedSetting(batches, cost)
+        prepared_inputs[inputs] = first, matcher
+        prepared[setting.name] = replace(first, problem=_problem(matcher, recipe))
+    return prepared
+
+
+def _problem(matcher: Matcher, recipe: Recipe) -> str:
+    """The reason why a phase of a recipe cannot train a model, or an empty text."""
+    try:
+        for phase in recipe.phases:
+            check_phase(matcher, phase)
+    except VisavisError as error:
+        return str(error)
+    return ""
+
+
+def _within_limits(
+    plan: ExperimentPlan,
+    prepared: Mapping[str, PreparedSetting],
+    progress: Progress,
+) -> ExperimentPlan:
+    """Leave out the settings that their models cannot train with, or whose models cost more than the
+    limits, and keep the costs.
+    """
+    problems = {name: one.problem for name, one in prepared.items() if one.problem}
+    if problems:
+        reason = next(iter(problems.values()))
+        progress.message(
+            f"Left out {len(problems)} candidates that cannot be trained: {', '.join(problems)}. The "
+            f"first: {reason}"
+        )
+    costs = {name: one.cost for name, one in prepared.items() if one.cost is not None}
+    trainable = [setting for setting in plan.settings if setting.name not in problems]
+    if not trainable:
+        raise RunError(f"objective: expected one that can be trained, got none. {reason}")
+    settings = tuple(setting for setting in trainable if plan.limits.allow(costs[setting.name]))
+    if not settings:
+        cheapest = min(costs, key=lambda name: costs[name].query_ms)
+        raise RunError(
+            f"max_query_ms, max_item_bytes: expected a model within the limits, got none. {cheapest} "
+            f"takes {costs[cheapest].query_ms:.2f} ms for a query and "
+            f"{costs[cheapest].item_bytes:,.0f} bytes for an item. Raise the limits, or add a "
+            "smaller model with --grid."
+        )
+    if left_out := len(trainable) - len(settings):
+        progress.message(f"Left out {left_out} candidates, whose models exceed the limits.")
+    return replace(plan, settings=settings, costs={one.name: costs[one.name] for one in settings})
 
 
 def _run(
     folder: Path,
     plan: ExperimentPlan,
-    batches: dict[str, int],
+    prepared: Mapping[str, PreparedSetting],
     workers: Workers,
     progress: Progress,
     test: FeedbackTest | None,
-    budget_s: float | None,
+    started: float,
 ) -> Comparison:
     """Select learning rates, train the missing runs, evaluate feedback, and write the results."""
-    started = time.monotonic()
+    batches = {name: one.batches for name, one in prepared.items()}
+    choice = None
+    if plan.minutes and not plan.costs:
+        plan = _within_limits(plan, prepared, progress)
+        storage.write_json(folder / PLAN_FILE, asdict(plan))
     with experiment_workers(folder, plan, workers, progress) as run_jobs:
-        if plan.tune and not plan.rates:
-            rates = tune_learning_rates(
-                plan.settings, batches, plan.seeds, folder / "tuning", run_jobs, progress
+        if plan.minutes:
+            screening = Screening(
+                folder,
+                plan.settings,
+                batches,
+                60 * plan.minutes,
+                workers.count(plan.threads),
+                run_jobs,
+                progress,
+                started=started,
+                tune=plan.tune and len(plan.settings) > 1,
+                threads=plan.threads,
             )
-            # More seeds later keep the rates of the first ones, also if these had too few steps.
-            plan = replace(plan, tune=bool(rates), rates=rates)
-            storage.write_json(folder / PLAN_FILE, asdict(plan))
-        # tuning is part of the budget
-        left_s = None if budget_s is None else max(0.0, budget_s - (time.monotonic() - started))
-        outcomes = train_runs(folder, plan, run_jobs, progress, left_s)
+            plan, outcomes = _run_within_time(folder, plan, screening, run_jobs, progress)
+            choice = TimedChoice(plan.minutes, screening.state, plan.costs)
+        else:
+            # A single setting has nothing to compare.
+            if plan.tune and len(plan.settings) > 1 and not plan.rates:
+                rates = tune_learning_rates(
+                    plan.settings, batches, plan.seeds, folder / "tuning", run_jobs, progress
+                )
+                # More seeds later keep the rates of the first ones, also if these had too few
+                # steps.
+                plan = replace(plan, tune=bool(rates), rates=rates)
+                storage.write_json(folder / PLAN_FILE, asdict(plan))
+            outcomes = train_runs(folder, plan, run_jobs, progress)
     if test is not None:
         for number, outcome in enumerate(outcomes):
             progress.update("judged text queries", number, len(outcomes), 0)
@@ -479,12 +444,37 @@ def _run(
         tuple(sorted(outcomes, key=lambda run: (order.index(run.setting), run.seed))),
         test,
         plan.rates,
+        choice,
     )
     storage.write_json(folder / "comparison.json", comparison.to_json())
     storage.write_text(folder / "table.md", comparison.markdown())
     storage.write_text(folder / "table.csv", comparison.csv())
     storage.write_text(folder / "table.tex", comparison.latex())
     return comparison
+
+
+def _run_within_time(
+    folder: Path,
+    plan: ExperimentPlan,
+    screening: Screening,
+    run_jobs: JobRunner,
+    progress: Progress,
+) -> tuple[ExperimentPlan, list[RunOutcome]]:
+    """Screen the candidates and confirm the finalists. Return the plan of their runs, and the
+    outcomes.
+    """
+    if not plan.is_screened:
+        settings, rates = screening.finalists()
+        plan = replace(plan, settings=settings, rates=rates, is_screened=True)
+        storage.write_json(folder / PLAN_FILE, asdict(plan))
+
+    def train(seeds: int) -> list[RunOutcome]:
+        return train_runs(folder, replace(plan, seeds=seeds), run_jobs, progress)
+
+    outcomes = screening.confirm(len(plan.settings), max(plan.seeds, 1), train)
+    plan = replace(plan, seeds=screening.state.seeds)
+    storage.write_json(folder / PLAN_FILE, asdict(plan))
+    return plan, outcomes
 
 
 def _jobs(folder: Path, plan: ExperimentPlan) -> dict[tuple[str, int], Job]:
@@ -500,8 +490,10 @@ def _jobs(folder: Path, plan: ExperimentPlan) -> dict[tuple[str, int], Job]:
     return jobs
 
 
-def _read_feedback_test(plan: ExperimentPlan, file: Path, progress: Progress) -> FeedbackTest:
-    """Read the judged text queries of the test split."""
+def _make_feedback_test(
+    plan: ExperimentPlan, records: Sequence[FeedbackRecord], source: Path | None, progress: Progress
+) -> FeedbackTest:
+    """Make a test of the judged text queries of the test split."""
     for setting in plan.settings:
         if setting.recipe_values["text"]["features"]:
             raise RecipeError(
@@ -511,139 +503,13 @@ def _read_feedback_test(plan: ExperimentPlan, file: Path, progress: Progress) ->
             )
     recipe = plan.recipe(plan.settings[0], 1)
     data = open_data(recipe, progress)
-    test = FeedbackTest.read(file, data, recipe.evaluation.test, progress)
-    progress.message(f"{file}: {test}")
+    test = FeedbackTest.from_records(records, source, data, recipe.evaluation.test, progress)
+    progress.message(f"{source}: {test}")
     return test
 
 
-def parse_budget(text: str) -> float:
-    """Parse a time.
-
-    Args:
-        text: Time such as "90s", "30m" or "1.5h".
-
-    Returns:
-        Seconds.
-
-    Raises:
-        VisavisError: If the text is not a time.
-
-    Example:
-        >>> parse_budget("30m")
-        1800.0
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh])\s*", text)
-    if match is None or float(match[1]) == 0:
-        raise VisavisError(
-            f"budget: expected a time such as 90s, 30m or 1.5h, got {text!r}. Pass a number with a "
-            "unit."
-        )
-    return float(match[1]) * _UNITS[match[2]]
-
-
-def all_runs(settings: Sequence[Setting], seeds: int) -> Round:
-    """List every setting with every seed.
-
-    Args:
-        settings: Settings.
-        seeds: Number of seeds, from 1.
-
-    Returns:
-        The runs. The first seed of all settings comes first, so that an interrupted comparison is
-        still a comparison.
-    """
+def all_runs(settings: Sequence[Setting], seeds: int) -> list[tuple[Setting, int]]:
+    """List every setting with every seed, from 1."""
+    # The first seed of all settings comes first, so that an interrupted comparison still compares
+    # all of them.
     return [(setting, seed) for seed in range(1, seeds + 1) for setting in settings]
-
-
-def halving_rounds(
-    settings: Sequence[Setting], seeds: int, outcomes: Callable[[], Sequence[RunOutcome]]
-) -> Iterator[Round]:
-    """Generate the rounds of successive halving.
-
-    Args:
-        settings: Settings.
-        seeds: Number of seeds of the last round.
-        outcomes: Returns all outcomes so far.
-
-    Yields:
-        Runs of the next round.
-    """
-    trained_seeds, remaining = 0, list(settings)  # seeds of the remaining settings
-    while trained_seeds < seeds:
-        next_seeds = min(max(2 * trained_seeds, 1), seeds) if len(remaining) > 2 else seeds
-        yield [
-            (setting, seed)
-            for seed in range(trained_seeds + 1, next_seeds + 1)
-            for setting in remaining
-        ]
-        trained_seeds = next_seeds
-        remaining = better_half(remaining, outcomes())
-
-
-def better_half(settings: Sequence[Setting], outcomes: Sequence[RunOutcome]) -> list[Setting]:
-    """Select the better half of the settings by mean validation RSUM over their common seeds.
-
-    Args:
-        settings: Settings.
-        outcomes: Outcomes of runs.
-
-    Returns:
-        At least two settings. Settings without a successful run come last.
-    """
-    rsum_by_seed: dict[str, dict[int, float]] = {setting.name: {} for setting in settings}
-    for run in outcomes:
-        if run.setting in rsum_by_seed and not run.failure:
-            rsum_by_seed[run.setting][run.seed] = run.validation_rsum
-    seeds_of_settings = [set(by_seed) for by_seed in rsum_by_seed.values() if by_seed]
-    # Settings with failed runs would otherwise be compared on other seeds.
-    common_seeds = set.intersection(*seeds_of_settings) if seeds_of_settings else set()
-
-    def mean_rsum(setting: Setting) -> float:
-        values = [rsum for seed, rsum in rsum_by_seed[setting.name].items() if seed in common_seeds]
-        return statistics.fmean(values) if values else float("-inf")
-
-    best_first = sorted(settings, key=mean_rsum, reverse=True)
-    selected = {setting.name for setting in best_first[: max(2, math.ceil(len(settings) / 2))]}
-    return [setting for setting in settings if setting.name in selected]
-
-
-class TimeBudget:
-    """Time budget, with the duration of a run estimated from the runs so far.
-
-    Attributes:
-        seconds: Budget. None: no limit.
-        started: Start time, of ``time.monotonic``.
-        runs: Finished runs.
-    """
-
-    def __init__(self, seconds: float | None):
-        self.seconds = seconds
-        self.started = time.monotonic()
-        self.runs = 0
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self.started
-
-    def runs_within_budget(self, runs: Round) -> Round:
-        """Select the seeds of a round that end within the budget.
-
-        Args:
-            runs: Runs of the round.
-
-        Returns:
-            Runs of the first seeds of the round, with all settings. Before the first run, all of
-            them.
-        """
-        if self.seconds is None or not self.runs:
-            return runs
-        seconds_per_run = self.elapsed / self.runs  # of wall time, so parallel runs take less
-        affordable = (self.seconds - self.elapsed) / seconds_per_run
-        seeds = sorted({seed for _, seed in runs})
-        runs_per_seed = len(runs) / len(seeds)
-        return [
-            (setting, seed)
-            for setting, seed in runs
-            if runs_per_seed * (1 + seeds.index(seed)) <= affordable
-        ]

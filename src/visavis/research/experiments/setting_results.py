@@ -5,22 +5,23 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from visavis.core.encoded import DIRECTIONS
 from visavis.core.errors import RunError
 from visavis.core.table import SIMILAR_MARK, Cell, Column, Row, Table
 from visavis.evaluation import Evaluation
-from visavis.evaluation.bootstrap import BOOTSTRAP_METRICS, BootstrapSamples
+from visavis.evaluation.bootstrap import BootstrapSamples
 from visavis.evaluation.metrics.catalog import RECALLS, RSUM, SIX_RECALLS, own_metrics
 from visavis.evaluation.metrics.ranking import TIES_IN_WORDS, random_recall, random_rsum
 from visavis.evaluation.published_row import find_metric, metric_title
 from visavis.evaluation.statistics import MIN_SEEDS, Interval, PairedTest, spread_over_seeds
 from visavis.research.experiments.feedback_test import FeedbackTest
 
-# min, max: the range over seeds. low, high: the 95 % interval of the mean, from four seeds on. images_low, images_high: the interval of the
-# difference over test images, or over judged text queries for feedback metrics.
+# min, max: the range over seeds. low, high: the 95 % interval of the mean, from four seeds on.
+# images_low, images_high: the interval of the difference over test images, or over judged text
+# queries for feedback metrics.
 CSV_COLUMNS = (
     "row", "metric", "runs", "mean", "std", "min", "max", "low", "high",
     "reference", "difference", "difference_low", "difference_high", "p", "adjusted_p", "tests", "verdict", "more_seeds",
@@ -60,6 +61,8 @@ CAPTION_COLUMNS = (
     ),
     ColumnGroup("", {RSUM.name: RSUM.label}),
 )
+RECALL_KEYS = tuple(metric.key(way) for way in DIRECTIONS for metric in RECALLS)
+"""Keys of the recalls in tables, which may be more than the six recalls of RSUM."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,8 @@ class MeasurementConditions:
         num_texts: Number of texts.
         captions_per_image: Mean number of captions per image.
         ties: How ties are ranked.
+        noise_index: Hash of the assignment of the training captions to images, if some of them are
+            on wrong images. It differs by seed, and settings with the same seed share it.
     """
 
     protocol: str
@@ -79,41 +84,31 @@ class MeasurementConditions:
     num_texts: int
     captions_per_image: float
     ties: str
+    noise_index: str = ""
 
     @classmethod
-    def from_evaluation(cls, result: Evaluation) -> MeasurementConditions:
-        """Return the conditions of an evaluation.
-
-        Args:
-            result: Evaluation.
-
-        Returns:
-            The conditions.
-        """
+    def from_evaluation(cls, result: Evaluation, noise_index: str = "") -> MeasurementConditions:
+        """Return the conditions of an evaluation."""
         return cls(
             result.protocol,
             result.num_images,
             result.num_texts,
             result.captions_per_image,
             result.ties,
+            noise_index,
         )
 
     def __str__(self) -> str:
         candidates = f"{self.num_images:,} images, {self.num_texts:,} texts, {self.captions_per_image:g} captions per image"
-        return f"protocol {self.protocol}: {candidates}, {TIES_IN_WORDS[self.ties]}"
+        noise = f", noise index {self.noise_index}" if self.noise_index else ""
+        return f"protocol {self.protocol}: {candidates}, {TIES_IN_WORDS[self.ties]}{noise}"
 
     def chance(self, metric: str) -> float:
-        """Compute the expected value for a random ranking.
-
-        Args:
-            metric: Key of a recall, or "rsum".
-
-        Returns:
-            The value, in percent.
-        """
+        """Compute the expected value in percent for a random ranking."""
         if metric == "rsum":
-            return sum(self.chance(name) for name in BOOTSTRAP_METRICS if name != "rsum")
+            return sum(self.chance(name) for name in SIX_RECALLS)
         direction, k = metric.split("_r")
+        # An image has several captions, a caption has one image.
         candidates, positives = (
             (self.num_texts, round(self.captions_per_image))
             if direction == "i2t"
@@ -133,31 +128,32 @@ class MeasurementConditions:
 def digits_of(metric: str) -> int:
     """Return the number of decimals of a metric in tables: 3 for an own metric without a unit of
     percent or ranks, else 1.
-
-    Args:
-        metric: Key of a metric.
-
-    Returns:
-        The number.
     """
     own = {one.name: one for one in own_metrics()}
     return 3 if metric in own and own[metric].unit not in ("percent", "rank") else 1
 
 
 def bounds_of(metric: str) -> tuple[float, float]:
-    """Return the bounds of the scale of a metric.
-
-    Args:
-        metric: Key of a metric.
-
-    Returns:
-        The smallest and the largest possible value. Infinite for an own metric with another unit.
-    """
+    """Return the bounds of the scale of a metric, infinite for an own metric with another unit."""
     if metric == RSUM.name:
         return 0.0, 100.0 * len(SIX_RECALLS)
-    if metric.startswith("judged_"):  # a metric of feedback, which the catalog does not have
+    # The catalog does not have the metrics of feedback.
+    if metric.startswith("judged_"):
         return UNIT_BOUNDS["percent"]
     return UNIT_BOUNDS.get(find_metric(metric).unit, (-math.inf, math.inf))
+
+
+def _describe_noise(noise: Mapping[str, set[str]]) -> str:
+    """Describe the noise indices of settings: one list, or one for each setting if they differ. A
+    setting with a failed run has some of the indices only.
+    """
+    largest = max(noise.values(), key=len)
+    if all(indices <= largest for indices in noise.values()):
+        return ", ".join(sorted(largest - {""}))
+    texts = [
+        f"{', '.join(sorted(part - {''})) or 'none'} of {name}" for name, part in noise.items()
+    ]
+    return f"differs by setting: {', '.join(texts)}"
 
 
 @dataclass(frozen=True)
@@ -173,38 +169,17 @@ class ResultRow:
     metrics: tuple[Mapping[str, float], ...]
 
     def mean(self, metric: str) -> float:
-        """Compute the mean over runs.
-
-        Args:
-            metric: Key of a metric.
-
-        Returns:
-            The mean.
-        """
+        """Compute the mean over runs."""
         return statistics.fmean(run[metric] for run in self.metrics)
 
     def std(self, metric: str) -> float | None:
-        """Compute the sample standard deviation over runs.
-
-        Args:
-            metric: Key of a metric.
-
-        Returns:
-            The standard deviation. None for a single run.
-        """
+        """Compute the sample standard deviation over runs. None for a single run."""
         return (
             statistics.stdev(run[metric] for run in self.metrics) if len(self.metrics) > 1 else None
         )
 
     def describe_mean(self, metric: str) -> str:
-        """Describe the spread over seeds.
-
-        Args:
-            metric: Key of a metric.
-
-        Returns:
-            The range or the 95 % t interval, or the reason why there is none.
-        """
+        """Describe the spread over seeds, or why there is none."""
         if len(self.metrics) == 1:
             return "one seed, without a range"
         spread = self.spread(metric)
@@ -214,27 +189,14 @@ class ResultRow:
         return f"{spread.kind} {spread}{seeds}"
 
     def spread(self, metric: str) -> Interval | None:
-        """Compute the spread over seeds, on the scale of the metric.
-
-        Args:
-            metric: Key of a metric.
-
-        Returns:
-            The range of the runs below ``MIN_SEEDS``, else the 95 % t interval of the mean. None
-            for a single run, or runs with equal values.
+        """Compute the range of the runs below ``MIN_SEEDS``, else the 95 % t interval of the mean,
+        on the scale of the metric. None for a single run, or runs with equal values.
         """
         spread = spread_over_seeds([run[metric] for run in self.metrics])
         return None if spread is None else spread.within(*bounds_of(metric))
 
     def interval(self, metric: str) -> Interval | None:
-        """Compute the 95 % t interval of the mean over seeds.
-
-        Args:
-            metric: Key of a metric.
-
-        Returns:
-            The interval. None below ``MIN_SEEDS``, or for runs with equal values.
-        """
+        """Compute the 95 % t interval of the mean over seeds. None below ``MIN_SEEDS``."""
         return self.spread(metric) if len(self.metrics) >= MIN_SEEDS else None
 
 
@@ -262,20 +224,17 @@ class SettingResults:
         runs: Mapping[str, Sequence[tuple[Mapping[str, float], MeasurementConditions]]],
         note: str = "",
     ) -> SettingResults:
-        """Collect the metrics of runs.
-
-        Args:
-            runs: Metrics and conditions of the runs of each setting.
-            note: Further sentence for readers, without a period.
-
-        Returns:
-            The results.
-
-        Raises:
-            RunError: If the runs were measured under different conditions.
-        """
+        """Collect the metrics of runs."""
+        noise = {
+            name: {measured_under.noise_index for _, measured_under in group}
+            for name, group in runs.items()
+        }
         conditions = list(
-            dict.fromkeys(measured_under for group in runs.values() for _, measured_under in group)
+            dict.fromkeys(
+                replace(measured_under, noise_index="")
+                for group in runs.values()
+                for _, measured_under in group
+            )
         )
         if len(conditions) != 1:
             actual = " / ".join(map(str, conditions)) or "nothing"
@@ -288,7 +247,7 @@ class SettingResults:
                 ResultRow(name, tuple(metrics for metrics, _ in group))
                 for name, group in runs.items()
             ),
-            conditions[0],
+            replace(conditions[0], noise_index=_describe_noise(noise)),
             note,
         )
 
@@ -309,52 +268,26 @@ class SettingResults:
         return tuple(metric for group in self.column_groups for metric in group.labels)
 
     def chance(self, metric: str) -> float | None:
-        """Compute the expected value for a random ranking.
-
-        Args:
-            metric: Key of a column.
-
-        Returns:
-            The value, in percent. None for a further metric, whose expected value is unknown.
-        """
+        """Compute the expected value in percent for a random ranking. None for a further metric."""
         if metric in self.extra_metrics:
             return None
-        if self.feedback is not None and metric not in BOOTSTRAP_METRICS:
+        if self.feedback is not None and metric in self.feedback.labels:
             return self.feedback.random_baseline(metric)
         return self.conditions.chance(metric)
 
     def best(self, metric: str = "rsum") -> ResultRow:
-        """Return the row with the best mean.
-
-        Args:
-            metric: Key of a column.
-
-        Returns:
-            The first such row.
-        """
+        """Return the first row with the best mean."""
         lower = {one.name for one in own_metrics() if not one.higher_is_better}
         select = min if metric in lower else max
         return select(self.rows, key=lambda row: row.mean(metric))
 
     def is_best(self, row: ResultRow, metric: str) -> bool:
-        """Check whether a row has the best printed mean of a column.
-
-        Args:
-            row: Row.
-            metric: Key of a column.
-
-        Returns:
-            Whether it has. Rows with equal printed means all are best.
-        """
+        """Check whether a row has the best printed mean of a column. Several rows may have it."""
         digits = digits_of(metric)
         return f"{row.mean(metric):.{digits}f}" == f"{self.best(metric).mean(metric):.{digits}f}"
 
     def caption(self) -> str:
-        """Describe units, spread and conditions of the values.
-
-        Returns:
-            The caption of the table.
-        """
+        """Describe units, spread and conditions of the values."""
         runs = sorted({len(row.metrics) for row in self.rows})
         spread = "one seed"
         if runs[-1] > 1:
@@ -386,16 +319,7 @@ class SettingResults:
         groups: Sequence[ColumnGroup] | None = None,
     ) -> Table:
         """Make a table of the means with their spread over seeds, the best of each column marked.
-
-        Args:
-            heading: Title of the column of names.
-            row_notes: Small print of rows, by name.
-            similar: By metric, names of rows that are not distinguishable from the best. They are
-                marked.
-            groups: Columns. Default: all.
-
-        Returns:
-            The table with its caption.
+        ``similar`` names rows to mark, by metric.
         """
         row_notes = row_notes or {}
         similar = similar or {}
@@ -408,7 +332,7 @@ class SettingResults:
                 format=f".{digits_of(metric)}f",
                 group=group.title,
                 missing="-",
-                short_format=".0f" if metric in SIX_RECALLS else "",
+                short_format=".0f" if metric in RECALL_KEYS else "",
                 key=metric,
             )
             for group in groups
@@ -440,15 +364,7 @@ class SettingResults:
         pairs: Mapping[str, Mapping[str, PairedTest]] | None = None,
         bootstraps: Sequence[BootstrapSamples] = (),
     ) -> Table:
-        """Make a table with a line for each row and metric, with the columns ``CSV_COLUMNS``.
-
-        Args:
-            pairs: By metric, paired tests with a reference row, by name.
-            bootstraps: Bootstrap samples of the same rows.
-
-        Returns:
-            The table, for CSV.
-        """
+        """Make a table with a line for each row and metric, with the columns ``CSV_COLUMNS``."""
         pairs = pairs or {}
         rows: list[Row] = []
         for row in self.rows:
@@ -464,17 +380,22 @@ class SettingResults:
                     "max": max(run[metric] for run in row.metrics),
                 }
                 values |= _bounds("", row.interval(metric))
+                # The difference to the reference row.
                 if pair is not None:
-                    values |= _test_values(pair, metric, bootstraps)
+                    values["reference"] = pair.b
+                    values |= {name: getattr(pair, name) for name in _TEST_COLUMNS}
+                    interval = pair.interval if len(pair.seeds) >= MIN_SEEDS else None
+                    values |= _bounds("difference_", interval)
+                    # Captions and judged queries are resampled apart.
+                    resampled = next((one for one in bootstraps if metric in one.metrics), None)
+                    if resampled is not None:
+                        bootstrap = resampled.difference(pair.a, pair.b, metric)
+                        values |= _bounds("images_", bootstrap.interval)
                 rows.append(tuple(values.get(name) for name in CSV_COLUMNS))
         return Table(tuple(map(Column, CSV_COLUMNS)), tuple(rows))
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain values.
-
-        Returns:
-            Mean, its interval, range, standard deviation and every run's values of each row.
-        """
+        """Convert to plain values."""
         rows = [
             {
                 "name": row.name,
@@ -504,31 +425,12 @@ class SettingResults:
 
 
 def indistinguishable_rows(against_best: Mapping[str, PairedTest]) -> list[str]:
-    """Select the rows that are not distinguishable from a reference row.
-
-    Args:
-        against_best: Paired tests with the reference row, by name, from ``differences_from``.
-
-    Returns:
-        The names of the rows.
-    """
+    """Select the rows that are not distinguishable from a reference row."""
     return [
         name
         for name, test in against_best.items()
         if test.verdict in ("not distinguishable", "not tested")
     ]
-
-
-def _test_values(
-    pair: PairedTest, metric: str, bootstraps: Sequence[BootstrapSamples]
-) -> dict[str, Any]:
-    """The columns of a difference to the reference row."""
-    values = {"reference": pair.b, **{name: getattr(pair, name) for name in _TEST_COLUMNS}}
-    values |= _bounds("difference_", pair.interval if len(pair.seeds) >= MIN_SEEDS else None)
-    # Captions and judged queries are resampled apart.
-    if resampled := next((samples for samples in bootstraps if metric in samples.metrics), None):
-        values |= _bounds("images_", resampled.difference(pair.a, pair.b, metric).interval)
-    return values
 
 
 def _bounds(prefix: str, interval: Interval | None) -> dict[str, float]:

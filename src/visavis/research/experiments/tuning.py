@@ -93,15 +93,7 @@ class TunedRate:
 
 
 def with_rate(setting: Setting, factor: float) -> Setting:
-    """Multiply the learning rates of all phases. Factors between parts of the model stay.
-
-    Args:
-        setting: Setting.
-        factor: Factor.
-
-    Returns:
-        The setting with the other learning rates, under the same name.
-    """
+    """Multiply the learning rates of all phases. Factors between parts of the model stay."""
     values = deepcopy(setting.recipe_values)
     for phase in values["phases"]:
         phase["optimizer"]["lr"] *= factor
@@ -118,22 +110,8 @@ def tune_learning_rates(
     *,
     threads: int = 1,
 ) -> tuple[TunedRate, ...]:
-    """Select the learning rate of each setting on validation.
-
-    Args:
-        settings: Settings.
-        batches: Batches of an epoch by the name of the setting.
-        seeds: Number of seeds of the comparison, which bounds the steps of all tries.
-        folder: Folder of the tries. Finished tries are not repeated.
-        run_jobs: Runs jobs.
-        progress: Receives progress and the selected rates.
-        threads: CPU threads of a try.
-
-    Returns:
-        The rate of each setting. Empty if the runs of a setting have too few steps.
-
-    Raises:
-        Stopped: After a signal, when everything is saved.
+    """Select the learning rate of each setting on validation. Finished tries in the folder are not
+    repeated. Empty if the runs of a setting have too few steps.
     """
     searches = [
         _RateSearch(number, setting, batches[setting.name], seeds, folder, threads)
@@ -152,6 +130,7 @@ def tune_learning_rates(
         f"Tuning the learning rate of {len(searches)} settings on validation, {num_tries} tries "
         "each. --no-tune keeps the recipe's rates."
     )
+    # A round has the jobs of all settings.
     rounds = zip(*(search.rounds() for search in searches), strict=True)
     done = 0
     for jobs_of_searches in rounds:
@@ -217,7 +196,8 @@ class _RateSearch:
         """Factors of the last seed from best to worst. Failed ones come last, and of equal ones
         those closer to the recipe first.
         """
-        last_seed = max(one.seed for one in self.tries.values())  # the newest stage decides
+        # The newest stage decides.
+        last_seed = max(one.seed for one in self.tries.values())
         rsum = {
             one.factor: self.results[path]
             for path, one in self.tries.items()
@@ -245,8 +225,7 @@ class _RateSearch:
             # With more seeds, tries have more steps. A resumed tuning must not mix them.
             path = Path(f"{self.stem}-{factor:g}-steps-{num_steps}-seed-{seed}")
             short = with_rate(replace(self.setting, recipe_values=values), factor).recipe_values
-            short["seed"] = seed
-            short["training"]["threads"] = short["training"]["threads"] or self.threads
+            short = as_try(short, seed, self.threads)
             jobs.append(Job(self.setting.name, seed, short, path, keeps_model=False))
             self.tries[path] = Try(factor, num_steps, seed, None)
         return jobs
@@ -281,22 +260,14 @@ def next_factor(best_first: Sequence[float]) -> float:
 
 
 def shortened(recipe_values: Mapping[str, Any], batches: int, share: float) -> dict[str, Any]:
-    """Shorten a training to a share of its steps. Each phase keeps its whole schedule, and the test
-    split is not read.
-
-    Args:
-        recipe_values: Plain values of a recipe.
-        batches: Batches of an epoch.
-        share: Share of the steps, in (0, 1].
-
-    Returns:
-        The values of the shorter recipe.
+    """Shorten a training with some batches per epoch to a share of its steps in (0, 1]. Each phase
+    keeps its whole schedule.
     """
     values = deepcopy(dict(recipe_values))
     steps = share * batches * sum(phase["epochs"] for phase in values["phases"])
     for phase in values["phases"]:
         epochs = max(1, round(phase["epochs"] * share))
-        # milestones and warmup keep their place in the schedule
+        # Milestones and warmup keep their place in the schedule.
         ratio = epochs / phase["epochs"]
         phase["epochs"] = epochs
         phase["schedule"]["milestones"] = [
@@ -304,10 +275,17 @@ def shortened(recipe_values: Mapping[str, Any], batches: int, share: float) -> d
         ]
         phase["loss_warmup_epochs"] *= ratio
     per_epoch = max(1, round(steps / sum(phase["epochs"] for phase in values["phases"])))
+    values["training"] |= {"batches_per_epoch": min(batches, per_epoch), "evaluate_every": 0}
+    return values
+
+
+def as_try(recipe_values: Mapping[str, Any], seed: int, threads: int) -> dict[str, Any]:
+    """Make a training a try: its curves are not read, and the test split neither."""
+    values = deepcopy(dict(recipe_values))
+    values["seed"] = seed
     values["training"] |= {
-        "batches_per_epoch": min(batches, per_epoch),
-        "evaluate_every": 0,
-        "metric_batches": 1,  # the curves of a try are not read
+        "threads": values["training"]["threads"] or threads,
+        "metric_batches": 1,
         "track": [],
     }
     values["evaluation"] |= {"test": "", "forgetting": "", "sections": []}

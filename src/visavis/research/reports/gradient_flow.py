@@ -62,14 +62,8 @@ class GradientFlow:
         return {"run": str(self.run), "name": self.name, "records": list(self.records)}
 
     def series(self, place: str) -> dict[int, float]:
-        """Select the norms at a place.
-
-        Args:
-            place: A key of `PLACES`, or the name of a norm.
-
-        Returns:
-            The norm by step. Empty if the run has none.
-        """
+        """Select the norms at a place of `PLACES`, or of a name, by step."""
+        # Norms of embeddings are over both encoders.
         names = [place] if place not in PLACES or place == "scores" else []
         names = names or [f"{encoder}_{place}" for encoder in ("visual", "text")]
         return {
@@ -80,15 +74,7 @@ class GradientFlow:
 
 
 def read_gradient_flow(run: Path, name: str = "") -> GradientFlow | None:
-    """Read the records of a run.
-
-    Args:
-        run: Run folder.
-        name: Name in plots. Default: the objectives of the run.
-
-    Returns:
-        The records. None if the run has none.
-    """
+    """Read the records of a run. None if it has none. The default name is its objectives."""
     files = RunFolder(run)
     rows = files.read_log() if os.path.exists(files.log) else []
     recorded = [row for row in rows if row.get("gradient_steps")]
@@ -100,20 +86,11 @@ def read_gradient_flow(run: Path, name: str = "") -> GradientFlow | None:
 
 
 def read_gradient_flows(runs: Sequence[Path]) -> tuple[GradientFlow, ...]:
-    """Read the records of runs that are compared.
-
-    Args:
-        runs: Run folders.
-
-    Returns:
-        The records. Empty for a single run without any.
-
-    Raises:
-        RunError: If one of several folders is not a run, or has no records.
-    """
+    """Read the records of runs that are compared. A single run may have none."""
     flows = list[GradientFlow]()
     for run in runs:
         if len(runs) > 1:
+            # An error if it is not a run.
             read_run_recipe(run)
         flow = read_gradient_flow(run)
         if flow is not None:
@@ -123,18 +100,14 @@ def read_gradient_flows(runs: Sequence[Path]) -> tuple[GradientFlow, ...]:
                 f"{run}: expected recorded gradients to compare with other runs, found none. Train "
                 "it with training.gradients_every=50, or leave it out."
             )
-    return tuple(_shorten_names(flows))
-
-
-def _shorten_names(flows: Sequence[GradientFlow]) -> list[GradientFlow]:
-    """Names of objectives without their parameters, where these are the same in all runs."""
+    # Names of objectives have no parameters where these are the same in all runs.
     specs = defaultdict[str, set[str]](set)
     for flow in flows:
         specs[_short(flow.name)].add(flow.name)
-    return [
+    return tuple(
         replace(flow, name=_short(flow.name)) if len(specs[_short(flow.name)]) == 1 else flow
         for flow in flows
-    ]
+    )
 
 
 def _short(name: str) -> str:
@@ -142,14 +115,7 @@ def _short(name: str) -> str:
 
 
 def flow_panels(flows: Sequence[GradientFlow]) -> dict[str, str]:
-    """List the places that some of the runs have.
-
-    Args:
-        flows: Records of runs.
-
-    Returns:
-        Titles by place.
-    """
+    """List the places that some of the runs have, with their titles."""
     names = dict.fromkeys(name for flow in flows for record in flow.records for name in record)
     parts = {
         name: f"{name.removesuffix(PARAMETERS)} parameters"
@@ -164,13 +130,8 @@ def flow_panels(flows: Sequence[GradientFlow]) -> dict[str, str]:
 
 
 def flow_table(flows: Sequence[GradientFlow]) -> Table:
-    """Summarize the norms of each name by their first, lowest and last value.
-
-    Args:
-        flows: Records of runs. Norms of runs of one name are averaged.
-
-    Returns:
-        Three rows for each name, with a column for each panel.
+    """Summarize the norms of each name, averaged over its runs, by their first, lowest and last
+    value.
     """
     panels = flow_panels(flows)
     # Two lines, so that the table fits into 80 columns.
@@ -199,15 +160,7 @@ def _mean_series(flows: Sequence[GradientFlow], name: str, place: str) -> dict[i
 
 @with_own_style
 def plot_gradient_flow(flows: Sequence[GradientFlow], theme: PlotTheme = LIGHT_THEME) -> bytes:
-    """Plot the norms of gradients over steps, on logarithmic axes.
-
-    Args:
-        flows: Records of runs.
-        theme: Colors.
-
-    Returns:
-        A PNG with a panel for each place. Lines are means of runs of one name, areas their range.
-    """
+    """Plot the norms of gradients over steps, on logarithmic axes."""
     from matplotlib.ticker import FuncFormatter, LogLocator
 
     panels = flow_panels(flows)
@@ -228,6 +181,7 @@ def plot_gradient_flow(flows: Sequence[GradientFlow], theme: PlotTheme = LIGHT_T
             steps = list(series[0])
             values = [list(run.values()) for run in series]
             columns = list(zip(*values, strict=True))
+            # The line is the mean of the runs of a name, the area their range.
             axes.fill_between(
                 steps, [*map(min, columns)], [*map(max, columns)], color=color, alpha=0.18, lw=0
             )
@@ -269,15 +223,7 @@ class FlowSection:
 
 
 def flow_section(flows: Sequence[GradientFlow], file: Path | None = None) -> FlowSection | None:
-    """Draw the plot and the table of a report.
-
-    Args:
-        flows: Records of runs.
-        file: File for the plot. Default: none.
-
-    Returns:
-        The section. None without records.
-    """
+    """Draw the plot and the table of a report. None without records."""
     if not flows:
         return None
     names = [flow.name for flow in flows]

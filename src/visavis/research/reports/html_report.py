@@ -54,15 +54,7 @@ class ThemedImage:
 
     @classmethod
     def draw(cls, plot: Callable[[PlotTheme], bytes], file: Path | None = None) -> ThemedImage:
-        """Draw a plot with both themes.
-
-        Args:
-            plot: Returns the PNG for a theme.
-            file: File for the light image. Default: none.
-
-        Returns:
-            The image in both themes.
-        """
+        """Draw a plot with both themes. The file is the light one."""
         image = cls(plot(LIGHT_THEME), plot(DARK_THEME))
         if file is not None:
             storage.write_bytes(file, image.light)
@@ -74,14 +66,8 @@ REPORTS_PACKAGE = "visavis.research.reports"
 
 @cache
 def template_environment(package: str) -> Environment:
-    """Return the environment of the templates of this package and of another one. Values are escaped,
-    and an undefined variable is an error.
-
-    Args:
-        package: Name of the other package.
-
-    Returns:
-        The environment.
+    """Return the environment of the templates of this package and of another one. Values are
+    escaped, and an undefined variable is an error.
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
@@ -100,16 +86,7 @@ def template_environment(package: str) -> Environment:
 
 
 def render_report(template: str, *, package: str = REPORTS_PACKAGE, **values: Any) -> str:
-    """Render a report.
-
-    Args:
-        template: Name of the template, such as ``"demo"``.
-        package: Name of the package whose folder ``templates`` has it.
-        values: Variables of the template.
-
-    Returns:
-        The HTML page. Images and styles are inside.
-    """
+    """Render a template of a package as one page of HTML, with its images and styles inside."""
     versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
     return (
         template_environment(package)
@@ -130,11 +107,7 @@ class Thumbnails:
         self._thumbnails: dict[int, Image] = {}
 
     def image(self, index: int) -> Image | None:
-        """Return the thumbnail of an image, or None if the data set has features instead of pixels.
-
-        Args:
-            index: Index of the image.
-        """
+        """Return the thumbnail of an image. None if the data set has features instead of pixels."""
         if self.data.images[index].location is None:
             return None
         if index not in self._thumbnails:
@@ -146,9 +119,6 @@ class Thumbnails:
     def uri(self, index: int) -> str | None:
         """Return the thumbnail as a data URI of a JPEG, or None if the data set has features
         instead of pixels.
-
-        Args:
-            index: Index of the image.
         """
         image = self.image(index)
         return None if image is None else jpeg_uri(image)
@@ -205,12 +175,6 @@ class TrainingCurve:
 def with_own_style(plot: Callable[P, T]) -> Callable[P, T]:
     """Draw with the default style of matplotlib. A matplotlibrc of the user, or of the current
     folder, may need programs that are missing, such as LaTeX.
-
-    Args:
-        plot: Function that draws a figure and renders it.
-
-    Returns:
-        The function, which leaves the settings of matplotlib unchanged.
     """
 
     @wraps(plot)
@@ -225,20 +189,11 @@ def with_own_style(plot: Callable[P, T]) -> Callable[P, T]:
 
 @with_own_style
 def plot_training_curves(curves: Sequence[TrainingCurve], theme: PlotTheme = LIGHT_THEME) -> bytes:
-    """Plot loss, RSUM and similarities of the validation split over steps.
-
-    Args:
-        curves: Logs of the runs.
-        theme: Colors.
-
-    Returns:
-        A PNG. Thin lines are single runs, thick lines the mean of runs with the same name.
-
-    Source:
-        Unified loss, figures 3 and 4.
+    """Plot loss, RSUM and similarities of the validation split over steps, as in figures 3 and 4 of
+    the Unified loss.
     """
     names = list(dict.fromkeys(curve.name for curve in curves))
-    # eight characters for the line and the gap
+    # Eight characters for the line and the gap.
     columns = max(1, LEGEND_CHARS // (max(map(len, names)) + 8))
     legend_height = 0.53 + 0.2 * math.ceil(len(names) / columns)
     figure = new_figure(8.6, legend_height + 2.37, theme)
@@ -276,6 +231,7 @@ def plot_training_curves(curves: Sequence[TrainingCurve], theme: PlotTheme = LIG
         [], [], color=theme.foreground, linestyle=DASH_PATTERN, label="hardest negatives"
     )
     lowest, highest = similarity.get_ylim()
+    # Space for the legend.
     similarity.set_ylim(lowest, highest + 0.28 * (highest - lowest))
     similarity.legend(loc="upper left", **legend_style(theme))
     figure.legend(
@@ -307,7 +263,7 @@ def _lines(
             linewidth=0.8,
             alpha=0.45,
         )
-    # runs may have stopped at different steps
+    # Runs may have stopped at different steps.
     common = [step for step in series[0] if all(step in curve for curve in series)]
     mean = [sum(curve[step] for curve in series) / len(series) for step in common]
     axes.plot(common, mean, color=color, linestyle=style, linewidth=2.0, label=label)
@@ -316,13 +272,7 @@ def _lines(
 def legend_style(
     theme: PlotTheme, handle_length: float = 1.8, font_size: float = 8.5
 ) -> dict[str, Any]:
-    """Return the style of legends.
-
-    Args:
-        theme: Colors.
-        handle_length: Length of the line next to a label, in units of the font size.
-        font_size: Size in points.
-    """
+    """Return the style of legends. The length of the lines is in units of the font size."""
     return {
         "fontsize": font_size,
         "frameon": False,
@@ -332,14 +282,7 @@ def legend_style(
 
 
 def style_axes(axes: Any, title: str, theme: PlotTheme, x_label: str = "step") -> None:
-    """Apply the style of all reports.
-
-    Args:
-        axes: Axes of matplotlib.
-        title: Title of the plot.
-        theme: Colors.
-        x_label: Label of the horizontal axis.
-    """
+    """Apply the style of all reports."""
     axes.set_title(title, loc="left", size=11, color=theme.foreground, weight="bold")
     axes.set_xlabel(x_label, size=9, color=theme.foreground)
     axes.tick_params(colors=theme.foreground, labelsize=8.5, length=0)
@@ -353,47 +296,23 @@ def style_axes(axes: Any, title: str, theme: PlotTheme, x_label: str = "step") -
 def quote_shortened(query: str, max_chars: int = 84) -> str:
     """Quote a text, shortened between words. Dollar signs are escaped, because matplotlib would
     read them as math.
-
-    Args:
-        query: Text.
-        max_chars: Maximum length.
-
-    Returns:
-        The quoted text.
     """
     return f"“{textwrap.shorten(query, max_chars, placeholder=' …')}”".replace("$", r"\$")
 
 
 def new_figure(width: float, height: float, theme: PlotTheme) -> Figure:
-    """Create an empty figure without global state of matplotlib.
-
-    Args:
-        width: Width in inches.
-        height: Height in inches.
-        theme: Colors.
-
-    Returns:
-        The figure.
-    """
+    """Create an empty figure of a size in inches, without global state of matplotlib."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=150, facecolor=theme.background)
 
 
 def figure_to_png(figure: Figure, colors: int | None = None) -> bytes:
-    """Render a figure as PNG.
-
-    Args:
-        figure: Figure of matplotlib.
-        colors: Size of the palette. It reduces plots of many colors to a third of the bytes.
-            Default: no palette.
-
-    Returns:
-        Bytes of the file.
-    """
+    """Render a figure as PNG."""
     raw = io.BytesIO()
     # Without the version of matplotlib, equal plots are equal files.
     figure.savefig(raw, format="png", metadata={"Software": None})
+    # A palette reduces plots of many colors to a third of the bytes.
     if colors is None:
         return raw.getvalue()
     small = io.BytesIO()

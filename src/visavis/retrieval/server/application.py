@@ -20,7 +20,6 @@ from starlette.responses import FileResponse, RedirectResponse, Response
 
 from visavis.core.environment import installed_version
 from visavis.core.errors import StorageError, VisavisError
-from visavis.data.feedback.records import FeedbackFile
 from visavis.retrieval.items import IndexItem
 from visavis.retrieval.server.image_cache import ImageSize
 from visavis.retrieval.server.inference_api import inference_routes
@@ -31,6 +30,7 @@ from visavis.retrieval.server.schemas import (
     FacetsResponse,
     HealthResponse,
     IndexInfo,
+    NamedResponse,
     PreferenceRequest,
     PreferenceResponse,
     QueryModel,
@@ -108,8 +108,8 @@ ContentVersion = Annotated[str, Query(max_length=64)]
 
 def create_app(
     indexes: Sequence[ServedIndex],
-    feedback: FeedbackFile | None = None,
     *,
+    saves_votes: bool = False,
     bound_to: str | None = "127.0.0.1",
     host_names: Sequence[str] = (),
     root_path: str = "",
@@ -118,26 +118,7 @@ def create_app(
     rates: RateLimits | None = None,
     max_irrelevant: float = DEFAULT_LEVEL,
 ) -> FastAPI:
-    """Create the application.
-
-    Args:
-        indexes: One index, or two to compare.
-        feedback: Feedback file. None: votes are not saved.
-        bound_to: Host of a loopback server, whose Host header is checked. None: no check, unless
-            there are ``host_names``.
-        host_names: Names by which a proxy requests this server.
-        root_path: Path below which a proxy serves this server.
-        token: Access token required from clients. None: no token.
-        limits: Sizes and timeouts. Default: ``ServerLimits()``.
-        rates: Request rate of a client. None: no limit.
-        max_irrelevant: Expected share of irrelevant results at which the web UI draws a line.
-
-    Returns:
-        The application.
-
-    Raises:
-        VisavisError: If two indexes have the same name, or a host name or path is invalid.
-    """
+    """Create the application for one index, or for two to compare."""
     if len({index.name for index in indexes}) < len(indexes):
         raise VisavisError(
             f"index: expected two different names, got {indexes[0].name!r} twice. Pass two "
@@ -146,7 +127,7 @@ def create_app(
     limits = limits or ServerLimits()
     metrics = ServerMetrics()
     auth = None if token is None else TokenAuth(token)
-    service = SearchService(indexes, feedback, limits, metrics)
+    service = SearchService(indexes, limits, metrics, saves_votes=saves_votes)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -157,6 +138,7 @@ def create_app(
 
     root_path = validate_root_path(root_path)
     plays_videos = bound_to is not None and is_loopback(bound_to) and not host_names
+    # Names of a loopback server in the Host header. Empty: the header is not checked.
     allowed = {name.lower() for name in (bound_to,) if name} | {
         validate_host_name(name) for name in host_names
     }
@@ -237,11 +219,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 @cache
 def web_ui_files() -> dict[str, tuple[bytes, str, str]]:
-    """Read the files of the web UI once.
-
-    Returns:
-        Content, content type and ETag of each file by name.
-    """
+    """Read the files of the web UI once: content, content type and ETag by name."""
     contents = {}
     for file in files("visavis.retrieval.server").joinpath("web_ui").iterdir():
         suffix = "." + file.name.rpartition(".")[2]
@@ -256,11 +234,7 @@ def web_ui_files() -> dict[str, tuple[bytes, str, str]]:
 
 
 def web_ui_routes() -> APIRouter:
-    """Create one route per file of the web UI. No other file can be requested.
-
-    Returns:
-        The routes.
-    """
+    """Create one route per file of the web UI. No other file can be requested."""
     router = APIRouter(include_in_schema=False)
 
     def add(route: str, name: str) -> None:
@@ -283,19 +257,7 @@ def web_ui_routes() -> APIRouter:
 def api_routes(
     service: SearchService, max_irrelevant: float, *, plays_videos: bool = False
 ) -> APIRouter:
-    """Create the routes below ``/api``.
-
-    Args:
-        service: The search service.
-        max_irrelevant: Expected share of irrelevant results at which the web UI draws a line.
-        plays_videos: Whether the files of videos are sent.
-
-    Returns:
-        The routes.
-
-    Raises:
-        HTTPException: From the routes, for a request that cannot be answered.
-    """
+    """Create the routes below ``/api``."""
     router = APIRouter(prefix="/api", responses=ERROR_RESPONSES, route_class=StrictJsonRoute)
 
     @router.get("/search")
@@ -323,7 +285,7 @@ def api_routes(
         return await _search_sides(service, query.model_copy(update={"image": image}), client)
 
     async def jpeg(index: int, key: str, size: ImageSize, content_version: str) -> Response:
-        item = service.item(index, key, content_version)
+        item = await service.item(index, key, content_version)
         served = service.index(index)
         try:
             content = await service.images.jpeg(served.index, index, item, size)
@@ -364,7 +326,7 @@ def api_routes(
                 "Videos are sent to this machine only, because their files have metadata such as "
                 "places. Start visavis serve without --host and --host-name.",
             )
-        return await _video_file(service, index, service.item(index, key, content_version))
+        return await _video_file(service, index, await service.item(index, key, content_version))
 
     @router.get("/info")
     async def info() -> ServerInfo:
@@ -382,7 +344,7 @@ def api_routes(
                 for index in sorted(service.indexes, key=lambda index: index.name)
             ],
             blind=service.is_comparison,
-            votes=service.votes.file is not None,
+            votes=bool(service.votes.folders),
             videos=plays_videos,
             version=VERSION,
             max_irrelevant=max_irrelevant,
@@ -391,7 +353,7 @@ def api_routes(
     @router.get("/facets")
     async def facets(index: IndexNumber = 0) -> FacetsResponse:
         """Values to filter by, with the number of items of each."""
-        return service.index(index).facets
+        return await service.read(index, lambda served: served.facets)
 
     @router.post("/votes")
     async def vote(vote: VoteRequest) -> VoteResponse:
@@ -401,21 +363,23 @@ def api_routes(
             raise HTTPException(
                 422, "query: expected a query, got an empty query. Search for something first."
             )
-        saved = service.votes.record_vote(
-            service.index(vote.index).name, key, service.item(vote.index, vote.key), vote.relevant
-        )
+        item = await service.item(vote.index, vote.key)
+        name = service.index(vote.index).name
+        saved = await asyncio.to_thread(service.votes.record_vote, name, key, item, vote.relevant)
         return VoteResponse(relevant=saved.relevant, vote=saved.vote)
 
     @router.post("/votes/undo")
     async def undo(undo: UndoRequest) -> UndoResponse:
         """Undo one vote by its name. Votes of other clients on the same item remain."""
-        return UndoResponse(relevant=service.votes.undo(undo.vote))
+        return UndoResponse(relevant=await asyncio.to_thread(service.votes.undo, undo.vote))
 
     @router.post("/preferences")
     async def prefer(preference: PreferenceRequest) -> PreferenceResponse:
         """Save which of two indexes gave the better results, and reveal their names."""
-        left, right = service.record_preference(preference.query.to_key(), preference.preferred)
-        return PreferenceResponse(left=left, right=right, saved=service.votes.file is not None)
+        left, right, saved = await asyncio.to_thread(
+            service.record_preference, preference.query.to_key(), preference.preferred
+        )
+        return PreferenceResponse(left=left, right=right, saved=saved)
 
     @router.get("/uncertain")
     async def uncertain(count: Annotated[int, Query(ge=1, le=50)] = 6) -> UncertainPairsResponse:
@@ -426,7 +390,7 @@ def api_routes(
                 index=pair.index,
                 hit=service.to_hit(pair.index, pair.query, pair.result),
             )
-            for pair in service.uncertain_pairs(count)
+            for pair in await service.uncertain_pairs(count)
         ]
         return UncertainPairsResponse(pairs=pairs)
 
@@ -460,7 +424,12 @@ async def _search_sides(
         results = await service.search(number, key, request.to_item_filter(), top + 1, client)
         page = results.hits[request.offset : top]
         present = await asyncio.to_thread(service.present, number, page)
-        hits = [service.to_hit(number, key, result) for result in present]
+        votes = await asyncio.to_thread(service.votes.of_query, number, key)
+        hits = [service.to_hit(number, key, result, votes) for result in present]
+        named = list[NamedResponse]()
+        if not request.offset:
+            found = await asyncio.to_thread(service.present, number, results.named)
+            named = [service.to_named(number, key, each, votes) for each in found]
         has_more = len(results.hits) > top
         at_limit = top >= service.limits.max_results
         sides.append(
@@ -474,6 +443,7 @@ async def _search_sides(
                 no_match=results.no_match,
                 correction=results.correction,
                 unknown_words=list(results.unknown_words),
+                named=named,
             )
         )
     milliseconds = round(1000 * (time.perf_counter() - started), 1)
@@ -483,16 +453,7 @@ async def _search_sides(
 def service_routes(
     service: SearchService, auth: TokenAuth | None, cookie_path: str = "/"
 ) -> APIRouter:
-    """Create the routes for health, metrics and login.
-
-    Args:
-        service: The search service.
-        auth: Access token. None: no login page.
-        cookie_path: Path of the login cookie.
-
-    Returns:
-        The routes.
-    """
+    """Create the routes for health, metrics and login."""
     router = APIRouter()
 
     @router.get("/health")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from starlette.exceptions import HTTPException
 
-from visavis.core.blocking import chunk_slices
 from visavis.core.errors import DataError, VisavisError
-from visavis.data.dataset import ByteRange
+from visavis.core.memory_budget import chunk_slices
+from visavis.data.image_file import ByteRange
 from visavis.data.images import decode_image, decoded_pixels, make_thumbnail
 from visavis.data.video import frame_at
 from visavis.retrieval.index_folder import Index
@@ -57,20 +57,7 @@ class ImageInput(NamedTuple):
 
 
 def render_jpeg(location: ByteRange, item: IndexItem, size: ImageSize) -> bytes:
-    """Render an item as JPEG without metadata. Clips and moments show their first frame.
-
-    Args:
-        location: Bytes of the file.
-        item: The item.
-        size: Size of the JPEG.
-
-    Returns:
-        Content of the JPEG.
-
-    Raises:
-        DataError: If the file cannot be read.
-        MissingExtra: If the library for videos is not installed.
-    """
+    """Render an item as JPEG without metadata. Clips and moments show their first frame."""
     side = MAX_SIDE[size]
     if item.kind == "image":
         image = make_thumbnail(location.read(), item.path, side)
@@ -109,20 +96,7 @@ class ImageCache:
         self._uploads = LRUCache["PILImage"](limits.max_uploads)
 
     async def jpeg(self, index: Index, number: int, item: IndexItem, size: ImageSize) -> bytes:
-        """Render an item, or return the cached JPEG.
-
-        Args:
-            index: Index of the item.
-            number: Number of the index.
-            item: The item.
-            size: Size of the JPEG.
-
-        Returns:
-            Content of the JPEG.
-
-        Raises:
-            HTTPException: If the file is missing or cannot be read.
-        """
+        """Render an item, or return the cached JPEG."""
         key = (number, item.key, item.content, size)
         content = self._jpegs.get(key)
         self.metrics.images.labels(str(content is not None).lower()).inc()
@@ -137,19 +111,7 @@ class ImageCache:
         return content
 
     async def upload(self, content: bytes, client: str = "") -> str:
-        """Decode and cache a query image.
-
-        Args:
-            content: Content of an image file.
-            client: Address of the client.
-
-        Returns:
-            SHA-256 of the content, the name of the image.
-
-        Raises:
-            DataError: If the content is not an image, or decoding takes too long.
-            HTTPException: If too many images of the client are waiting.
-        """
+        """Decode and cache a query image. Return the SHA-256 of its content, which names it."""
         digest = hashlib.sha256(content).hexdigest()
         if self._uploads.get(digest) is None:
             upload = ImageInput(content, "of the query", client)
@@ -166,17 +128,8 @@ class ImageCache:
         return digest
 
     async def pixels(self, images: Sequence[ImageInput], min_side: int) -> list[int]:
-        """Count the pixels that images have in memory, from their headers.
-
-        Args:
-            images: Images of one request.
-            min_side: Shorter side that the model needs of a JPEG, in pixels.
-
-        Returns:
-            Number of pixels of each image.
-
-        Raises:
-            DataError: If the content of an image is not one, or one or all are too large.
+        """Count the pixels that each image has in memory, from its header. A JPEG is reduced to the
+        shorter side that the model needs.
         """
         counts = list[int]()
         for chunk in chunk_slices(len(images), HEADERS_AT_ONCE):
@@ -201,19 +154,7 @@ class ImageCache:
         ]
 
     async def decode(self, image: ImageInput, min_side: int, turn: Turn) -> PILImage:
-        """Decode an image as ``Retriever.encode_images`` does, and do not cache it.
-
-        Args:
-            image: The image.
-            min_side: Shorter side that the model needs of a JPEG, in pixels.
-            turn: Turn of its request.
-
-        Returns:
-            An RGB image.
-
-        Raises:
-            DataError: If the content is not an image, or decoding takes too long.
-        """
+        """Decode an image as ``Retriever.encode_images`` does, and do not cache it."""
         return await self._run(
             self._request_pool,
             lambda: decode_image(
@@ -227,17 +168,7 @@ class ImageCache:
         )
 
     def uploaded(self, digest: str) -> PILImage | None:
-        """Look up an uploaded query image.
-
-        Args:
-            digest: Name of the image. Empty: the query has no image.
-
-        Returns:
-            The image, or None if the query has no image.
-
-        Raises:
-            HTTPException: If the image is no longer cached.
-        """
+        """Look up an uploaded query image by its SHA-256. Empty: the query has no image."""
         image = self._uploads.get(digest)
         if digest and image is None:
             raise HTTPException(404, "The image of this query is no longer cached. Send it again.")

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 from uuid import uuid4
 
 import numpy as np
-import torch
 from fastapi import APIRouter, Request
 from pydantic import (
     BaseModel,
@@ -26,10 +25,9 @@ from pydantic import (
 )
 from pydantic_core import to_json
 from starlette.responses import Response
-from torch import Tensor
 
+from visavis.core.data_uris import is_data_url, read_base64, read_data_url
 from visavis.core.errors import DataError, format_value
-from visavis.data.images import is_data_url, read_base64, read_data_url
 from visavis.retrieval.server.image_cache import ImageInput
 from visavis.retrieval.server.limits import IMAGE_INPUT_COST, TEXT_INPUT_COST
 from visavis.retrieval.server.schemas import (
@@ -189,8 +187,8 @@ def _validate_item(value: Any, info: ValidationInfo) -> str | bytes:
 
 
 def _as_list(value: Any, info: ValidationInfo) -> list[Any]:
-    """The inputs of a request. With ``modality: image``, texts are images, too. The documents of vLLM
-    are the parts of one message.
+    """The inputs of a request. With ``modality: image``, texts are images, too. The documents of
+    vLLM are the parts of one message.
     """
     if info.field_name == "documents" and isinstance(value, dict):
         match {name: part for name, part in value.items() if part is not None}:
@@ -440,18 +438,7 @@ class ModelsResponse(BaseModel):
 
 
 def inference_routes(service: SearchService, rate_limiter: RateLimiter | None) -> APIRouter:
-    """Create the routes below ``/v1``.
-
-    Args:
-        service: The search service.
-        rate_limiter: Limits the request rate of a client. None: no limit.
-
-    Returns:
-        The routes.
-
-    Raises:
-        ApiError: From the routes, for a request that cannot be answered.
-    """
+    """Create the routes below ``/v1``."""
     statuses = (400, 401, 403, 404, 408, 413, 422, 429)
     router = APIRouter(
         prefix="/v1",
@@ -540,7 +527,7 @@ def inference_routes(service: SearchService, rate_limiter: RateLimiter | None) -
         items = _named("documents", query.documents, client)
         charge(request, [asked, *items])
         scores, num_tokens = await score_items(service, served, asked, items, client)
-        order = scores.argsort(descending=True, stable=True)[: query.top_n or None].tolist()
+        order = np.argsort(-scores, kind="stable")[: query.top_n or None].tolist()
         shown = await _sent_documents(request) if query.return_documents else {}
         results = [
             RerankResult(
@@ -560,49 +547,28 @@ def inference_routes(service: SearchService, rate_limiter: RateLimiter | None) -
 
 async def encode_items(
     service: SearchService, served: ServedIndex, items: Sequence[Item], client: str
-) -> tuple[Tensor, int]:
-    """Encode texts and images.
-
-    Args:
-        service: The search service.
-        served: The index.
-        items: Texts and images.
-        client: Name of the client.
-
-    Returns:
-        Unit vectors, shape ``[N, D]``, and the number of tokens that the model read.
-    """
+) -> tuple[np.ndarray, int]:
+    """Encode texts and images to unit vectors ``[N, D]``, and count the tokens of the texts."""
     texts = [item for item in items if isinstance(item, str)]
     images, places = _distinct([item for item in items if isinstance(item, ImageInput)])
     text_rows, num_tokens = await service.encode_texts(served, texts, client) if texts else ((), 0)
-    found = await service.encode_images(served, images) if images else torch.empty(0)
+    found = await service.encode_images(served, images) if images else np.empty(0, np.float32)
     image_rows = found[places]
     rows = iter(text_rows), iter(image_rows)
-    return torch.stack([next(rows[isinstance(item, ImageInput)]) for item in items]), num_tokens
+    return np.stack([next(rows[isinstance(item, ImageInput)]) for item in items]), num_tokens
 
 
 async def score_items(
     service: SearchService, served: ServedIndex, query: Item, items: Sequence[Item], client: str
-) -> tuple[Tensor, int]:
-    """Score texts and images for a query.
-
-    Args:
-        service: The search service.
-        served: The index.
-        query: Text or image.
-        items: Texts and images.
-        client: Name of the client.
-
-    Returns:
-        Scores, shape ``[N]``, and the number of tokens that the model read.
-    """
+) -> tuple[np.ndarray, int]:
+    """Score texts and images for a query: ``[N]``, and the number of tokens of the texts."""
     items, places = _distinct(items)
-    is_other = torch.tensor([type(item) is not type(query) for item in items])
+    is_other = np.array([type(item) is not type(query) for item in items])
     if bool(is_other.any()) and await service.run_model(
         served, lambda _: served.score_is_cosine, client=client
     ):
         is_other[:] = False
-    scores = torch.zeros(len(items))
+    scores = np.zeros(len(items), np.float32)
     num_tokens = 0
     same, others = (
         [item for item, flag in zip(items, is_other, strict=True) if flag == other]
@@ -610,19 +576,17 @@ async def score_items(
     )
     if same:
         vectors, num_tokens = await encode_items(service, served, [query, *same], client)
-        scores[~is_other] = (vectors[1:] @ vectors[0]).float()
+        scores[~is_other] = vectors[1:] @ vectors[0]
     if others:
         found, more_tokens = await service.score_pairs(served, query, others)
-        scores[is_other] = found.float()
+        scores[is_other] = found
         num_tokens += more_tokens
     return scores[places], num_tokens
 
 
 def _distinct(items: Sequence[ItemType]) -> tuple[list[ItemType], list[int]]:
-    """The distinct items, and the place of each item among them.
-
-    Rounding depends on the place in a batch, so that equal items would have different vectors.
-    """
+    """The distinct items, and the place of each item among them."""
+    # Rounding depends on the place in a batch, so that equal items would have different vectors.
     numbers = dict[str | bytes, int]()
     distinct = list[ItemType]()
     places = list[int]()
@@ -651,7 +615,8 @@ async def _sent_documents(request: Request) -> dict[int, Any]:
     return dict(enumerate(sent if isinstance(sent, list) else [sent]))
 
 
-def _vector_values(vectors: Tensor, encoding_format: str) -> list[Any]:
+def _vector_values(vectors: np.ndarray, encoding_format: str) -> list[Any]:
+    """Vectors in a form of JSON: lists of numbers, or float32 in base64."""
     if encoding_format == "float":
         return vectors.tolist()
-    return [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in np.asarray(vectors)]
+    return [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors]

@@ -124,25 +124,13 @@ class LRUCache(Generic[T]):
         self._entries = OrderedDict[Hashable, T]()
 
     def get(self, key: Hashable) -> T | None:
-        """Look up a value and mark it as used.
-
-        Args:
-            key: Key of the entry.
-
-        Returns:
-            The value, or None if it is not cached.
-        """
+        """Look up a value and mark it as used."""
         if key in self._entries:
             self._entries.move_to_end(key)
         return self._entries.get(key)
 
     def put(self, key: Hashable, value: T) -> None:
-        """Add or replace an entry, unless it is larger than the cache.
-
-        Args:
-            key: Key of the entry.
-            value: The value.
-        """
+        """Add or replace an entry, unless it is larger than the cache."""
         if self._size_of(value) > self.max_size:
             return
         if key in self._entries:
@@ -167,17 +155,7 @@ class WaitingLimit:
 
     @contextmanager
     def waiting(self, client: str) -> Iterator[None]:
-        """Count a request as waiting in this block.
-
-        Args:
-            client: Name of the client.
-
-        Yields:
-            Nothing.
-
-        Raises:
-            HTTPException: If too many requests of the client are waiting.
-        """
+        """Count a request as waiting in this block."""
         if self._num_waiting[client] >= self.max_waiting:
             raise HTTPException(
                 429,
@@ -232,18 +210,8 @@ class FairTurns:
 
     @asynccontextmanager
     async def turn(self, client: str, cost: int) -> AsyncIterator[Turn]:
-        """Wait for a turn, and use a part of the capacity until the end of the block.
-
-        Args:
-            client: Name of the client.
-            cost: Part of the capacity. A larger one uses all of it.
-
-        Returns:
-            A context manager, whose value is the turn.
-
-        Raises:
-            HTTPException: If too many requests of the client are waiting.
-        """
+        """Wait for a turn, and use a part of the capacity until the end of the block."""
+        # A larger cost could never be granted.
         cost = min(cost, self.capacity)
         granted = asyncio.get_running_loop().create_future()
         turn = Turn()

@@ -1,8 +1,8 @@
 """Server of the Model Context Protocol over stdio: search, similar items, details of an item, and
 votes if they are allowed.
 
-A client waits for the handshake, so torch, the indexes and their models are loaded by the first
-call of a tool.
+A client waits for the handshake, so the indexes and their models are loaded by the first call of a
+tool.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -24,9 +24,11 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 from visavis.core.environment import installed_version
 from visavis.core.errors import DataError, VisavisError, format_value, requires_extra, suggest_name
 from visavis.core.progress import Progress
-from visavis.data.feedback.records import FeedbackFile, QueryKey, open_feedback
+from visavis.data.feedback.records import QueryKey
+from visavis.data.file_names import escape_name
 from visavis.retrieval.items import (
-    MANIFEST,
+    DATABASE,
+    OTHER_CAPTIONS,
     IndexItem,
     ItemFilter,
     ItemKind,
@@ -67,16 +69,32 @@ class FoundItem(HitModel, ItemAnswer):
     """A result of a search."""
 
 
+class NamedItem(ItemAnswer):
+    """An item whose file name or caption has the words of a query.
+
+    Attributes:
+        found_by: What has the words.
+        text: The name or caption that has them.
+    """
+
+    found_by: Literal["name", "caption"] = Field(description="What has the words of the query.")
+    text: str = Field(description="The name or caption that has them.")
+
+
 class FoundItems(BaseModel):
     """Results of a search.
 
     Attributes:
+        named: Items found by name or caption.
         hits: The results, best first.
         no_match: Whether even the best result is probably irrelevant. None without a calibration.
         message: Why nothing was found, unknown words, or how the scores are corrected.
     """
 
-    hits: list[FoundItem] = Field(description="Results, best first.")
+    named: list[NamedItem] = Field(
+        description="Items whose file name or caption has all words of the query."
+    )
+    hits: list[FoundItem] = Field(description="Results by content, best first.")
     no_match: bool | None = Field(
         description="Whether even the best result is probably irrelevant. Null if unknown."
     )
@@ -86,6 +104,10 @@ class FoundItems(BaseModel):
 
     def __str__(self) -> str:
         lines = [self.message] if self.message else []
+        lines += [
+            f"Found by {named.found_by}: {_printable(named.key)}: {named.text}"
+            for named in self.named
+        ]
         if self.no_match:
             lines.append("Probably no match. These are the nearest results.")
         for rank, hit in enumerate(self.hits, 1):
@@ -117,7 +139,11 @@ class ItemDetails(ItemAnswer):
             f"file: {_printable(self.path or 'missing')}, {self.size:,} bytes",
             f"modified: {self.modified:%Y-%m-%d %H:%M} UTC",
             *(f"caption: {caption}" for caption in self.captions),
-            *(f"{name}: {value}" for name, value in self.metadata.items() if name != "caption"),
+            *(
+                f"{name}: {value}"
+                for name, value in self.metadata.items()
+                if name not in ("caption", OTHER_CAPTIONS)
+            ),
         ]
         return "\n".join(lines)
 
@@ -151,20 +177,20 @@ class OpenedIndexes:
     Args:
         folders: Folders of the indexes by name.
         stores: Confirmed locations of stores outside the folders.
-        feedback: Feedback file. None: votes are not allowed.
+        saves_votes: Whether the client may vote. A vote is saved in the index of its item.
     """
 
     def __init__(
         self,
         folders: Mapping[str, Path],
         stores: Sequence[str | Path] = (),
-        feedback: FeedbackFile | None = None,
+        *,
+        saves_votes: bool = False,
     ):
         self.folders = dict(folders)
         self.stores = list(stores)
-        self.feedback = feedback
+        self.saves_votes = saves_votes
         self._opened: dict[str, ServedIndex] = {}
-        self._captions: dict[str, Mapping[str, list[str]]] = {}
 
     def __getitem__(self, name: str) -> ServedIndex:
         if name not in self._opened:
@@ -175,46 +201,13 @@ class OpenedIndexes:
             self._opened[name] = ServedIndex(index, name, stores=self.stores)
         elif (newer := self._opened[name].newer()) is not None:
             self._opened[name].index.close()
-            self._captions.pop(name, None)
             self._opened[name] = newer
         return self._opened[name]
-
-    def captions(self, index: ServedIndex, item: IndexItem) -> list[str]:
-        """Look up all captions of an item in its data set.
-
-        Args:
-            index: The index.
-            item: The item.
-
-        Returns:
-            The captions. Empty for a source without captions.
-        """
-        if "caption" not in item.metadata:
-            return []
-        if index.name not in self._captions:
-            self._captions[index.name] = _read_captions(index.index.root)
-        return self._captions[index.name].get(item.path) or [item.metadata["caption"]]
 
     def close(self) -> None:
         """Close the opened indexes."""
         for index in self._opened.values():
             index.index.close()
-
-
-def _read_captions(source: Path) -> dict[str, list[str]]:
-    """Captions of each image of a data set."""
-    from visavis.data.dataset_reader import open_dataset
-
-    try:
-        dataset = open_dataset(source, skip_bad=True)
-    except DataError as error:
-        logging.getLogger(__name__).warning(
-            "Only the first caption of each item is known, because the data set cannot be read: %s",
-            error,
-        )
-        return {}
-    captions = zip(dataset.images, dataset.captions_of, strict=True)
-    return {image.name: [dataset.captions[row] for row in rows] for image, rows in captions}
 
 
 class IndexTool(RequestModel):
@@ -231,28 +224,13 @@ class IndexTool(RequestModel):
     writes: ClassVar[bool] = False
 
     def run(self, indexes: OpenedIndexes) -> tuple[BaseModel, bytes | None]:
-        """Run the tool. Only one call runs at a time.
-
-        Args:
-            indexes: The indexes.
-
-        Returns:
-            Structured content, whose text is the same in words, and a JPEG if it was requested.
-
-        Raises:
-            VisavisError: If the arguments do not fit the index.
+        """Run the tool: structured content, whose text is the same in words, and a JPEG if it was
+        requested. Only one call runs at a time.
         """
         raise NotImplementedError
 
     def index_of(self, indexes: OpenedIndexes) -> ServedIndex:
-        """Open the index of a call.
-
-        Args:
-            indexes: The indexes.
-
-        Returns:
-            The index that the argument ``index`` names, or the only one.
-        """
+        """Open the index that the argument ``index`` names, or the only one."""
         return indexes[getattr(self, "index", next(iter(indexes.folders)))]
 
 
@@ -294,16 +272,8 @@ class FilterTool(IndexTool):
     limit: int = Field(10, ge=1, le=LIMITS.max_page_size, description="Maximum number of results.")
 
     def find(self, index: ServedIndex, key: QueryKey) -> tuple[FoundItems, None]:
-        """Find the best items for a query, or the newest ones for an empty query.
-
-        Args:
-            index: The index.
-            key: The query.
-
-        Returns:
-            The results, without a JPEG.
-        """
-        from visavis.retrieval.server.search_service import result_values
+        """Find the best items for a query, or the newest ones for an empty query."""
+        from visavis.retrieval.server.search_service import item_values, result_values
 
         item_filter = ItemFilter(
             self.path,
@@ -320,13 +290,24 @@ class FilterTool(IndexTool):
         message = results.message
         if results.correction:
             message = f"Scores are corrected: {results.correction}."
-        if results.unknown_words:
+        # Without results by content, the message of named items has the unknown words.
+        if results.unknown_words and (hits or not results.named):
             message = (
                 f"The model does not know: {', '.join(results.unknown_words)}. {message}".strip()
             )
         if not hits and not message:
             message = index.index.explain_no_results(item_filter)
-        return FoundItems(hits=hits, no_match=results.no_match, message=message), None
+        named = [
+            NamedItem(
+                **item_values(found.item),
+                **_file_values(index, found.item),
+                found_by=found.found_by,
+                text=found.text,
+            )
+            for found in results.named
+        ]
+        answer = FoundItems(named=named, hits=hits, no_match=results.no_match, message=message)
+        return answer, None
 
 
 class Search(FilterTool):
@@ -385,7 +366,7 @@ class Details(IndexTool):
             **item_values(item),
             **_file_values(index, item),
             size=item.size,
-            captions=indexes.captions(index, item),
+            captions=list(item.captions),
         )
         if not self.thumbnail:
             return details, None
@@ -393,7 +374,7 @@ class Details(IndexTool):
 
 
 class Vote(IndexTool):
-    """Save whether an item is relevant to a query, in the feedback file of the server.
+    """Save whether an item is relevant to a query, in the index.
 
     Attributes:
         query: Text query.
@@ -415,16 +396,15 @@ class Vote(IndexTool):
     )
 
     def run(self, indexes: OpenedIndexes) -> tuple[BaseModel, bytes | None]:
-        from visavis.retrieval.server.search_service import new_vote
+        from visavis.retrieval.server.vote_store import new_vote, open_votes
 
         index = self.index_of(indexes)
         query = " ".join(self.query.split())
         if not query:
             raise VisavisError("query: expected text, got spaces. Pass the query of the search.")
         item = _find_item(index, self.item)
-        # Without a feedback file, this tool is not listed.
-        assert indexes.feedback is not None
-        indexes.feedback.append(new_vote(index.name, QueryKey(query), item, self.relevant))
+        with open_votes(index.index.folder) as votes:
+            votes.add(new_vote(index.name, QueryKey(query), item, self.relevant))
         return SavedVote(query=query, item=item.key, relevant=self.relevant), None
 
 
@@ -447,21 +427,14 @@ def _file_values(index: ServedIndex, item: IndexItem) -> dict[str, Any]:
     """Values that only ``ItemAnswer`` has."""
     image = index.index.image(item)
     location = None if image is None else image.location
-    path = None if location is None else str(location.path)
+    path = None if location is None else escape_name(str(location.path))
     return {"path": path, "taken": item.metadata.get("taken")}
 
 
 def list_tools(indexes: OpenedIndexes) -> dict[str, type[IndexTool]]:
-    """List the tools that a client may call.
-
-    Args:
-        indexes: The indexes.
-
-    Returns:
-        Tools by name. With several indexes, each has an argument ``index``. Without a feedback
-        file, no tool writes.
-    """
-    tools: list[Any] = [Search, Similar, Details, *([Vote] if indexes.feedback is not None else [])]
+    """List the tools that a client may call, by name."""
+    # Without votes, no tool writes.
+    tools: list[Any] = [Search, Similar, Details, *([Vote] if indexes.saves_votes else [])]
     listed = {tool.__name__.lower(): tool for tool in tools}
     if len(indexes.folders) > 1:
         index: Any = (Literal[tuple(indexes.folders)], Field(description="Name of the index."))
@@ -481,17 +454,7 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def create_server(indexes: OpenedIndexes) -> Server[Any]:
-    """Create the server.
-
-    Args:
-        indexes: The indexes.
-
-    Returns:
-        The server of the package ``mcp``, without a transport.
-
-    Raises:
-        MCPError: From a request, for an unknown tool.
-    """
+    """Create the server of the package ``mcp``, without a transport."""
     from anyio import CapacityLimiter, to_thread
     from mcp.server.lowlevel import Server
     from mcp.shared.exceptions import MCPError
@@ -565,18 +528,7 @@ def create_server(indexes: OpenedIndexes) -> Server[Any]:
 
 
 def parse_call(tool: type[IndexTool], arguments: Mapping[str, Any]) -> IndexTool:
-    """Check the arguments of a call.
-
-    Args:
-        tool: The tool.
-        arguments: Arguments by name, as the client sent them.
-
-    Returns:
-        The call.
-
-    Raises:
-        VisavisError: If an argument is unknown, missing or invalid.
-    """
+    """Check the arguments of a call."""
     try:
         return tool.model_validate(arguments)
     except ValidationError as error:
@@ -587,31 +539,19 @@ def parse_call(tool: type[IndexTool], arguments: Mapping[str, Any]) -> IndexTool
 
 def run_server(
     indexes: Sequence[Path],
-    feedback: str | Path | None,
     stores: Sequence[str | Path],
     progress: Progress,
+    *,
+    votes: bool = False,
 ) -> None:
-    """Serve indexes over stdin and stdout until the client closes stdin.
-
-    Args:
-        indexes: Folders of the indexes.
-        feedback: Feedback file. None: votes are not allowed.
-        stores: Confirmed locations of stores outside the folders of the indexes.
-        progress: Receives messages.
-
-    Raises:
-        RunError: If a folder is not an index.
-        VisavisError: If an index is given twice.
-        DataError: If the feedback file is invalid.
-        MissingExtra: If a package of the extra ``mcp`` is not installed.
-    """
+    """Serve indexes over stdin and stdout until the client closes stdin."""
     with requires_extra("mcp", "visavis mcp"):
         import anyio
         import prometheus_client  # noqa: F401 - only checks that it is installed
         from mcp.server.stdio import stdio_server
     for folder in indexes:
-        if not os.path.isfile(folder / MANIFEST):
-            # It raises the error. Its module imports torch, so it is not used for an index.
+        if not os.path.isfile(folder / DATABASE):
+            # It raises the error. Of an index, it is read by the first call of a tool.
             from visavis.retrieval.index_folder import read_manifest
 
             read_manifest(folder)
@@ -619,10 +559,12 @@ def run_server(
         from visavis.retrieval.index_folder import check_confirmed_stores
 
         check_confirmed_stores(indexes, stores)
-    with ExitStack() as stack:
-        file = None if feedback is None else stack.enter_context(open_feedback(feedback))
-        opened = OpenedIndexes(index_names(indexes), stores, file)
-        stack.callback(opened.close)
+    if votes:
+        from visavis.retrieval.server.vote_store import check_votes_writable
+
+        for folder in indexes:
+            check_votes_writable(folder)
+    with closing(OpenedIndexes(index_names(indexes), stores, saves_votes=votes)) as opened:
         server = create_server(opened)
 
         async def serve() -> None:

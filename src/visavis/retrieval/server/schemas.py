@@ -161,31 +161,28 @@ class QueryModel(RequestModel):
     like: Key = Field("", description="Key of an item to find similar items.")
     image: Digest = Field("", description="SHA-256 of an image that was uploaded before.")
 
-    @field_validator("text", "like")
+    @field_validator("text")
     @classmethod
-    def _check_characters(cls, value: str) -> str:
+    def _check_text(cls, value: str) -> str:
         if any(ord(letter) < 32 or 0xD800 <= ord(letter) < 0xE000 for letter in value):
             raise ValueError("expected text, got control characters or half a character")
         return " ".join(value.split())
 
-    def to_key(self) -> QueryKey:
-        """Convert to the query of feedback records.
+    @field_validator("like")
+    @classmethod
+    def _check_key(cls, value: str) -> str:
+        # The name of a file may have spaces and control characters.
+        if not is_unicode(value):
+            raise ValueError("expected text, got half a character")
+        return value
 
-        Returns:
-            The query.
-        """
+    def to_key(self) -> QueryKey:
+        """Convert to the query of feedback records."""
         return QueryKey(self.text, self.like, self.image)
 
     @classmethod
     def from_key(cls, key: QueryKey) -> QueryModel:
-        """Convert from the query of feedback records.
-
-        Args:
-            key: The query.
-
-        Returns:
-            The query in the form of the API.
-        """
+        """Convert from the query of feedback records."""
         return cls(text=key.text, like=key.similar_to, image=key.image_hash)
 
 
@@ -217,11 +214,7 @@ class FilterModel(BaseModel):
     ] = Field([], max_length=8, description="NAME=VALUE of the metadata.")
 
     def to_item_filter(self) -> ItemFilter:
-        """Convert to a filter of the index.
-
-        Returns:
-            The filter.
-        """
+        """Convert to a filter of the index."""
         pattern = (
             self.path if not self.path or "*" in self.path or "?" in self.path else f"*{self.path}*"
         )
@@ -303,6 +296,18 @@ class HitResponse(HitModel):
     content_version: str
 
 
+class NamedResponse(HitResponse):
+    """An item whose file name or caption has the words of a query.
+
+    Attributes:
+        found_by: What has the words.
+        text: The name or caption that has them.
+    """
+
+    found_by: Literal["name", "caption"]
+    text: str
+
+
 class SideResponse(BaseModel):
     """Results of one index.
 
@@ -317,6 +322,8 @@ class SideResponse(BaseModel):
             calibrated.
         correction: Correction of the scores with its bank. Empty: none.
         unknown_words: Words of the query that are not in the vocabulary of the model.
+        named: Items found by name or caption, on the first page only. They may be among the
+            results, too.
     """
 
     side: SideName
@@ -328,6 +335,7 @@ class SideResponse(BaseModel):
     no_match: bool | None
     correction: str
     unknown_words: list[str]
+    named: list[NamedResponse]
 
 
 class SearchResponse(BaseModel):
@@ -517,15 +525,7 @@ _UNUSUAL = re.compile(
 
 
 def check_json(value: Any, name: str = "") -> None:
-    """Check that JSON can be sent back: text in valid Unicode, and finite numbers.
-
-    Args:
-        value: Parsed JSON.
-        name: Name of the value.
-
-    Raises:
-        ApiError: Naming the first other value.
-    """
+    """Check that JSON can be sent back: text in valid Unicode, and finite numbers."""
     problem = ""
     if isinstance(value, str) and not is_unicode(value):
         problem = "expected text, got half of a surrogate pair. Send valid Unicode."
@@ -544,14 +544,7 @@ def check_json(value: Any, name: str = "") -> None:
 
 
 def is_unicode(text: str) -> bool:
-    """Check that a text has no half of a surrogate pair.
-
-    Args:
-        text: The text.
-
-    Returns:
-        Whether it can be encoded.
-    """
+    """Check that a text has no half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -563,14 +556,7 @@ class StrictJsonRequest(Request):
     """A request whose JSON has only valid Unicode and finite numbers."""
 
     async def json(self) -> Any:
-        """Parse the body.
-
-        Returns:
-            The JSON.
-
-        Raises:
-            ApiError: If a value is invalid.
-        """
+        """Parse the body. An invalid value is an ApiError."""
         content = await super().json()
         if _UNUSUAL.search(await self.body()):
             check_json(content)
@@ -581,11 +567,7 @@ class StrictJsonRoute(APIRoute):
     """A route for ``StrictJsonRequest``."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler of requests.
-
-        Returns:
-            The handler of FastAPI, for another kind of request.
-        """
+        """Return the handler of requests."""
         handle = super().get_route_handler()
 
         async def handle_strictly(request: Request) -> Response:
@@ -606,15 +588,8 @@ def _day_start(day: date | None, days_later: int) -> datetime | None:
 
 
 def describe_invalid(problem: Mapping[str, Any], name: str, known: Iterable[str] = ()) -> str:
-    """Describe an invalid value of a request.
-
-    Args:
-        problem: Error of pydantic.
-        name: Name of the value.
-        known: Names that are valid in place of an unknown one.
-
-    Returns:
-        The problem and its fix, on one line.
+    """Describe an error of pydantic on one line: the problem and its fix. ``known`` names are
+    suggested in place of an unknown one.
     """
     name = name[:80]
     kind = problem["type"]
@@ -646,19 +621,7 @@ def error_response(
     param: str | None = None,
     code: str | None = None,
 ) -> JSONResponse:
-    """Make the response to a request that cannot be answered.
-
-    Args:
-        status: HTTP status.
-        message: The problem and its fix.
-        headers: Headers of the response.
-        path: Path of the request. Errors of paths below ``/v1`` have OpenAI's form.
-        param: Wrong field of the request.
-        code: Name of the error.
-
-    Returns:
-        A JSON object with ``error``.
-    """
+    """Make the response to a request that cannot be answered."""
     authenticate = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
     error: Any = message
     if path.startswith(OPENAI_PREFIX):

@@ -17,41 +17,34 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
-import torch
 from starlette.exceptions import HTTPException
-from torch import Tensor
 
-from visavis.core.blocking import chunk_slices
-from visavis.core.encoded import Direction, unit_rows
 from visavis.core.errors import DataError, VisavisError
+from visavis.core.memory_budget import chunk_slices
 from visavis.data.capture_time import TAKEN, UNREADABLE_TIME, modified_time
-from visavis.data.feedback.records import (
-    FeedbackFile,
-    Judgment,
-    Preference,
-    QueryKey,
-    votes_not_undone,
-)
+from visavis.data.feedback.records import QueryKey
 from visavis.retrieval.index_folder import CORRECTION_FILE, Index, read_manifest
 from visavis.retrieval.items import (
-    MANIFEST,
+    COMPANIONS,
+    DATABASE,
     NO_FILTER,
     IndexItem,
     ItemFilter,
-    tags_to_metadata,
 )
 from visavis.retrieval.open_index import open_index
 from visavis.retrieval.search import (
     EncodeTexts,
+    NamedResult,
     SearchQuery,
     SearchResult,
     SearchResults,
+    content_text,
     grouped_results,
     parse_query,
     search_collection,
@@ -59,15 +52,14 @@ from visavis.retrieval.search import (
 )
 from visavis.retrieval.server.image_cache import ImageCache, ImageInput
 from visavis.retrieval.server.limits import LRUCache, ServerLimits, ServerMetrics, WaitingLimit
-from visavis.retrieval.server.schemas import ApiError, FacetsResponse, HitResponse
-from visavis.retrieval.source_files import COMPANIONS
-from visavis.retrieval.stores.arrow_tables import item_times, items_from_table, newest_rows
+from visavis.retrieval.server.schemas import ApiError, FacetsResponse, HitResponse, NamedResponse
+from visavis.retrieval.server.vote_store import VoteStore
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from PIL.Image import Image as PILImage
 
 T = TypeVar("T")
+AnyResult = TypeVar("AnyResult", SearchResult, NamedResult)
 RESULT_BLOCK, CACHED_QUERIES, CACHE_SECONDS = 60, 512, 300.0
 """Results of one search, so that the next page is cached, number of cached queries, and their
 lifetime in seconds.
@@ -87,6 +79,7 @@ requests are served.
 
 MAX_FOLDERS, MAX_METADATA_VALUES = 50, 30
 """Maximum number of folders, and of values of one metadata name, that are offered as filters."""
+NO_VOTES: Mapping[str, bool | None] = {}
 
 
 class ServedIndex:
@@ -95,7 +88,7 @@ class ServedIndex:
     Args:
         index: The index.
         name: Name that is shown when two indexes are compared. Default: the name of the folder.
-        has_probabilities: Whether results have match probabilities without captions, too.
+        needs_probabilities: Whether the results of texts must have match probabilities.
         stores: Confirmed locations of stores outside the folders of indexes.
 
     Attributes:
@@ -108,15 +101,15 @@ class ServedIndex:
         index: Index,
         name: str | None = None,
         *,
-        has_probabilities: bool = False,
+        needs_probabilities: bool = False,
         stores: Sequence[str | Path] = (),
     ):
         self.index = index
         self.count = index.store.count()
-        self.has_probabilities = has_probabilities or index.manifest.ignore_captions
+        self.needs_probabilities = needs_probabilities
         self.stores = stores
         self.name = name or index.folder.name
-        self._text_vectors = LRUCache[Tensor](CACHED_TEXTS)
+        self._text_vectors = LRUCache[np.ndarray](CACHED_TEXTS)
         self._files = _file_states(index.folder)
         # The first check reads the manifest: an update may have ended since the index was opened.
         self._checked = list[_FileState]()
@@ -124,14 +117,7 @@ class ServedIndex:
         self.version = hashlib.sha256(opened.encode()).hexdigest()[:16]
 
     def newer(self) -> ServedIndex | None:
-        """Open the index again after an update.
-
-        Returns:
-            The new version. None: there is none, or its update is still running.
-
-        Raises:
-            VisavisError: If the new version cannot be opened.
-        """
+        """Open the index again after an update. None: it has no new version, or is still updated."""
         files = _file_states(self.index.folder)
         if files == self._checked:
             return None
@@ -140,52 +126,35 @@ class ServedIndex:
         if is_same or manifest.digest is None:
             self._checked = files
             return None
-        index = open_index(self.index.folder, store=self.stores)
+        opened = self.index.manifest
+        is_same_model = (
+            manifest.query_model == opened.query_model
+            and manifest.fingerprint == opened.fingerprint
+            and manifest.embedding_dim == opened.embedding_dim
+        )
+        model = self.index.model if is_same_model else None
+        index = open_index(self.index.folder, store=self.stores, encoder=model)
         if index.is_unfinished:  # another update began
             index.close()
             self._checked = files
             return None
         # Not recorded as checked: after an error, the next call opens it again.
         newer = ServedIndex(
-            index, self.name, has_probabilities=self.has_probabilities, stores=self.stores
+            index, self.name, needs_probabilities=self.needs_probabilities, stores=self.stores
         )
-        if (manifest.query_model, manifest.fingerprint, manifest.embedding_dim) == (
-            self.index.manifest.query_model,
-            self.index.manifest.fingerprint,
-            self.index.manifest.embedding_dim,
-        ):
-            # The model is loaded already.
-            index.model = self.index.model
+        if index.model is self.index.model:
             newer._text_vectors = self._text_vectors
         return newer
 
     def find_content(self, content: str) -> IndexItem | None:
-        """Find an item by the hash of its file, which stays the same when the file is moved.
-
-        Args:
-            content: The hash.
-
-        Returns:
-            The first such item.
-        """
-        import pyarrow.compute as pc
-
-        row = pc.index(self._table["content"], content).as_py()
-        return None if row < 0 else items_from_table(self._table.slice(row, 1))[0]
+        """Find an item by the hash of its file, which stays the same when the file is moved."""
+        return self.index.store.table().find_content(content)
 
     def is_missing(self, item: IndexItem) -> bool:
         """Check whether the file of an item was moved or removed since the index was updated. The
         files of a data set are not checked.
-
-        Args:
-            item: The item.
-
-        Returns:
-            Whether the file does not exist.
         """
-        return not self.index.manifest.is_dataset and not os.path.isfile(
-            self.index.root / item.path
-        )
+        return not self.index.manifest.is_dataset and not os.path.isfile(self.index.place(item))
 
     @property
     def model_name(self) -> str:
@@ -204,7 +173,7 @@ class ServedIndex:
     @property
     def score_is_cosine(self) -> bool:
         """Whether the score of the model is the cosine of its vectors. This loads the model."""
-        matcher = self.index.model.matcher
+        matcher = self.index.model.whole.matcher
         return matcher.score_is_cosine and not matcher.rerank_top_k
 
     def search(
@@ -215,22 +184,7 @@ class ServedIndex:
         item_filter: ItemFilter,
         encode_texts: EncodeTexts | None = None,
     ) -> SearchResults:
-        """Find the best items, or the newest ones for an empty query.
-
-        Args:
-            key: The query.
-            image: Uploaded image of the query.
-            top: Maximum number of results.
-            item_filter: Conditions on the items.
-            encode_texts: Encodes the texts of the query. None: the method of this class.
-
-        Returns:
-            Results, best first.
-
-        Raises:
-            VisavisError: If the query has only exclusions, or no item has a metadata name of the
-                filter.
-        """
+        """Find the best items, or the newest ones for an empty query."""
         if not key:
             newest = grouped_results(
                 self.index, partial(self._find_newest, item_filter=item_filter), top
@@ -243,30 +197,17 @@ class ServedIndex:
             images=() if image is None else ((1.0, image),),
             like=((1.0, key.similar_to),) if key.similar_to else (),
         )
-        has_probabilities = self.has_probabilities and query.is_single_text
         results = search_collection(
             self.index,
             query,
             top,
             item_filter,
             encode_texts=encode_texts or self.encode_texts,
-            max_irrelevant=1.0 if has_probabilities else None,
         )
         return replace(results, unknown_words=unknown_words(self.index.model, query))
 
     def video_path(self, item: IndexItem) -> Path:
-        """Find the file of a video, or of the video of a moment.
-
-        Args:
-            item: The item.
-
-        Returns:
-            Path of the file, without links.
-
-        Raises:
-            DataError: If the file is missing, a link leads out of the source, or the video is a
-                part of an archive.
-        """
+        """Find the file of a video, or of the video of a moment. Its path has no links."""
         location = self.index.locate(item)
         with location.open():  # checks links
             path = Path(os.path.realpath(location.path))
@@ -279,62 +220,39 @@ class ServedIndex:
 
     def _find_newest(self, count: int, item_filter: ItemFilter) -> tuple[list[SearchResult], bool]:
         """The newest items, and whether there may be more."""
-        rows = newest_rows(self._table, count, item_filter)
-        items = items_from_table(self._table.take(rows))
-        return [SearchResult(item, 0.0) for item in items], len(rows) == count
+        items = self.index.store.table().newest(count, item_filter)
+        return [SearchResult(item, 0.0) for item in items], len(items) == count
 
-    def encode_texts(self, texts: Sequence[str]) -> list[Tensor]:
-        """Encode texts at once. Texts of recent queries are taken from a cache.
-
-        Args:
-            texts: The texts.
-
-        Returns:
-            Unit vectors of each text: shape ``[D]``, or ``[n, D]`` for a late-interaction model.
+    def encode_texts(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Encode texts at once to unit vectors ``[D]``, or ``[n, D]`` of a late-interaction model.
+        Texts of recent queries are taken from a cache.
         """
         vectors = {
             text: vector for text in texts if (vector := self._text_vectors.get(text)) is not None
         }
         if missing := list(dict.fromkeys(text for text in texts if text not in vectors)):
-            vectors |= zip(missing, self.index.encode_texts(missing), strict=True)
+            vectors |= zip(missing, self.index.model.encode_texts(missing), strict=True)
         for text, vector in vectors.items():
             self._text_vectors.put(text, vector)
         return [vectors[text] for text in texts]
 
-    def encode_known(self, texts: Sequence[str]) -> dict[str, Tensor]:
-        """Encode the texts of several requests at once.
-
-        Args:
-            texts: The texts.
-
-        Returns:
-            Vectors by text, as of ``encode_texts``. Texts whose words are all unknown are left out,
-            because the request with such a text reports it.
-        """
+    def encode_known(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
+        """Encode the texts of several requests at once."""
         known = list[str]()
         for text in dict.fromkeys(texts):
+            # A text whose words are all unknown is left out. Its request reports it.
             with suppress(VisavisError):
                 self.index.model.unknown_words(text)
                 known.append(text)
         return dict(zip(known, self.encode_texts(known), strict=True))
 
-    def shorten(self, vectors: Tensor, dimensions: int | None) -> Tensor:
-        """Shorten vectors to their first dimensions, if the model was trained for it.
-
-        Args:
-            vectors: Unit vectors, shape ``[N, D]``.
-            dimensions: Number of dimensions. None: all.
-
-        Returns:
-            Unit vectors.
-
-        Raises:
-            ApiError: If the model was not trained for this number of dimensions.
-        """
+    def shorten(self, vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
+        """Shorten unit vectors ``[N, D]`` to their first dimensions, if the model was trained so."""
         full = vectors.shape[1]
         if dimensions in (None, full):
             return vectors
-        trained = [dim for dim in self.index.model.matcher.matryoshka_dims if dim < full] + [full]
+        dims = self.index.model.whole.matcher.matryoshka_dims
+        trained = [dim for dim in dims if dim < full] + [full]
         if dimensions not in trained:
             raise ApiError(
                 400,
@@ -342,30 +260,33 @@ class ServedIndex:
                 f"model was trained for, got {dimensions}. Use one of them, or omit dimensions.",
                 param="dimensions",
             )
-        return unit_rows(vectors[:, :dimensions])
+        shortened = vectors[:, :dimensions]
+        return np.asarray(shortened / np.linalg.norm(shortened, axis=1, keepdims=True))
 
     def warm_up(self) -> None:
-        """Run a first search, which is slower than later ones.
-
-        Raises:
-            VisavisError: If there can be no match probabilities, and they are requested.
-        """
-        if self.has_probabilities and self.index.calibration is None:
-            _ = self.index.null_scores
-        first_items = [QueryKey(similar_to=key) for key in self._table["key"][:1].to_pylist()]
+        """Run a first search, which is slower than later ones."""
+        if self.needs_probabilities:
+            _ = self.index.match_scale(None)  # may raise an error
+        first_key = self.index.store.table().first_key()
+        first_items = [] if first_key is None else [QueryKey(similar_to=first_key)]
         for key in [*first_items, QueryKey("an image")]:
             with suppress(VisavisError):  # a vocabulary may contain no word of the text
                 self.search(key, None, 1, NO_FILTER)
 
     @cached_property
-    def _table(self) -> pa.Table:
-        """All items as columns, as of the first access."""
-        return self.index.store.table()
-
-    @cached_property
     def facets(self) -> FacetsResponse:
         """Values to filter by."""
-        return count_facets(self._table)
+        facets = self.index.store.table().facets(
+            max_folders=MAX_FOLDERS,
+            max_values=MAX_METADATA_VALUES,
+            hidden=(TAKEN, UNREADABLE_TIME, COMPANIONS),
+        )
+        return FacetsResponse(
+            kinds=facets.kinds,
+            folders=facets.folders,
+            years={str(year): count for year, count in facets.years.items()},
+            metadata=facets.metadata,
+        )
 
 
 _FileState = tuple[int, int, int] | None
@@ -374,7 +295,7 @@ _FileState = tuple[int, int, int] | None
 def _file_states(folder: Path) -> list[_FileState]:
     """State of the files of an index that change with its version."""
     states = list[_FileState]()
-    for name in (MANIFEST, CORRECTION_FILE):
+    for name in (DATABASE, CORRECTION_FILE):
         try:
             state = os.stat(folder / name)
         except OSError:
@@ -384,93 +305,15 @@ def _file_states(folder: Path) -> list[_FileState]:
     return states
 
 
-def count_facets(table: pa.Table) -> FacetsResponse:
-    """Count the values that items can be filtered by.
-
-    Args:
-        table: Table of items.
-
-    Returns:
-        Number of items by value.
-    """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    paths = table["path"]
-    folders = _count(
-        pc.replace_substring_regex(paths.filter(pc.match_substring(paths, "/")), "/[^/]*$", "")
-    )
-    folders.pop("", None)
-    # The years of numpy count from 1970.
-    years = _count(
-        pa.array(
-            item_times(table).astype("datetime64[us]").astype("datetime64[Y]").astype(np.int64)
-            + 1970
-        )
-    )
-    tags = pc.value_counts(pc.list_flatten(table["metadata"]))
-    names = pc.replace_substring_regex(tags.field("values"), "(?s)=.*", "")
-    few = [
-        name
-        for name, count in _count(names).items()
-        if 1 < count <= MAX_METADATA_VALUES and name not in (TAKEN, UNREADABLE_TIME, COMPANIONS)
-    ]
-    metadata: dict[str, dict[str, int]] = {}
-    for tag in tags.filter(pc.is_in(names, value_set=pa.array(few, pa.string()))).to_pylist():
-        [(name, value)] = tags_to_metadata([tag["values"]]).items()
-        metadata.setdefault(name, {})[value] = tag["counts"]
-    return FacetsResponse(
-        kinds=_count(table["kind"]),
-        folders=dict(folders.most_common(MAX_FOLDERS)),
-        years={str(year): count for year, count in sorted(years.items())},
-        metadata={name: dict(sorted(values.items())) for name, values in sorted(metadata.items())},
-    )
-
-
-def _count(values: Any) -> Counter[Any]:
-    """How often each value of a column or array occurs."""
-    import pyarrow.compute as pc
-
-    return Counter(
-        {count["values"]: count["counts"] for count in pc.value_counts(values).to_pylist()}
-    )
-
-
-def modified_at(item: IndexItem) -> datetime:
-    """Convert the modification time of an item.
-
-    Args:
-        item: The item.
-
-    Returns:
-        Time in UTC.
-    """
-    return modified_time(item.modified_ns).astimezone(UTC)
-
-
 def item_values(item: IndexItem) -> dict[str, Any]:
-    """Convert an item to the form of the API.
-
-    Args:
-        item: The item.
-
-    Returns:
-        Values of ``ItemModel``.
-    """
+    """Convert an item to the values of ``ItemModel``."""
     values = {name: getattr(item, name) for name in ("key", "kind", "start", "end")}
-    return values | {"modified": modified_at(item), "metadata": dict(item.metadata)}
+    modified = modified_time(item.modified_ns).astimezone(UTC)
+    return values | {"modified": modified, "metadata": dict(item.metadata)}
 
 
 def result_values(key: QueryKey, result: SearchResult) -> dict[str, Any]:
-    """Convert a result to the form of the API.
-
-    Args:
-        key: The query.
-        result: The result.
-
-    Returns:
-        Values of ``HitModel``.
-    """
+    """Convert a result to the values of ``HitModel``."""
     probability = result.match_probability
     is_known = probability is not None and math.isfinite(probability)
     return item_values(result.item) | {
@@ -479,105 +322,6 @@ def result_values(key: QueryKey, result: SearchResult) -> dict[str, Any]:
         "irrelevant_share": result.irrelevant_share if is_known else None,
         "duplicates": list(result.duplicates),
     }
-
-
-def new_vote(index: str, key: QueryKey, item: IndexItem, relevant: bool | None) -> Judgment:
-    """Create a vote.
-
-    Args:
-        index: Name of the index.
-        key: The query.
-        item: The item.
-        relevant: Whether the item is relevant. None withdraws the vote.
-
-    Returns:
-        The vote, with a new name.
-    """
-    return Judgment(_now(), index, key, item.key, item.content, relevant, vote=secrets.token_hex(8))
-
-
-class VoteStore:
-    """The current votes in memory, and all of them in the feedback file.
-
-    Args:
-        file: Feedback file. None: votes are not saved.
-        metrics: Metrics of the server.
-    """
-
-    def __init__(self, file: FeedbackFile | None, metrics: ServerMetrics):
-        self.file = file
-        self.metrics = metrics
-        self._votes = votes_not_undone(file.records) if file else {}
-
-    def vote(self, key: QueryKey, item: str) -> bool | None:
-        """Look up the current vote.
-
-        Args:
-            key: The query.
-            item: Key of the item.
-
-        Returns:
-            Whether the item was voted relevant. None: no vote.
-        """
-        votes = self._votes.get((key, item))
-        return votes[-1].relevant if votes else None
-
-    def record_vote(
-        self, index: str, key: QueryKey, item: IndexItem, relevant: bool | None
-    ) -> Judgment:
-        """Save a vote.
-
-        Args:
-            index: Name of the index.
-            key: The query.
-            item: The item.
-            relevant: Whether the item is relevant. None withdraws the vote.
-
-        Returns:
-            The saved vote, with its name.
-
-        Raises:
-            HTTPException: If votes are not saved.
-            StorageError: If the file cannot be written.
-        """
-        judgment = new_vote(index, key, item, relevant)
-        self._append(judgment)
-        self._votes.setdefault((key, item.key), []).append(judgment)
-        return judgment
-
-    def undo(self, vote: str) -> bool | None:
-        """Undo one vote. Earlier and later votes of others on the same item remain.
-
-        Args:
-            vote: Name of the vote.
-
-        Returns:
-            The judgment that applies without it. None: no vote.
-
-        Raises:
-            HTTPException: If there is no such vote, or votes are not saved.
-            StorageError: If the file cannot be written.
-        """
-        judgments = (judgment for votes in self._votes.values() for judgment in votes)
-        undone = next((judgment for judgment in judgments if judgment.vote == vote), None)
-        if undone is None or not vote:
-            raise HTTPException(
-                404,
-                f"vote: expected the name of a vote that was not undone, got {vote[:80]!r}. Reload "
-                "the page.",
-            )
-        pair = undone.query, undone.item
-        remaining = [judgment for judgment in self._votes[pair] if judgment is not undone]
-        relevant = remaining[-1].relevant if remaining else None
-        self._append(replace(undone, timestamp=_now(), relevant=relevant, vote="", undoes=vote))
-        self._votes[pair] = remaining
-        return relevant
-
-    def _append(self, judgment: Judgment) -> None:
-        if self.file is None:
-            raise HTTPException(409, "Votes are not saved. Start the server with --feedback FILE.")
-        self.file.append(judgment)
-        self.metrics.votes.labels("relevant").inc()
 
 
 class ModelWork(NamedTuple):
@@ -603,17 +347,18 @@ class SearchService:
 
     Args:
         indexes: One or two indexes.
-        feedback: Feedback file. None: votes are not saved.
         limits: Sizes and timeouts.
         metrics: Metrics of the server.
+        saves_votes: Whether clients may vote. Votes are saved in the indexes.
     """
 
     def __init__(
         self,
         indexes: Sequence[ServedIndex],
-        feedback: FeedbackFile | None,
         limits: ServerLimits,
         metrics: ServerMetrics,
+        *,
+        saves_votes: bool = False,
     ):
         self.indexes = list(indexes)
         self.limits = limits
@@ -621,7 +366,8 @@ class SearchService:
         # The numbers of the indexes must not reveal their order on the command line.
         if len(self.indexes) > 1 and secrets.randbelow(2):
             self.indexes.reverse()
-        self.votes = VoteStore(feedback, metrics)
+        voted = [index.index.folder for index in self.indexes] if saves_votes else []
+        self.votes = VoteStore(voted, metrics)
         self.images = ImageCache(limits, metrics)
         self._recent = RecentQueries()
         # Items of results, which pages show after an update of the index.
@@ -644,12 +390,6 @@ class SearchService:
     def side_order(self, key: QueryKey) -> list[int]:
         """Order the indexes from left to right, at random but fixed for a query while the server
         runs.
-
-        Args:
-            key: The query.
-
-        Returns:
-            Numbers of the indexes.
         """
         numbers = list(range(len(self.indexes)))
         if not self.is_comparison:
@@ -659,17 +399,7 @@ class SearchService:
         return numbers[::-1] if digest[0] & 1 else numbers
 
     def index(self, number: int) -> ServedIndex:
-        """Look up an index.
-
-        Args:
-            number: Number of the index.
-
-        Returns:
-            The index.
-
-        Raises:
-            HTTPException: If the number is invalid.
-        """
+        """Look up an index."""
         if number >= len(self.indexes):
             raise HTTPException(
                 404,
@@ -681,9 +411,6 @@ class SearchService:
     async def follow_updates(self, seconds: float = UPDATE_SECONDS) -> None:
         """Open each new version of the indexes, until the task is cancelled. A version that cannot
         be opened is tried again, after twice as long each time.
-
-        Args:
-            seconds: Time between two checks.
         """
         problems = [""] * len(self.indexes)
         waits = [0.0] * len(self.indexes)
@@ -729,27 +456,30 @@ class SearchService:
             raise
         self.indexes[number] = newer
 
-    def item(self, number: int, key: str, content_version: str = "") -> IndexItem:
-        """Look up an item, or one that a page still shows after an update of the index.
-
-        Args:
-            number: Number of the index.
-            key: Key of the item.
-            content_version: Beginning of the hash of its file. Empty: any file of this key.
-
-        Returns:
-            The item. If its file was moved, the item of the new place.
-
-        Raises:
-            HTTPException: If the key is unknown.
+    async def read(self, number: int, function: Callable[[ServedIndex], T]) -> T:
+        """Read an index on the thread of the searches. A search may hold its database, and an
+        update closes it between the searches only.
         """
-        served = self.index(number)
-        item = served.index.store.get([key]).get(key)
-        if item is not None and item.content.startswith(content_version):
-            return item
+        self.index(number)  # may raise an error
+        return await asyncio.wrap_future(
+            self._model_thread.submit(lambda: function(self.indexes[number]))
+        )
+
+    async def item(self, number: int, key: str, content_version: str = "") -> IndexItem:
+        """Look up an item, or one that a page still shows after an update of the index."""
         former = self._shown.get((number, key, content_version))
-        if former is not None:
-            item = served.find_content(former.content) or former
+
+        def find(served: ServedIndex) -> IndexItem | None:
+            item = served.index.store.get([key]).get(key)
+            # The version is the beginning of the hash of the file. Empty: any file of this key.
+            if item is not None and item.content.startswith(content_version):
+                return item
+            if former is None:
+                return item
+            # If the file was moved, the item of the new place.
+            return served.find_content(former.content) or former
+
+        item = await self.read(number, find)
         if item is None:
             raise HTTPException(
                 404,
@@ -758,16 +488,9 @@ class SearchService:
             )
         return item
 
-    def present(self, number: int, results: Sequence[SearchResult]) -> list[SearchResult]:
+    def present(self, number: int, results: Sequence[AnyResult]) -> list[AnyResult]:
         """Select the results whose files exist. Others were moved or removed after the last update
         of the index.
-
-        Args:
-            number: Number of the index.
-            results: The results.
-
-        Returns:
-            Results with a file.
         """
         served = self.indexes[number]
         return [result for result in results if not served.is_missing(result.item)]
@@ -775,23 +498,7 @@ class SearchService:
     async def search(
         self, number: int, key: QueryKey, item_filter: ItemFilter, top: int, client: str = ""
     ) -> SearchResults:
-        """Search one index.
-
-        Args:
-            number: Number of the index.
-            key: The query.
-            item_filter: Conditions on the items.
-            top: Number of results that are needed.
-            client: Name of the client.
-
-        Returns:
-            At least ``top`` results, or all.
-
-        Raises:
-            HTTPException: If too many requests of the client are waiting, or the image of the query is no longer
-                cached.
-            VisavisError: If the query is invalid.
-        """
+        """Search one index for at least ``top`` results, or all."""
         served = self.indexes[number]
         result_key = (number, served.version, key, repr(item_filter))
         expires, fetched, cached = self._results.get(result_key) or (0.0, 0, None)
@@ -808,7 +515,7 @@ class SearchService:
             with self.metrics.search_seconds.time():
                 return current.search(key, image, fetched, item_filter, encode)
 
-        texts = [text for _, text in parse_query(key.text)]
+        texts = [content_text(text) for _, text in parse_query(key.text)]
         results = await self.run_model(served, search, texts, (*result_key, fetched), client)
         # After the search, because a failed one must not be cached.
         self._results.put(result_key, (time.monotonic() + CACHE_SECONDS, fetched, results))
@@ -823,21 +530,7 @@ class SearchService:
         key: Hashable = None,
         client: str = "",
     ) -> T:
-        """Do work on the thread of the models.
-
-        Args:
-            served: The index, whose model encodes the texts.
-            run: Does the work. It receives a function that returns the vectors of texts.
-            texts: Texts to encode together with those of other work that waits.
-            key: Equal for work with the same result, which is done once. None: unlike all other.
-            client: Name of the client.
-
-        Returns:
-            The result of ``run``.
-
-        Raises:
-            HTTPException: If too many requests of the client are waiting.
-        """
+        """Do work on the thread of the models, as ``ModelWork`` describes it."""
         with self._limit.waiting(client), self.metrics.searches_waiting.track_inprogress():
             future: Future[T] = Future()
             self._waiting.append(ModelWork(served, texts, run, key, future))
@@ -857,7 +550,7 @@ class SearchService:
                 num_texts += len(work.texts)
         encoders = dict[ServedIndex, EncodeTexts]()
         for served in dict.fromkeys(work.served for work in batch):
-            vectors = dict[str, Tensor]()
+            vectors = dict[str, np.ndarray]()
             with suppress(Exception):  # each work reports its own error
                 vectors = served.encode_known(
                     [text for work in batch if work.served is served for text in work.texts]
@@ -876,25 +569,14 @@ class SearchService:
 
     async def encode_texts(
         self, served: ServedIndex, texts: Sequence[str], client: str = ""
-    ) -> tuple[Tensor, int]:
-        """Encode texts together with those of other requests. Other requests are served between
-        the parts of a long list.
-
-        Args:
-            served: The index. Its model encodes all texts, also if an update replaces the index.
-            texts: The texts.
-            client: Name of the client.
-
-        Returns:
-            Unit vectors, shape ``[N, D]``, and the number of tokens that the model read.
-
-        Raises:
-            HTTPException: If too many requests of the client are waiting.
-            VisavisError: If the model knows no word of a text, or has several vectors per text.
+    ) -> tuple[np.ndarray, int]:
+        """Encode texts to unit vectors ``[N, D]``, and count the tokens that the model read. Other
+        requests are served between the parts of a long list.
         """
+        # This model encodes all texts, also if an update replaces the index.
         model = served.index.model
         _require_single_vectors(served)
-        parts = list[Tensor]()
+        parts = list[np.ndarray]()
         num_tokens = 0
         # Rounding depends on the place in a batch, so that equal texts would have different vectors.
         distinct = {text: number for number, text in enumerate(dict.fromkeys(texts))}
@@ -902,10 +584,12 @@ class SearchService:
         for chunk in chunk_slices(len(distinct), TEXTS_PER_TURN):
             part = list(distinct)[chunk]
 
-            def encode(encode_texts: EncodeTexts, part: Sequence[str] = part) -> tuple[Tensor, int]:
+            def encode(
+                encode_texts: EncodeTexts, part: Sequence[str] = part
+            ) -> tuple[np.ndarray, int]:
                 for text in part:
                     model.unknown_words(text)
-                return torch.stack(list(encode_texts(part))), sum(
+                return np.stack(encode_texts(part)), sum(
                     count * repeats[text]
                     for text, count in zip(part, model.count_tokens(part), strict=True)
                 )
@@ -913,26 +597,14 @@ class SearchService:
             vectors, count = await self.run_model(served, encode, part, client=client)
             parts.append(vectors)
             num_tokens += count
-        return torch.cat(parts)[[distinct[text] for text in texts]], num_tokens
+        return np.concatenate(parts)[[distinct[text] for text in texts]], num_tokens
 
-    async def encode_images(self, served: ServedIndex, images: Sequence[ImageInput]) -> Tensor:
-        """Encode images, as ``Retriever.encode_images`` does.
-
-        Args:
-            served: The index.
-            images: The images.
-
-        Returns:
-            Unit vectors, shape ``[N, D]``.
-
-        Raises:
-            HTTPException: If too many requests of the client are waiting.
-            DataError: If the content of an image is not one.
-            VisavisError: If the model has several vectors per image.
-        """
+    async def encode_images(self, served: ServedIndex, images: Sequence[ImageInput]) -> np.ndarray:
+        """Encode images to unit vectors ``[N, D]``."""
         model = served.index.model
         _require_single_vectors(served)
-        return torch.cat(await self.map_images(served, images, [model.encode_images]))
+        parts = await self.map_images(served, images, [model.encode_images])
+        return np.stack([vector for part in parts for vector in part])
 
     async def map_images(
         self,
@@ -942,24 +614,15 @@ class SearchService:
     ) -> list[T]:
         """Decode images, and call functions on the thread of the models with a few of them. Other
         requests are served between the calls.
-
-        Args:
-            served: The index.
-            images: Images of one request.
-            functions: The functions.
-
-        Returns:
-            Results of all functions for the first images, then for the next ones.
-
-        Raises:
-            HTTPException: If too many requests of the client are waiting.
-            DataError: If the content of an image is not one, or the images are too large.
         """
         model = served.index.model
         client = images[0].client
+        # Of all functions for the first images, then for the next ones.
         results = list[T]()
         # The processor may be loaded with the whole model.
-        min_side = await self.run_model(served, lambda _: model.processor.min_side, client=client)
+        min_side = await self.run_model(
+            served, lambda _: model.image_model.processor.min_side, client=client
+        )
         pixels = await self.images.pixels(images, min_side)
         for chunk in _turns(pixels, self.limits.max_decoded_pixels):
             # Decoded images take far more memory than their files.
@@ -978,55 +641,39 @@ class SearchService:
 
     async def score_pairs(
         self, served: ServedIndex, query: str | ImageInput, items: Sequence[str | ImageInput]
-    ) -> tuple[Tensor, int]:
-        """Score images for a text, or texts for an image, with the score of the model. A model with
-        two stages scores all of them with its second one.
-
-        Args:
-            served: The index.
-            query: Text or image.
-            items: Images or texts.
-
-        Returns:
-            Scores, shape ``[N]``, and the number of tokens that the model read.
-
-        Raises:
-            HTTPException: If too many requests of the client are waiting.
-            VisavisError: If the model knows no word of a text, or the content of an image is not one.
+    ) -> tuple[np.ndarray, int]:
+        """Score images for a text, or texts for an image: ``[N]``, and the number of tokens. A model
+        with two stages scores all of them with its second one.
         """
         model = served.index.model
         given = [query, *items]
         texts = [item for item in given if isinstance(item, str)]
         images = [item for item in given if isinstance(item, ImageInput)]
-        direction: Direction = "t2i" if isinstance(query, str) else "i2t"
+        direction: Literal["t2i", "i2t"] = "t2i" if isinstance(query, str) else "i2t"
 
-        def score(columns: slice, decoded: list[PILImage]) -> Tensor:
+        def score(columns: slice, decoded: list[PILImage]) -> np.ndarray:
             for text in texts[columns]:
                 model.unknown_words(text)
             parts = [
-                model.score(decoded[rows], texts[columns], direction=direction).flatten()
+                model.score(decoded[rows], texts[columns], direction).ravel()
                 for rows in chunk_slices(len(decoded), limit)
             ]
-            return torch.cat(parts)
+            return np.concatenate(parts)
 
         client = images[0].client
         # No more candidates at once than the second stage scores. One side is the query.
         limit = await self.run_model(
-            served, lambda _: model.matcher.rerank_top_k or TEXTS_PER_TURN, client=client
+            served, lambda _: model.whole.matcher.rerank_top_k or TEXTS_PER_TURN, client=client
         )
         functions = [partial(score, columns) for columns in chunk_slices(len(texts), limit)]
         scores = await self.map_images(served, images, functions)
         num_tokens = await self.run_model(
             served, lambda _: sum(model.count_tokens(texts)), client=client
         )
-        return torch.cat(scores), num_tokens
+        return np.concatenate(scores), num_tokens
 
     def model_numbers(self) -> dict[str, int]:
-        """Name the served models.
-
-        Returns:
-            Number of an index of each model, by the name of the model.
-        """
+        """Number of an index of each served model, by the name of the model."""
         prints = {
             (index.model_name, index.index.manifest.query_model.fingerprint)
             for index in self.indexes
@@ -1038,54 +685,36 @@ class SearchService:
             numbers.setdefault(index.model_name if are_unique else index.name, number)
         return dict(sorted(numbers.items()))
 
-    def record_preference(self, key: QueryKey, side: str) -> tuple[str, str]:
-        """Save which side is better.
-
-        Args:
-            key: The query.
-            side: ``"left"``, ``"right"`` or ``"neither"``.
-
-        Returns:
-            Names of the left and of the right index.
-
-        Raises:
-            HTTPException: If there is only one index.
-            StorageError: If the feedback file cannot be written.
+    def record_preference(self, key: QueryKey, side: str) -> tuple[str, str, bool]:
+        """Save which side is better, if votes are saved. Return the names of the left and of the
+        right index, and whether it was saved.
         """
         if not self.is_comparison:
             raise HTTPException(409, "Preferences need two indexes. Start the server with two.")
         left, right = (self.indexes[number].name for number in self.side_order(key))
-        if self.votes.file is not None:
-            self.votes.file.append(
-                Preference(_now(), key, left, right, {"left": left, "right": right}.get(side))
-            )
-            self.metrics.votes.labels("preference").inc()
-        return left, right
+        preferred = {"left": left, "right": right}.get(side)
+        return left, right, self.votes.record_preference(key, left, right, preferred)
 
-    def uncertain_pairs(self, count: int) -> list[UncertainPair]:
-        """Select pairs of a recent query and an item whose vote would be most informative.
-
-        Args:
-            count: Maximum number of pairs.
-
-        Returns:
-            Pairs without a vote, the most uncertain first.
-        """
+    async def uncertain_pairs(self, count: int) -> list[UncertainPair]:
+        """Select pairs of a recent query and an item without a vote, the most uncertain first."""
+        queries = self._recent.queries()
+        votes = await asyncio.to_thread(
+            lambda: {(key, number): self.votes.of_query(number, key) for key, number in queries}
+        )
         return self._recent.most_uncertain(
-            count, lambda key, item: self.votes.vote(key, item) is not None
+            count,
+            # A query may have arrived since.
+            lambda key, number, item: votes.get((key, number), {}).get(item) is not None,
         )
 
-    def to_hit(self, number: int, key: QueryKey, result: SearchResult) -> HitResponse:
-        """Convert a result to the form of the API.
-
-        Args:
-            number: Number of the index.
-            key: The query.
-            result: The result.
-
-        Returns:
-            The result with its vote.
-        """
+    def to_hit(
+        self,
+        number: int,
+        key: QueryKey,
+        result: SearchResult,
+        votes: Mapping[str, bool | None] = NO_VOTES,
+    ) -> HitResponse:
+        """Convert a result to the form of the API, with its vote."""
         item = result.item
         version = item.content[:12]
         self._shown.put((number, item.key, version), item)
@@ -1094,9 +723,16 @@ class SearchService:
             **result_values(key, result),
             name=item.path.rpartition("/")[2],
             path=item.path,
-            vote=self.votes.vote(key, item.key),
+            vote=votes.get(item.key),
             content_version=version,
         )
+
+    def to_named(
+        self, number: int, key: QueryKey, named: NamedResult, votes: Mapping[str, bool | None]
+    ) -> NamedResponse:
+        """Convert an item that was found by name or caption to the form of the API."""
+        hit = self.to_hit(number, key, SearchResult(named.item, math.nan), votes)
+        return NamedResponse(**vars(hit), found_by=named.found_by, text=named.text)
 
     def close(self) -> None:
         """Stop the threads, and the searches that wait."""
@@ -1132,16 +768,12 @@ def _call(run: Callable[[list[PILImage]], T], images: list[PILImage], _: EncodeT
 
 
 def _look_up(
-    vectors: Mapping[str, Tensor], encode_texts: EncodeTexts, texts: Sequence[str]
-) -> Sequence[Tensor]:
+    vectors: Mapping[str, np.ndarray], encode_texts: EncodeTexts, texts: Sequence[str]
+) -> Sequence[np.ndarray]:
     """Vectors of texts that were encoded with those of other requests."""
     if all(text in vectors for text in texts):
         return [vectors[text] for text in texts]
     return encode_texts(texts)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 MAX_QUERIES = 50
@@ -1184,13 +816,7 @@ class RecentQueries:
         )
 
     def add(self, query: QueryKey, index: int, results: Sequence[SearchResult]) -> None:
-        """Store the results of a query. Queries with images or items are ignored.
-
-        Args:
-            query: The query.
-            index: Number of the searched index.
-            results: Search results, best first.
-        """
+        """Store the results of a query. Queries with images or items are ignored."""
         if not query.text or query.similar_to or query.image_hash:
             return
         # "be", "beac" and "beach" are one query that was typed slowly.
@@ -1203,44 +829,30 @@ class RecentQueries:
             self._entries.remove(entry)
         self._entries.append((query, index, results[:RESULTS_PER_QUERY]))
 
+    def queries(self) -> list[tuple[QueryKey, int]]:
+        """Return the queries, each with the number of its index."""
+        return [(query, index) for query, index, _ in self._entries]
+
     def most_uncertain(
-        self, count: int, is_labeled: Callable[[QueryKey, str], bool]
+        self, count: int, is_labeled: Callable[[QueryKey, int, str], bool]
     ) -> list[UncertainPair]:
-        """Select the most uncertain pairs that are not judged yet.
-
-        Args:
-            count: Maximum number of pairs.
-            is_labeled: Whether the pair of a query and an item key is judged already.
-
-        Returns:
-            Pairs, most uncertain first, at most `MAX_PAIRS_PER_QUERY` per query.
-        """
+        """Select the most uncertain pairs that are not judged yet."""
         pairs = list[UncertainPair]()
         for query, index, results in self._entries:
             candidates = [
                 UncertainPair(query, index, result, uncertainty)
                 for result, uncertainty in zip(results, uncertainties(results), strict=True)
-                if not is_labeled(query, result.key)
+                if not is_labeled(query, index, result.key)
             ]
             pairs += sorted(candidates, key=lambda pair: -pair.uncertainty)[:MAX_PAIRS_PER_QUERY]
         return sorted(pairs, key=lambda pair: -pair.uncertainty)[:count]
 
 
 def uncertainties(results: Sequence[SearchResult]) -> list[float]:
-    """Estimate how uncertain the relevance of each search result is.
-
-    Formula:
-        With a match probability p: $1 - 2 |p - 0.5|$. Without: $exp(-|score - edge| / std)$,
-        where ``edge`` is the mean of the 10th and the 11th score, the end of the first page, and
-        ``std`` the standard deviation of the scores.
-
-    Args:
-        results: Results of one query, best first.
-
-    Returns:
-        Uncertainty of each result, from 0 to 1.
-    """
+    """Estimate how uncertain the relevance of each result is, 0 to 1. The results are best first."""
     scores = [result.score for result in results]
+    # Without a match probability, the most uncertain score is at the end of the first page: the
+    # mean of the 10th and the 11th one.
     around_page_end = scores[FIRST_PAGE_SIZE - 1 : FIRST_PAGE_SIZE + 1]
     edge = (
         sum(around_page_end) / len(around_page_end) if around_page_end else min(scores, default=0.0)

@@ -12,7 +12,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -96,35 +96,9 @@ def host_name(header: str) -> str:
         return ""
 
 
-# TrustedHostMiddleware of Starlette accepts neither every loopback address nor a literal [::1].
-def is_allowed_host(header: str, names: Collection[str]) -> bool:
-    """Check the Host header of a request to a loopback server, as protection against DNS rebinding.
-
-    In DNS rebinding, a foreign name resolves to the loopback address, so that a foreign page can
-    read the responses.
-
-    Args:
-        header: Value of the header.
-        names: Names of the server in lower case, in addition to the loopback ones.
-
-    Returns:
-        Whether the header names this server.
-    """
-    name = host_name(header)
-    return is_loopback(name) or (name != "" and name in names)
-
-
 def validate_host_name(name: str) -> str:
-    """Check a name by which a proxy requests this server.
-
-    Args:
-        name: Name or IP address, without scheme and port.
-
-    Returns:
-        The name as browsers send it: in lower case, and in ASCII for an international name.
-
-    Raises:
-        VisavisError: If it is not one exact name.
+    """Check a name by which a proxy requests this server. Return it as browsers send it: in lower
+    case, and in ASCII for an international name.
     """
     try:
         ascii_name = name.lower().encode("idna").decode()
@@ -139,16 +113,8 @@ def validate_host_name(name: str) -> str:
 
 
 def validate_root_path(path: str) -> str:
-    """Check the path below which a proxy serves this server.
-
-    Args:
-        path: Such as ``/photos``. Empty: no proxy, or one that serves the root of a host.
-
-    Returns:
-        The path without a slash at the end.
-
-    Raises:
-        VisavisError: If it is not a path.
+    """Check the path below which a proxy serves this server, such as ``/photos``. Return it without
+    a slash at the end. Empty: no proxy, or one that serves the root of a host.
     """
     if not re.fullmatch(r"(/[\w.~-]+)*/?", path, re.ASCII) or re.search(r"/\.\.?(/|$)", path):
         raise VisavisError(
@@ -159,14 +125,7 @@ def validate_root_path(path: str) -> str:
 
 
 def is_cross_origin(headers: Headers) -> bool:
-    """Check whether a page of another origin sent a request. It must not change anything here.
-
-    Args:
-        headers: Request headers.
-
-    Returns:
-        Whether the origin differs from the host.
-    """
+    """Check whether a page of another origin sent a request. It must not change anything here."""
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return True
     origin = headers.get("origin")
@@ -179,14 +138,7 @@ def is_cross_origin(headers: Headers) -> bool:
 
 
 def validate_token(token: str) -> None:
-    """Check an access token.
-
-    Args:
-        token: The token.
-
-    Raises:
-        VisavisError: If the token is too short, or contains characters that a header cannot carry.
-    """
+    """Check an access token: long enough, and of characters that a header can carry."""
     problem = ""
     if len(token) < MIN_TOKEN_LENGTH:
         problem = (
@@ -216,14 +168,7 @@ class TokenAuth:
         self.cookie = hmac.digest(token.encode(), b"visavis serve", "sha256").hex()
 
     def is_authorized(self, headers: Headers) -> bool:
-        """Check the headers of a request.
-
-        Args:
-            headers: Request headers.
-
-        Returns:
-            Whether they contain the token or the login cookie.
-        """
+        """Check whether the headers of a request have the token or the login cookie."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self.is_valid_token(token.strip()):
             return True
@@ -232,14 +177,7 @@ class TokenAuth:
         return hmac.compare_digest(_digest(cookie), _digest(self.cookie))
 
     def is_valid_token(self, token: str) -> bool:
-        """Compare a token with the access token.
-
-        Args:
-            token: Token from a request.
-
-        Returns:
-            Whether they are equal.
-        """
+        """Compare a token with the access token."""
         # Digests have equal lengths, so that the time reveals not even the length of the token.
         return hmac.compare_digest(_digest(token), self._token)
 
@@ -283,16 +221,7 @@ class RateLimiter:
         self._buckets = LRUCache[tuple[float, float]](MAX_CLIENTS)
 
     def spend(self, client: str, cost: float, now: float | None = None) -> float:
-        """Spend units of a client.
-
-        Args:
-            client: Name of the client, as of ``client_name``.
-            cost: Number of units.
-            now: Time in seconds. Default: the monotonic clock.
-
-        Returns:
-            0 if the units were spent, else the seconds until they are available.
-        """
+        """Spend units of a client. Return 0, or the seconds until they are available."""
         now = time.monotonic() if now is None else now
         units, last_seen = self._buckets.get(client) or (self.rates.burst, now)
         # The bucket fills while the client is silent, up to the burst.
@@ -303,14 +232,7 @@ class RateLimiter:
 
     @staticmethod
     def error(wait_s: float) -> ApiError:
-        """Make the error of a client that has to wait.
-
-        Args:
-            wait_s: Result of ``spend``.
-
-        Returns:
-            An error with status 429.
-        """
+        """Make the error of a client that has to wait."""
         seconds = max(1, math.ceil(wait_s))
         return ApiError(
             429,
@@ -401,15 +323,18 @@ class SecurityMiddleware:
         path = scope["path"]
         method = scope["method"]
         respond = partial(error_response, path=path)
-        if self.host_names is not None and not is_allowed_host(
-            headers.get("host", ""), self.host_names
-        ):
-            return respond(
-                403,
-                "Host: expected this machine, got another host. Open the address that visavis "
-                "serve printed, or start visavis serve with "
-                "--host-name NAME for a name of your own.",
-            ), "host"
+        if self.host_names is not None:
+            # Protection against DNS rebinding, in which a foreign name resolves to the loopback
+            # address, so that a foreign page can read the responses. TrustedHostMiddleware of
+            # Starlette accepts neither every loopback address nor a literal [::1].
+            name = host_name(headers.get("host", ""))
+            if not is_loopback(name) and (not name or name not in self.host_names):
+                return respond(
+                    403,
+                    "Host: expected this machine, got another host. Open the address that visavis "
+                    "serve printed, or start visavis serve with "
+                    "--host-name NAME for a name of your own.",
+                ), "host"
         if method not in _SAFE_METHODS and is_cross_origin(headers):
             return respond(
                 403,

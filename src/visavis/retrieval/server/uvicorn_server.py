@@ -16,7 +16,6 @@ from urllib.parse import quote
 
 from visavis.core.errors import VisavisError, requires_extra
 from visavis.core.progress import Progress
-from visavis.data.feedback.records import open_feedback
 from visavis.retrieval.run_data import OpenRunData, no_run_data
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def run_service(
     token: str | None,
     root_path: str = "",
     host_names: Sequence[str] = (),
-    feedback: str | Path | None,
+    votes: bool = False,
     store: str | Path | Sequence[str | Path] = (),
     open_browser: bool,
     max_irrelevant: float | None = None,
@@ -39,41 +38,15 @@ def run_service(
     open_data: OpenRunData = no_run_data,
     progress: Progress,
 ) -> None:
-    """Serve one or two indexes until the process is interrupted.
-
-    Args:
-        indexes: Folders of one index, or of two to compare. Folders of images are indexed first.
-        host: Address of this machine.
-        port: Port. 0: any free port.
-        token: Access token required from clients. None: no token, which needs a loopback address.
-        root_path: Path below which a proxy serves this server.
-        host_names: Names by which a proxy requests this server.
-        feedback: Feedback file. None: votes are not saved.
-        store: Confirmed locations of stores outside the folders of the indexes.
-        open_browser: Whether to open the web UI in a browser.
-        max_irrelevant: Expected share of irrelevant results at which the web UI draws a line, also
-            without captions. None: 0.5, only with captions.
-        model: Model for folders of images. None: the default model.
-        open_data: Opens the data of the model, which calibrate the scores of a new index. Default: no
-            data.
-        progress: Receives the address.
-
-    Raises:
-        VisavisError: If the port is in use, the token is missing or weak, or a host name or path is
-            invalid, or ``max_irrelevant`` is invalid or cannot be reached.
-        RunError: If a folder is not an index.
-        DataError: If the feedback file is invalid.
-        MissingExtra: If FastAPI, uvicorn or prometheus_client is not installed.
-    """
+    """Serve one or two indexes until the process is interrupted."""
     with requires_extra("serve", "visavis serve"):
         import fastapi  # noqa: F401 - only checks that it is installed
         import prometheus_client  # noqa: F401
         import uvicorn
-    from visavis.retrieval.index_builder import index_if_images
-    from visavis.retrieval.index_folder import check_confirmed_stores
+    from visavis.retrieval.calibrate.calibration import check_level
+    from visavis.retrieval.index_folder import check_confirmed_stores, is_index
     from visavis.retrieval.items import index_names
     from visavis.retrieval.open_index import open_index
-    from visavis.retrieval.search import check_level
     from visavis.retrieval.server.application import DEFAULT_LEVEL, create_app
     from visavis.retrieval.server.limits import RateLimits, ServerLimits
     from visavis.retrieval.server.search_service import ServedIndex
@@ -83,6 +56,7 @@ def run_service(
         validate_root_path,
         validate_token,
     )
+    from visavis.retrieval.server.vote_store import check_votes_writable
 
     if len(indexes) not in (1, 2):
         raise VisavisError(
@@ -102,27 +76,35 @@ def run_service(
                 f"{host}: expected a token, because other machines can reach this address. Pass "
                 "--token, or omit --host."
             )
-        indexes = [index_if_images(path, model, progress, open_data=open_data) for path in indexes]
+        if not all(map(is_index, indexes)):
+            # Only here, because it imports torch.
+            from visavis.retrieval.build.default_index import index_if_images
+
+            indexes = [
+                index_if_images(path, model, progress, open_data=open_data) for path in indexes
+            ]
         named = index_names([Path(path) for path in indexes])
         stores = [store] if isinstance(store, str | Path) else list(store)
         served = [
             ServedIndex(
                 open_index(path, store=stores),
                 name,
-                has_probabilities=max_irrelevant is not None,
+                needs_probabilities=max_irrelevant is not None,
                 stores=stores,
             )
             for name, path in named.items()
         ]
         check_confirmed_stores(list(named.values()), stores)
-        file = None if feedback is None else stack.enter_context(open_feedback(feedback))
+        if votes:
+            for path in named.values():
+                check_votes_writable(path)
         for index in served:
             index.warm_up()
         limits = ServerLimits()
         rates = None if loopback and not host_names else RateLimits()
         app = create_app(
             served,
-            file,
+            saves_votes=votes,
             bound_to=host if loopback else None,
             host_names=host_names,
             root_path=root_path,
@@ -150,18 +132,7 @@ def run_service(
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Open a listening socket.
-
-    Args:
-        host: Address of this machine.
-        port: Port. 0: any free port.
-
-    Returns:
-        The socket.
-
-    Raises:
-        VisavisError: If the host is unknown, or the port is in use or not permitted.
-    """
+    """Open a listening socket at an address of this machine. Port 0: any free port."""
     if not 0 <= port <= 65535:
         raise VisavisError(f"port: expected 0 to 65535, got {port}. Pass 0 for any free port.")
     try:
@@ -192,16 +163,8 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def server_config(app: Any, limits: ServerLimits, *, behind_proxy: bool = False) -> Any:
-    """Configure uvicorn.
-
-    Args:
-        app: The application.
-        limits: Sizes and timeouts.
-        behind_proxy: Whether a proxy on this machine names client and scheme in the headers
-            X-Forwarded-For and X-Forwarded-Proto.
-
-    Returns:
-        The ``uvicorn.Config``.
+    """Configure uvicorn. Behind a proxy on this machine, client and scheme are read from its headers
+    X-Forwarded-For and X-Forwarded-Proto.
     """
     import uvicorn
 

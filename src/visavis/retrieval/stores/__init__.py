@@ -1,1 +1,1 @@
-"""Vector stores: LanceDB for folders and object storage, Milvus for clusters."""
+"""Vector stores: SQLite with memory-mapped arrays in a folder, Milvus for clusters."""

@@ -16,18 +16,18 @@ import numpy as np
 from visavis.core import storage
 from visavis.core.errors import ShapeError, StorageError, VisavisError
 from visavis.core.fields import validate_int
-from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter
+from visavis.core.ragged import RaggedRows, offsets_from_counts
+from visavis.retrieval.items import (
+    CHECKSUM,
+    ITEM_FIELDS,
+    NO_FILTER,
+    REMEDY,
+    IndexItem,
+    ItemFilter,
+)
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-
-CHECKSUM = "checksum"
-"""Column of the checksums of the rows."""
-REMEDY = (
-    "If the store is damaged, delete it and run visavis index again, which encodes all files again."
-)
-"""Fix that errors of the store of an index name."""
+    from visavis.retrieval.stores.item_table import ItemTable
 
 
 class Neighbor(NamedTuple):
@@ -57,14 +57,7 @@ class StoreDigest:
 
     @classmethod
     def from_checksums(cls, checksums: Sequence[int] | np.ndarray) -> StoreDigest:
-        """Combine the checksums of all rows.
-
-        Args:
-            checksums: Values of ``row_checksum``.
-
-        Returns:
-            The digest, which does not depend on the order.
-        """
+        """Combine the checksums of all rows. The order of rows has no effect."""
         return cls(
             len(checksums),
             # Unsigned, so that the sum wraps around modulo 2^64.
@@ -83,96 +76,44 @@ class VectorStore(Protocol):
     embedding_dim: int
 
     def add(self, items: Sequence[IndexItem], vectors: ItemVectors) -> None:
-        """Add items, or replace those with the same key.
-
-        Args:
-            items: Items to add. If a key occurs twice, the last item counts.
-            vectors: Their vectors, shape ``[N, D]``, or several per item.
-        """
+        """Add items, or replace those with the same key. Of equal keys, the last item counts."""
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete items.
-
-        Args:
-            keys: Keys of the items. Unknown keys are ignored.
-        """
+        """Delete items. Unknown keys are ignored."""
 
     def search(
         self, queries: Queries, top: int, item_filter: ItemFilter = NO_FILTER
     ) -> list[list[Neighbor]]:
-        """Find the items with the highest inner products, or the highest scores of late
-        interaction.
-
-        Args:
-            queries: Query vectors, shape ``[Q, D]``, or queries of late interaction.
-            top: Maximum number of results per query.
-            item_filter: Conditions on the items.
-
-        Returns:
-            Results of each query, best first. Equal scores are in the order of keys.
+        """Find the items with the highest inner products, or scores of late interaction, for each
+        query, best first. Equal scores are in the order of keys.
         """
 
     def get(self, keys: Sequence[str]) -> dict[str, IndexItem]:
-        """Read some items.
+        """Read some items, in the order of ``keys``. Unknown keys are left out."""
 
-        Args:
-            keys: Keys of the items.
+    def table(self) -> ItemTable:
+        """Return the items, without their vectors."""
 
-        Returns:
-            Items by key, in the order of ``keys``. Unknown keys are left out.
-        """
-
-    def table(self) -> pa.Table:
-        """Read all items as columns.
-
-        Returns:
-            ``ITEM_FIELDS`` in the order of keys, and possibly other columns. May be memory-mapped.
-        """
+    def prepare_search(self) -> None:
+        """Write what makes searches faster, after the last change of an update."""
 
     def vectors(self, keys: Sequence[str]) -> ItemVectors:
-        """Read the vectors of some items.
+        """Read the vectors of some items. An unknown key raises a KeyError."""
 
-        Args:
-            keys: Keys of the items.
-
-        Returns:
-            Vectors, float32, shape ``[N, D]``, or several per item.
-
-        Raises:
-            KeyError: If a key is unknown.
-        """
+    def all_items(self) -> tuple[list[IndexItem], ItemVectors]:
+        """Read all items and their vectors in the order of keys, both of one version."""
 
     def all_vectors(self) -> ItemVectors:
-        """Read the vectors of all items.
-
-        Returns:
-            Vectors in the order of keys, float32, shape ``[N, D]``, or several per item. May be
-            memory-mapped.
-        """
+        """Read the vectors of all items in the order of keys. They may be mapped from a file."""
 
     def count(self, item_filter: ItemFilter = NO_FILTER) -> int:
-        """Count items.
-
-        Args:
-            item_filter: Conditions on the items.
-
-        Returns:
-            Number of items that match.
-        """
+        """Count items."""
 
     def digest(self) -> StoreDigest:
-        """Summarize all items and vectors.
-
-        Returns:
-            Number of items, and the sum of their checksums.
-        """
+        """Summarize all items and vectors."""
 
     def verify(self) -> None:
-        """Read everything, and compare all items and vectors with their checksums.
-
-        Raises:
-            StorageError: If a row is damaged or belongs to another index.
-        """
+        """Read everything, and compare all items and vectors with their checksums."""
 
     def close(self) -> None:
         """Close files and connections."""
@@ -182,30 +123,15 @@ class VectorStore(Protocol):
 def store_errors(
     uri: str, index_id: str, problem: str, reason: Callable[[BaseException], str]
 ) -> Iterator[None]:
-    """Convert errors of a database in this block to a StorageError of one sentence.
-
-    Args:
-        uri: Location of the store.
-        index_id: Id of its index. Empty: it has none, and the error names no fix.
-        problem: Middle of the sentence.
-        reason: Returns the essential part of an error message.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        StorageError: If the block raises an error that is not one of visavis.
-    """
+    """Convert errors of a database in this block to a StorageError: place, problem and reason."""
     try:
         yield
     except BaseException as error:
-        # Damaged files raise errors of every kind. A panic of the Rust code of LanceDB is not an
-        # Exception.
-        is_of_database = isinstance(error, Exception) or type(error).__name__ == "PanicException"
-        if isinstance(error, VisavisError) or not is_of_database:
+        if isinstance(error, VisavisError) or not isinstance(error, Exception):
             raise
+        # No command repairs a store that belongs to no index.
         remedy = f" {REMEDY}" if index_id else ""
-        # LanceDB has no error class for a full disk, only the text of the system.
+        # Databases have no error class for a full disk, only the text of the system.
         is_full = os.strerror(errno.ENOSPC) in str(error)
         raise (
             storage.disk_full(uri)
@@ -215,16 +141,7 @@ def store_errors(
 
 
 def row_checksum(index_id: str, row: Mapping[str, Any], vector: np.ndarray) -> int:
-    """Compute the checksum of a row of a store.
-
-    Args:
-        index_id: Id of the index in hex.
-        row: Values of ``ITEM_FIELDS``, see ``IndexItem.to_row``.
-        vector: Vector, float32, shape ``[D]``, or several, ``[n, D]``.
-
-    Returns:
-        Signed integer of 64 bits.
-    """
+    """Compute the checksum of a row of a store, a signed integer of 64 bits, as databases have."""
     # Stores return 4 or 4.0 for the same time, which JSON writes differently.
     times = [None if row[name] is None else float(row[name]) for name in ("start", "end")]
     values = (
@@ -241,20 +158,7 @@ def row_checksum(index_id: str, row: Mapping[str, Any], vector: np.ndarray) -> i
 def verify_rows(
     uri: str, index_id: str, rows: Iterable[Mapping[str, Any]], vectors: ItemVectors
 ) -> list[int]:
-    """Check the rows of a store against their checksums.
-
-    Args:
-        uri: Location of the store, for the error.
-        index_id: Id of the index in hex.
-        rows: Values of ``ITEM_FIELDS`` and ``CHECKSUM``.
-        vectors: Vectors, float32, shape ``[N, D]``, or several per item.
-
-    Returns:
-        The checksums.
-
-    Raises:
-        StorageError: If a row is damaged, or belongs to another index.
-    """
+    """Check the rows of a store against their checksums, and return these."""
     checksums = list[int]()
     for row, vector in zip(rows, vectors, strict=True):
         checksums.append(row[CHECKSUM])
@@ -269,20 +173,7 @@ def verify_rows(
 def validated_items(
     items: Sequence[IndexItem], vectors: ItemVectors, embedding_dim: int
 ) -> tuple[list[IndexItem], ItemVectors]:
-    """Check items and vectors before they are added, and drop all but the last item of each key.
-
-    Args:
-        items: Items to add.
-        vectors: Their vectors, shape ``[N, D]``, or several per item.
-        embedding_dim: Dimension of the vectors of the store.
-
-    Returns:
-        Items with unique keys, and their vectors in float32.
-
-    Raises:
-        ShapeError: If the shape of the vectors is wrong, a value is not finite, or one of several
-            vectors is longer than 1.
-    """
+    """Check items and vectors before they are added, and drop all but the last item of each key."""
     problem = ""
     if isinstance(vectors, VectorSets):
         shape = (len(vectors), *vectors.rows.shape[1:])
@@ -317,17 +208,7 @@ def validated_items(
 
 
 def validate_queries(queries: np.ndarray, top: int, embedding_dim: int) -> None:
-    """Check the arguments of a search.
-
-    Args:
-        queries: Query vectors, shape ``[Q, D]``.
-        top: Maximum number of results per query.
-        embedding_dim: Dimension of the vectors of the store.
-
-    Raises:
-        ShapeError: If the shape of the queries is wrong, or a value is not finite.
-        SpecError: If ``top`` is below 1.
-    """
+    """Check the arguments of a search."""
     problem = ""
     if queries.ndim != 2 or queries.shape[1] != embedding_dim:
         problem = f"shape [Q, {embedding_dim}], got {list(queries.shape)}"
@@ -351,14 +232,7 @@ class VectorCodec(Protocol):
         """Dimension of the vectors."""
 
     def decode(self, codes: VectorSets) -> VectorSets:
-        """Decode vectors.
-
-        Args:
-            codes: Codes of items.
-
-        Returns:
-            Their vectors.
-        """
+        """Decode vectors."""
 
 
 @dataclass(frozen=True)
@@ -374,27 +248,18 @@ class SetEncoding:
     vector_bytes: int
 
     def item_bytes(self, num_vectors: float, dim: int) -> float:
-        """Compute the size of an item.
-
-        Args:
-            num_vectors: Its number of vectors, or the mean number of several items.
-            dim: Dimension of the vectors.
-
-        Returns:
-            Bytes.
-        """
+        """Compute the bytes of an item, or the mean of several for their mean number of vectors."""
         kept = num_vectors if self.num_vectors is None else min(num_vectors, self.num_vectors)
+        # The mean of the item has a byte per dimension, in whole rows of codes.
         return (-(-dim // self.vector_bytes) + kept) * self.vector_bytes
 
 
-@dataclass(frozen=True)
-class VectorSets:
-    """Vectors of items with several vectors each, one item after the other. Indexing selects items.
+@dataclass(frozen=True, eq=False)
+class VectorSets(RaggedRows[np.ndarray]):
+    """Vectors of items with several vectors each: rows ``[T, D]``, float32, or the codes of a codec,
+    uint8.
 
     Attributes:
-        rows: Vectors of all items, float32, shape ``[T, D]``. May be memory-mapped. With a codec:
-            its codes, uint8.
-        offsets: First row of each item, and the number of rows, int64, shape ``[N + 1]``.
         codec: Codec of compressed vectors. None: they are not compressed.
 
     Example:
@@ -403,70 +268,17 @@ class VectorSets:
         (2, [(2, 3), (1, 3)], [[0.0, 0.0, 0.0]])
     """
 
-    rows: np.ndarray
-    offsets: np.ndarray
     codec: VectorCodec | None = None
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[np.ndarray]) -> VectorSets:
-        """Join the vectors of items.
-
-        Args:
-            arrays: Vectors of each item, shape ``[n, D]``.
-
-        Returns:
-            All items.
-        """
-        offsets = np.concatenate([[0], np.cumsum([len(array) for array in arrays], dtype=np.int64)])
+        """Join the vectors of items."""
         rows = (
             np.concatenate([np.asarray(array, np.float32) for array in arrays])
             if arrays
             else np.empty((0, 0), np.float32)
         )
-        return cls(rows, offsets.astype(np.int64))
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        return (
-            self.rows[start:stop]
-            for start, stop in zip(self.offsets, self.offsets[1:], strict=False)
-        )
-
-    def __getitem__(self, items: slice | Sequence[int] | np.ndarray) -> VectorSets:
-        if isinstance(items, slice):
-            start, stop, step = items.indices(len(self))
-            if step == 1:
-                offsets = self.offsets[start : max(start, stop) + 1]
-                rows = self.rows[offsets[0] : offsets[-1]]
-                return VectorSets(rows, offsets - offsets[0], self.codec)
-            items = range(start, stop, step)
-        index = np.asarray(items, np.int64)
-        offsets = np.concatenate([[0], np.cumsum(self.counts[index])])
-        return VectorSets(self.rows[self.rows_of(index)], offsets, self.codec)
-
-    def rows_of(self, items: np.ndarray) -> np.ndarray:
-        """Find the rows of some items.
-
-        Args:
-            items: Numbers of the items, int64, shape ``[n]``.
-
-        Returns:
-            Rows of the first item, then of the second, and so on.
-        """
-        counts = self.counts[items]
-        ends = np.cumsum(counts)
-        # First row of each item, minus the rows before it in the result, plus a running number.
-        rows: np.ndarray = np.repeat(self.offsets[items] - (ends - counts), counts) + np.arange(
-            counts.sum()
-        )
-        return rows
-
-    @property
-    def counts(self) -> np.ndarray:
-        """Number of vectors of each item, shape ``[N]``."""
-        return np.diff(self.offsets)
+        return cls(rows, offsets_from_counts([len(array) for array in arrays]))
 
     @property
     def dim(self) -> int:
@@ -474,19 +286,11 @@ class VectorSets:
         return int(self.rows.shape[1]) if self.codec is None else self.codec.dim
 
     def decoded(self) -> VectorSets:
-        """Decode compressed vectors.
-
-        Returns:
-            Vectors in float32. Without a codec, they are returned as they are.
-        """
+        """Decode compressed vectors. Others are returned as they are."""
         return self if self.codec is None else self.codec.decode(self)
 
     def mean_vectors(self) -> np.ndarray:
-        """Average the vectors of each item.
-
-        Returns:
-            Unit vectors, float32, shape ``[N, D]``.
-        """
+        """Average the vectors of each item to a unit vector, ``[N, D]``."""
         if self.codec is not None:
             return self.decoded().mean_vectors()
         means = np.add.reduceat(self.rows, self.offsets[:-1], axis=0) if len(self) else self.rows
@@ -500,15 +304,7 @@ ItemVectors: TypeAlias = np.ndarray | VectorSets
 
 
 def concatenate_vectors(parts: Sequence[ItemVectors]) -> ItemVectors:
-    """Join the vectors of items.
-
-    Args:
-        parts: Vectors of some items, at least one part. All parts have one vector per item, or all
-            have several.
-
-    Returns:
-        The vectors of all items. A single part is returned without a copy.
-    """
+    """Join the vectors of items, at least one part. A single part is returned without a copy."""
     if len(parts) == 1:
         return parts[0]
     rows = np.concatenate([part.rows if isinstance(part, VectorSets) else part for part in parts])
@@ -516,7 +312,7 @@ def concatenate_vectors(parts: Sequence[ItemVectors]) -> ItemVectors:
     if not sets:
         return rows
     counts = np.concatenate([part.counts for part in sets])
-    return VectorSets(rows, np.concatenate([[0], np.cumsum(counts)]), sets[0].codec)
+    return VectorSets(rows, offsets_from_counts(counts), sets[0].codec)
 
 
 @dataclass(frozen=True)
@@ -533,14 +329,7 @@ class MaxSimQuery:
 
     @classmethod
     def from_vectors(cls, *parts: tuple[float, np.ndarray]) -> MaxSimQuery:
-        """Make a query from parts with any weights.
-
-        Args:
-            *parts: Weights and unit vectors, shape ``[n, D]``.
-
-        Returns:
-            The query.
-        """
+        """Make a query from parts with any weights."""
         total = sum(abs(weight) for weight, _ in parts)
         return cls(
             tuple(weight / total for weight, _ in parts),

@@ -10,17 +10,21 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from visavis.core.blocking import chunk_slices
 from visavis.core.errors import DataError, requires_extra
-from visavis.core.memory_budget import MemoryLimit
-from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter, metadata_tag
-from visavis.retrieval.stores.arrow_tables import table_from_rows
-from visavis.retrieval.stores.base import (
+from visavis.core.memory_budget import MemoryLimit, chunk_slices
+from visavis.retrieval.items import (
     CHECKSUM,
+    ITEM_FIELDS,
+    NO_FILTER,
+    IndexItem,
+    ItemFilter,
+    metadata_tag,
+)
+from visavis.retrieval.stores.base import (
     ItemVectors,
     Neighbor,
     Queries,
@@ -29,10 +33,8 @@ from visavis.retrieval.stores.base import (
     validate_queries,
 )
 from visavis.retrieval.stores.exact_search import exact_scores
-from visavis.retrieval.stores.snapshot_store import RowStore
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from visavis.retrieval.stores.item_table import ItemTable
+from visavis.retrieval.stores.row_store import RowStore
 
 COLLECTION = "items"
 BATCH_ITEMS, MAX_RESULTS = 1000, 16384
@@ -66,7 +68,6 @@ class MilvusStore(RowStore):
         memory: Memory limit of a search.
         index_id: Id of the index in hex.
         late_interaction: Must be None: an item has one vector.
-        verify_files: Has no effect: everything that is read is verified.
 
     Raises:
         DataError: If the collection is missing and ``embedding_dim`` is None, or the collection has
@@ -84,7 +85,6 @@ class MilvusStore(RowStore):
         *,
         index_id: str = "",
         late_interaction: None = None,
-        verify_files: bool = False,
     ):
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors are reported as StorageError
         with requires_extra("milvus", "an index in Milvus"):
@@ -139,6 +139,7 @@ class MilvusStore(RowStore):
         """Create the collection with one vector per item and the index FLAT."""
         from pymilvus import DataType
 
+        # 65,535 bytes of a text and 4,096 values of an array are the most that Milvus allows.
         schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("id", DataType.VARCHAR, max_length=64, is_primary=True)
         for name in ("key", "path", "kind", "content", "dhash"):
@@ -241,11 +242,11 @@ class MilvusStore(RowStore):
         }
         return {key: items[key] for key in keys if key in items}
 
-    def table(self) -> pa.Table:
-        """Read all items as columns, see ``VectorStore.table``."""
+    def table(self) -> ItemTable:
+        """Return the items, see ``VectorStore.table``."""
         if self._is_in_memory:
             return super().table()
-        return table_from_rows(self._iterate(NO_FILTER, []))
+        return ItemTable.in_memory(self._iterate(NO_FILTER, []))
 
     def vectors(self, keys: Sequence[str]) -> ItemVectors:
         """Read the vectors of some items, see ``VectorStore.vectors``."""
@@ -272,11 +273,7 @@ class MilvusStore(RowStore):
 
     def all_vectors(self) -> ItemVectors:
         """Read the vectors of all items, see ``VectorStore.all_vectors``."""
-        return (
-            super().all_vectors()
-            if self._is_in_memory
-            else self.vectors(self.table()["key"].to_pylist())
-        )
+        return super().all_vectors() if self._is_in_memory else self.vectors(self.table().keys())
 
     def count(self, item_filter: ItemFilter = NO_FILTER) -> int:
         """Count items, see ``VectorStore.count``."""
@@ -330,6 +327,7 @@ class MilvusStore(RowStore):
 
     def close(self) -> None:
         """Close the connection, and the file if no other store of this process uses it."""
+        # Called without a client if the connection failed.
         if hasattr(self, "_client"):
             self._client.close()
         if "://" not in self.uri:

@@ -21,8 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from visavis.core import storage
-from visavis.core.blocking import chunk_slices
 from visavis.core.errors import DataError
+from visavis.core.memory_budget import chunk_slices
+from visavis.core.ragged import offsets_from_counts
 from visavis.retrieval.stores.base import MaxSimQuery, SetEncoding, VectorSets
 
 WIDTHS = (0, 1, 2, 4, 8)
@@ -58,25 +59,21 @@ class SetCodec:
 
     @classmethod
     def fit(cls, sets: VectorSets, encoding: SetEncoding) -> SetCodec:
-        """Compute the principal axes of a sample of items.
-
-        Args:
-            sets: Unit vectors of items, at least one.
-            encoding: Settings.
-
-        Returns:
-            The codec.
+        """Compute the principal axes of the differences, and the range of the means, from a sample
+        of items.
         """
         stride = max(len(sets.rows) // MAX_SAMPLES, 1)
         sample = pool_hierarchically(sets[np.arange(0, len(sets), stride)], encoding.num_vectors)
         means = _means(sample)
         differences = sample.rows.astype(np.float64) - np.repeat(means, sample.counts, axis=0)
         variances, axes = np.linalg.eigh(differences.T @ differences / len(differences))
+        # eigh returns ascending variances, and rounding may make the smallest ones negative.
         deviations = np.sqrt(np.maximum(variances[::-1], 0))
         basis = np.ascontiguousarray(axes[:, ::-1], np.float32)
         rotated = means @ basis
         low = rotated.min(0)
         high = rotated.max(0)
+        # The smallest float32 keeps the step above 0 where all means are equal.
         margin = MEAN_MARGIN * (high - low) + np.finfo(np.float32).tiny
         mean_range = np.stack([low - margin, (high - low + 2 * margin) / 255])
         return cls(encoding, basis, deviations.astype(np.float32), mean_range.astype(np.float32))
@@ -126,20 +123,13 @@ class SetCodec:
         return decoded
 
     def encode(self, sets: VectorSets) -> VectorSets:
-        """Compress vectors.
-
-        Args:
-            sets: Unit vectors of items.
-
-        Returns:
-            Codes, uint8, shape ``[T, vector_bytes]``, with this codec.
-        """
+        """Compress vectors to codes, uint8, ``[T, vector_bytes]``."""
         parts = [self._encode_chunk(sets[chunk]) for chunk in chunk_slices(len(sets), CHUNK_ITEMS)]
         rows = np.concatenate(
             [rows for rows, _ in parts] or [np.empty((0, self.encoding.vector_bytes), np.uint8)]
         )
         counts = np.concatenate([counts for _, counts in parts] or [np.empty(0, np.int64)])
-        return VectorSets(rows, np.concatenate([[0], np.cumsum(counts)]), self)
+        return VectorSets(rows, offsets_from_counts(counts), self)
 
     def _encode_chunk(self, sets: VectorSets) -> tuple[np.ndarray, np.ndarray]:
         sets = pool_hierarchically(sets, self.encoding.num_vectors)
@@ -153,12 +143,13 @@ class SetCodec:
             step = max(float(values[1] - values[0]), np.finfo(np.float32).tiny)
             code = np.rint((differences[:, dim] - values[0]) / step).clip(0, len(values) - 1)
             codes[:, byte] |= code.astype(np.uint8) << shift
+        # The bytes of a mean fill whole rows of codes, before the vectors of the item.
         padded = np.zeros((len(sets), self.mean_rows * self.encoding.vector_bytes), np.uint8)
         padded[:, : self.dim] = means
         counts = sets.counts + self.mean_rows
         result = VectorSets(
             np.empty((counts.sum(), codes.shape[1]), np.uint8),
-            np.concatenate([[0], np.cumsum(counts)]),
+            offsets_from_counts(counts),
         )
         is_mean = np.ones(len(result.rows), bool)
         is_mean[
@@ -169,16 +160,11 @@ class SetCodec:
         return result.rows, counts
 
     def differences(self, codes: VectorSets) -> VectorSets:
-        """Decode the differences of vectors from the means of their items.
-
-        Args:
-            codes: Codes of items.
-
-        Returns:
-            The first coordinates along the principal axes, float32. Others are 0.
+        """Decode the differences of vectors from the means of their items: the first coordinates
+        along the principal axes. Others are 0.
         """
         counts = codes.counts - self.mean_rows
-        offsets = np.concatenate([[0], np.cumsum(counts)])
+        offsets = offsets_from_counts(counts)
         own = np.repeat(codes.offsets[1:] - offsets[1:], counts) + np.arange(offsets[-1])
         # One row per byte. Selecting along contiguous rows takes a quarter of the time.
         numbers = codes.rows[own].T.astype(np.intp)
@@ -188,27 +174,15 @@ class SetCodec:
         return VectorSets(coordinates.T, offsets)
 
     def mean_codes(self, codes: VectorSets) -> np.ndarray:
-        """Read the codes of the means of items, for the first pass of a search.
-
-        Args:
-            codes: Codes of items.
-
-        Returns:
-            Codes and a last column of ones, uint8, shape ``[N, D + 1]``, for queries of
-            ``rotate_to_codes``.
-        """
+        """Read the codes of the means of items, and a column of ones, uint8, ``[N, D + 1]``."""
         first = codes.offsets[:-1, None] + np.arange(self.mean_rows)
         packed = codes.rows[first].reshape(len(codes), -1)[:, : self.dim]
+        # The ones add the products of the query with the lower limits, see ``rotate_to_codes``.
         return np.pad(packed, ((0, 0), (0, 1)), constant_values=1)
 
     def rotate_to_codes(self, query: MaxSimQuery) -> MaxSimQuery:
-        """Rotate and scale a query for products with ``mean_codes``.
-
-        Args:
-            query: A query.
-
-        Returns:
-            The query, whose products with codes are its products with means.
+        """Rotate and scale a query, so that its products with ``mean_codes`` are its products with
+        the means.
         """
         low, step = self.mean_range
         rotated = self.rotate(query)
@@ -216,67 +190,31 @@ class SetCodec:
         return MaxSimQuery(query.weights, tuple(parts))
 
     def means(self, codes: VectorSets) -> np.ndarray:
-        """Decode the means of items, in the coordinates of the principal axes.
-
-        Args:
-            codes: Codes of items.
-
-        Returns:
-            Means, float32, shape ``[N, D]``.
-        """
+        """Decode the means of items, in the coordinates of the principal axes."""
         low, step = self.mean_range
         means: np.ndarray = self.mean_codes(codes)[:, :-1] * step + low
         return means
 
     def decode(self, codes: VectorSets) -> VectorSets:
-        """Decode vectors.
-
-        Args:
-            codes: Codes of items.
-
-        Returns:
-            Vectors close to those that were encoded, or to their means, float32.
-        """
+        """Decode vectors, which are close to the encoded ones, or to the means of similar ones."""
         differences = self.differences(codes)
         rows = np.repeat(self.means(codes), differences.counts, axis=0)
         rows[:, : differences.dim] += differences.rows
         return VectorSets(rows @ self.basis.T, differences.offsets)
 
     def rotate(self, query: MaxSimQuery) -> MaxSimQuery:
-        """Rotate a query to the principal axes.
-
-        Args:
-            query: A query.
-
-        Returns:
-            The query in the coordinates of ``means`` and ``differences``.
-        """
+        """Rotate a query to the principal axes."""
         return MaxSimQuery(query.weights, tuple(part @ self.basis for part in query.parts))
 
     def write(self, path: Path) -> None:
-        """Write the axes and deviations.
-
-        Args:
-            path: File to write.
-        """
+        """Write the axes, the deviations and the range of the means."""
         storage.write_array(
             path, np.concatenate([self.basis, self.deviations[None], self.mean_range])
         )
 
     @classmethod
     def read(cls, path: Path, encoding: SetEncoding) -> SetCodec:
-        """Read a codec.
-
-        Args:
-            path: File of ``write``.
-            encoding: Settings.
-
-        Returns:
-            The codec.
-
-        Raises:
-            DataError: If the file is missing or damaged.
-        """
+        """Read a codec."""
         array = storage.read_array(path, dimensions=2)
         if array.shape[0] != array.shape[1] + 3:
             raise DataError(
@@ -287,14 +225,8 @@ class SetCodec:
 
 
 def allocate_bits(variances: np.ndarray, num_bits: int) -> np.ndarray:
-    """Divide bits among dimensions, so that the expected squared error is smallest.
-
-    Args:
-        variances: Variance of each dimension, in descending order, shape ``[D]``.
-        num_bits: Number of bits.
-
-    Returns:
-        Bits of each dimension, one of ``WIDTHS``, in descending order, shape ``[D]``.
+    """Divide bits among dimensions, so that the expected squared error is smallest. Variances and
+    bits are in descending order, ``[D]``.
     """
     levels = np.zeros(len(variances), np.int64)
     errors = np.array(SQUARED_ERRORS)
@@ -312,17 +244,8 @@ def allocate_bits(variances: np.ndarray, num_bits: int) -> np.ndarray:
 
 
 def pool_hierarchically(sets: VectorSets, count: int | None) -> VectorSets:
-    """Replace similar vectors of each item by their mean: clusters of Ward's method.
-
-    Args:
-        sets: Unit vectors of the items.
-        count: Maximum number of vectors of an item. None: all are kept.
-
-    Returns:
-        Unit vectors, at most ``count`` per item.
-
-    Source:
-        Clavie et al. (2024), section 2, hierarchical pooling.
+    """Replace similar vectors of each item by their mean: at most ``count`` clusters of Ward's
+    method.
     """
     if count is None or not len(sets) or sets.counts.max() <= count:
         return sets
@@ -331,6 +254,7 @@ def pool_hierarchically(sets: VectorSets, count: int | None) -> VectorSets:
     pooled = list[np.ndarray]()
     for vectors in sets:
         if len(vectors) > count:
+            # Hierarchical pooling: Clavie et al. (2024), section 2.
             labels = fcluster(linkage(vectors, "ward"), count, "maxclust")
             sums = np.zeros((labels.max(), vectors.shape[1]), np.float32)
             np.add.at(sums, labels - 1, vectors)

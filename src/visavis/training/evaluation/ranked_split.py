@@ -13,56 +13,34 @@ from torch.nn.functional import pad
 
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError
-from visavis.data.dataset import ByteRange, Dataset, Image, without_captions
+from visavis.data.dataset import Dataset, without_captions
 from visavis.data.equal_texts import text_keys, unseen_texts
+from visavis.data.image_file import ByteRange, Image
 from visavis.evaluation.protocols import UNPAIRED, Protocol
 from visavis.losses.scoring import select_items
 
 
 def first_images(split: Dataset, max_images: int) -> Dataset:
-    """Take the first images of a split with their captions.
-
-    Args:
-        split: Split of a data set.
-        max_images: Number of images. 0: all.
-
-    Returns:
-        The smaller split.
-    """
+    """Take the first images of a split with their captions. ``max_images`` 0: all."""
     return split.take(np.arange(len(split.images))[: max_images or None])
 
 
 def select_captions(data: Dataset, protocols: Sequence[Protocol]) -> Dataset:
     """Select the captions of a split that any of the protocols ranks: all images with the first
     captions of each.
-
-    Args:
-        data: A split.
-        protocols: The protocols.
-
-    Returns:
-        The split, with as many captions per image as the protocols need.
     """
-    # One protocol without a limit needs all captions.
     limits = [
         protocol.captions_per_image
         for protocol in protocols
         if protocol.captions_per_image is not None
     ]
+    # One protocol without a limit needs all captions.
     return data.first_captions(max(limits)) if len(limits) == len(protocols) else data
 
 
 def gallery_ids(data: Dataset, protocol: Protocol) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the ids of the candidates of a protocol: all items of a data set, then its unpaired
-    items if the protocol takes them.
-
-    Args:
-        data: The data set.
-        protocol: The protocol.
-
-    Returns:
-        Ids of the images and of the texts, -1 for unpaired ones, and the keys of the texts if equal
-        texts are positives.
+    """Return the ids of the images and texts that a protocol ranks, -1 for unpaired ones, and the
+    keys of the texts if equal texts are positives.
     """
     images = torch.arange(len(data.images))
     texts = torch.from_numpy(data.image_of)
@@ -77,17 +55,7 @@ def gallery_ids(data: Dataset, protocol: Protocol) -> tuple[Tensor, Tensor, Tens
 def select_for_protocol(
     data: Dataset, visual: Encoded, text: Encoded, protocol: Protocol
 ) -> tuple[Dataset, Encoded, Encoded]:
-    """Select the captions and the unpaired items that a protocol ranks.
-
-    Args:
-        data: The data set.
-        visual: Encoded images of the data set, in its order, then its unpaired images.
-        text: Encoded captions of the data set, in its order, then its unpaired texts.
-        protocol: The protocol.
-
-    Returns:
-        The data set, the encoded images and the encoded texts that the protocol ranks.
-    """
+    """Select the captions and the unpaired items that a protocol ranks, and their encodings."""
     if protocol.takes_unpaired:
         return data, visual, text
     selected = replace(select_captions(data, [protocol]), unpaired=())
@@ -98,36 +66,15 @@ def select_for_protocol(
 
 
 def without_images(name: str, texts: Sequence[str]) -> Dataset:
-    """Make a data set of texts without images, for ``Dataset.unpaired``.
-
-    Args:
-        name: Name of the data set.
-        texts: The texts.
-
-    Returns:
-        The data set.
-    """
+    """Make a data set of texts without images, for ``Dataset.unpaired``."""
     return Dataset(name, (), tuple(texts), np.full(len(texts), UNPAIRED))
 
 
 def with_distractors(
     split: Dataset, data: Dataset, added: Dataset
 ) -> tuple[Dataset, dict[str, int]]:
-    """Add images and texts to the candidates of a split. Images that it has are left out: the same
-    file, the same part of an archive, or the same bytes. So are texts that equal one of its own,
-    see ``text_keys``: an image would count its own captions as negatives.
-
-    Args:
-        split: The split.
-        data: The whole data set, whose images keep their stored features.
-        added: Images, whose captions are ignored, and unpaired texts.
-
-    Returns:
-        The split with more ``unpaired`` items, and the numbers of "images" and "texts" that were
-        left out.
-
-    Raises:
-        DataError: If an added image has no file.
+    """Add images and texts to the candidates of a split, a part of ``data``. Returns also the
+    numbers of "images" and "texts" that were left out because the split has them.
     """
 
     def place(image: Image) -> tuple[str, int] | None:
@@ -152,6 +99,7 @@ def with_distractors(
                 f"{added.name}: expected images with files, got {image.name} without one. Put "
                 "the images next to their list."
             )
+        # The same file, the same part of an archive, or the same bytes.
         same_size = by_size.get(image.location.num_bytes, ())
         if where in seen or any(
             other.content_hash == image.location.content_hash for other in same_size
@@ -163,10 +111,12 @@ def with_distractors(
             others.append(image)
     parts = list(split.unpaired)
     if rows:
+        # Images of the data set keep their stored features.
         known = data.take(np.sort(rows))
         parts.append(without_captions(added.name, known.images, known.image_origin))
     if others:
         parts.append(without_captions(added.name, tuple(others)))
+    # With an equal text, an image would count its own caption as a negative.
     texts = unseen_texts(added.unpaired_texts, [*split.captions, *split.unpaired_texts])
     if texts:
         parts.append(without_images(added.name, texts))

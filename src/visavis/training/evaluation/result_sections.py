@@ -49,16 +49,6 @@ class ResultSection(ABC):
 
 
 def named_section(text: str) -> ResultSection:
-    """Parse a section that the user names now, so that its code may run.
-
-    Args:
-        text: A spec such as "Coherence(relevance='CBoW()')", or "mine.py:MySection()".
-
-    Returns:
-        The section.
-
-    Raises:
-        SpecError: If the text names no section, or an invalid value.
-    """
+    """Parse a section that the user names now, so that its code may run."""
     with named_by_user(text):
         return parse(text, (), ResultSection, "sections")

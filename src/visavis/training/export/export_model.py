@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from visavis.core import storage
-from visavis.core.errors import RunError, VisavisError
+from visavis.core.errors import VisavisError
 from visavis.core.result import Result
 from visavis.core.table import Table
 from visavis.losses.objectives import Objective
@@ -27,9 +27,13 @@ from visavis.models.encoders.preprocessing import (
     TEN_CROP_MARGIN,
     PatchPreprocessing,
 )
-from visavis.models.layers import GeneralizedPooling
-from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
+from visavis.models.text_tower_export import (
+    MAX_POOLED_ITEMS,
+    example_tokens,
+    has_generalized_pooling,
+    tokenizer_json,
+)
 from visavis.training.export.graph_code import (
     MODULE_FILE,
     OPEN_IMAGE_FILE,
@@ -38,12 +42,7 @@ from visavis.training.export.graph_code import (
     preprocessing_source,
 )
 from visavis.training.export.model_card import write_model_card
-from visavis.training.export.traced_encoders import (
-    MAX_POOLED_ITEMS,
-    check_exportable,
-    example_tokens,
-    trace_encoders,
-)
+from visavis.training.export.traced_encoders import check_exportable, trace_encoders
 
 Format = Literal["hub", "sentence-transformers", "onnx", "torch-export"]
 """Formats of exported folders."""
@@ -81,11 +80,7 @@ class ExportedModel(Result):
         return [Table(notes=tuple(notes))]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the export as a JSON object.
-
-        Returns:
-            All fields.
-        """
+        """Return the export as a JSON object."""
         return {**vars(self), "folder": str(self.folder), "files": list(self.files)}
 
 
@@ -98,23 +93,7 @@ def export_model(
     formula: Callable[[Objective], str] = lambda _: "",
     license: str = "",  # noqa: A002 - the name of the option
 ) -> ExportedModel:
-    """Write a model in a format that works without visavis.
-
-    Args:
-        model: The model, on the CPU.
-        run: Folder or name of the run, which the model card describes.
-        format: Format of the folder.
-        out: New folder, written completely or not at all.
-        formula: Returns the formula of an objective, for the model card.
-        license: License of the weights. Empty: unknown.
-
-    Returns:
-        The exported folder.
-
-    Raises:
-        VisavisError: If the model has no vectors, reads clips, or cannot be traced.
-        RefusedOverwrite: If the folder is not empty.
-    """
+    """Write a model in a format that works without visavis."""
     check_exportable(model)
     is_embedding_model = isinstance(model.matcher, EmbeddingModel)
     if is_embedding_model and format != "sentence-transformers":
@@ -163,13 +142,25 @@ def _write_graphs(model: Retriever, format: Format, folder: Path, embedding_dim:
             f"of images, got {format}. Use one of them."
         )
     programs = trace_encoders(model)
-    settings = preprocessing_settings(model, embedding_dim)
-    storage.write_json(folder / "preprocessing.json", settings)
-    if model.processor.vocabulary is None:
-        storage.write_text(
-            folder / "tokenizer.json",
-            _tokenizer_json(model.processor, settings["text"]["max_tokens"]),
-        )
+    # The preprocessing, as `preprocess.py` reads it.
+    processor = model.processor
+    preprocessing = processor.preprocess.preprocessing
+    image = {
+        name: getattr(preprocessing, name)
+        for name in ("resize", "crop", "resample", "scale", "mean", "std")
+    }
+    image |= {"crops": processor.visual_spec.crops, "min_side": processor.min_side}
+    image |= {"max_pixels": MAX_RESIZED_PIXELS, "ten_crop_margin": TEN_CROP_MARGIN}
+    max_tokens = MAX_POOLED_ITEMS if has_generalized_pooling(model.matcher) else None
+    text = {
+        "vocabulary": None if processor.vocabulary is None else list(processor.vocabulary.words),
+        "mask": len(example_tokens(model)) == 2,
+        "max_tokens": max_tokens,
+        "embedding_dim": embedding_dim,
+    }
+    storage.write_json(folder / "preprocessing.json", {"image": image, "text": text})
+    if processor.vocabulary is None:
+        storage.write_text(folder / "tokenizer.json", tokenizer_json(processor, max_tokens))
     if format == "sentence-transformers":
         source, tensors = module_source(programs)
         storage.write_text(folder / MODULE_FILE, source)
@@ -183,59 +174,7 @@ def _write_graphs(model: Retriever, format: Format, folder: Path, embedding_dim:
         else:
             program.save(folder / f"{side}_encoder.onnx")
     if format == "hub":
-        model.processor.save(model.matcher, folder / "model")
-
-
-def preprocessing_settings(model: Retriever, embedding_dim: int) -> dict[str, Any]:
-    """Describe the preprocessing of a model, as ``preprocess.py`` reads it.
-
-    Args:
-        model: The model.
-        embedding_dim: Number of dimensions of a vector.
-
-    Returns:
-        The settings of images and texts.
-    """
-    processor = model.processor
-    preprocessing = model.processor.preprocess.preprocessing
-    image = {
-        name: getattr(preprocessing, name)
-        for name in ("resize", "crop", "resample", "scale", "mean", "std")
-    }
-    image |= {"crops": processor.visual_spec.crops, "min_side": processor.min_side}
-    image |= {"max_pixels": MAX_RESIZED_PIXELS, "ten_crop_margin": TEN_CROP_MARGIN}
-    has_pooling = any(isinstance(module, GeneralizedPooling) for module in model.matcher.modules())
-    text = {
-        "vocabulary": None if processor.vocabulary is None else list(processor.vocabulary.words),
-        "mask": len(example_tokens(model)) == 2,
-        "max_tokens": MAX_POOLED_ITEMS if has_pooling else None,
-        "embedding_dim": embedding_dim,
-    }
-    return {"image": image, "text": text}
-
-
-def _tokenizer_json(processor: Processor, max_tokens: int | None) -> str:
-    """Return the tokenizer with its padding and truncation, in the format of the library
-    tokenizers.
-    """
-    pretrained = processor.pretrained_tokenizer
-    tokenizer = pretrained.tokenizer if pretrained else processor.text_encoder.tokenizer
-    max_length = pretrained.max_length if pretrained else processor.text_encoder.pooling.max_length
-    fixed_length = pretrained.fixed_length if pretrained else processor.text_encoder.fixed_length
-    if not hasattr(tokenizer, "backend_tokenizer"):
-        raise RunError(
-            f"run: expected a model with a fast tokenizer, got {type(tokenizer).__name__}. Use "
-            "another text encoder."
-        )
-    from tokenizers import Tokenizer
-
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.enable_truncation(max_length=min(max_length, max_tokens or max_length))
-    length = max_length if fixed_length else None
-    backend.enable_padding(
-        pad_id=tokenizer.pad_token_id, pad_token=tokenizer.pad_token, length=length
-    )
-    return str(backend.to_str())
+        processor.save(model.matcher, folder / "model")
 
 
 def _write_preprocessor_config(model: Retriever, folder: Path) -> None:
@@ -316,6 +255,7 @@ def _write_clip_modules(model: Retriever, folder: Path) -> None:
 
 
 def _write_modules(folder: Path, types: list[str]) -> None:
+    """Write the list of modules of sentence-transformers. The first one is in the folder itself."""
     paths = [
         "",
         *(f"{number}_{kind.rpartition('.')[2]}" for number, kind in enumerate(types[1:], 1)),

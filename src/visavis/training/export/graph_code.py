@@ -27,13 +27,8 @@ CPU_DEVICE = re.compile(r"device\(type='cpu'(, index=None)?\)")
 
 
 def module_source(programs: dict[str, Any]) -> tuple[str, dict[str, Tensor]]:
-    """Write the module of sentence-transformers with both encoders as one file of Python.
-
-    Args:
-        programs: Traced encoders "image" and "text".
-
-    Returns:
-        The source, and the tensors that it reads, by name.
+    """Write the module of sentence-transformers with both encoders as one file of Python. Returns
+    also the tensors that it reads.
     """
     parts = [*_preprocessing_parts(), template("sentence_module.py")]
     tensors: dict[str, Tensor] = {}
@@ -45,11 +40,7 @@ def module_source(programs: dict[str, Any]) -> tuple[str, dict[str, Tensor]]:
 
 
 def preprocessing_source() -> str:
-    """Write the preprocessing as one file of Python.
-
-    Returns:
-        The source of the class ``Preprocessor``.
-    """
+    """Write the preprocessing as one file of Python."""
     return _one_file(_preprocessing_parts())
 
 
@@ -60,14 +51,7 @@ def _preprocessing_parts() -> list[str]:
 
 
 def open_image_source(min_side: int) -> str:
-    """Write the opening of images as one file of Python.
-
-    Args:
-        min_side: Shorter side that the model needs of a JPEG, in pixels. 0: it is decoded in full.
-
-    Returns:
-        The source of the function ``open_image``.
-    """
+    """Write the opening of images as one file of Python."""
     return _one_file(_open_image_parts(min_side))
 
 
@@ -102,14 +86,7 @@ def _one_file(parts: list[str]) -> str:
 
 
 def template(name: str) -> str:
-    """Read a file that is copied into exported folders.
-
-    Args:
-        name: Name of the file.
-
-    Returns:
-        Its text.
-    """
+    """Read a file that is copied into exported folders."""
     return (files("visavis.training.export") / "exported_files" / name).read_text(encoding="utf-8")
 
 
@@ -119,8 +96,11 @@ def _function_source(name: str, program: Any) -> tuple[str, dict[str, Tensor]]:
     graph = module.graph
     graph.set_codegen(CodeGen())
     for node in reversed(graph.nodes):
+        # Operations that only check sizes.
+        function = getattr(node.target, "__name__", str(node.target))
         is_check = node.op == "call_module" or (
-            node.op == "call_function" and _is_check(node.target)
+            node.op == "call_function"
+            and function.startswith(("_assert", "sym_constrain_range", "_check", "sym_not"))
         )
         if is_check and not node.users:
             graph.erase_node(node)
@@ -139,14 +119,8 @@ def _function_source(name: str, program: Any) -> tuple[str, dict[str, Tensor]]:
     body = re.sub(r"return \((\w+),\)", r"return \1", body)
     if "device" in body:
         body = "    device = next(weights.parameters()).device\n" + body
-    return f"{signature}\n{body}", {key: _dense(value) for key, value in weights.items()}
-
-
-def _is_check(target: Any) -> bool:
-    """Report whether an operation only checks sizes."""
-    name = getattr(target, "__name__", str(target))
-    return name.startswith(("_assert", "sym_constrain_range", "_check", "sym_not"))
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
+    dense = {
+        key: tensor.detach().clone(memory_format=torch.contiguous_format)
+        for key, tensor in weights.items()
+    }
+    return f"{signature}\n{body}", dense

@@ -19,7 +19,6 @@ from visavis.core.own_code import CodeNotNamed
 from visavis.core.spec import parse
 from visavis.evaluation.statistics import spread_over_seeds
 from visavis.losses.objectives import CATALOG, Objective
-from visavis.models.base import Matcher
 from visavis.models.clip.model import CLIP
 from visavis.models.embedding_model import EmbeddingModel
 from visavis.models.retriever import Retriever
@@ -47,17 +46,7 @@ def write_model_card(
     formula: Callable[[Objective], str],
     license: str,  # noqa: A002 - the name of the option
 ) -> None:
-    """Write ``README.md``.
-
-    Args:
-        model: The model.
-        run: Folder or name of the run.
-        format: Format of the folder.
-        folder: Folder of the card.
-        embedding_dim: Number of dimensions of a vector.
-        formula: Returns the formula of an objective.
-        license: License of the weights, as the hub names it. Empty: to be filled in.
-    """
+    """Write ``README.md``."""
     from jinja2 import Environment, StrictUndefined
 
     files = RunFolder(run)
@@ -73,7 +62,17 @@ def write_model_card(
         if processor.text
         else processor.tokenizer or "word embeddings trained with the model"
     )
-    scale, bias = _training_scale_and_bias(matcher)
+    # Of the scores in training: their factor, and the number added to them.
+    logits = matcher.pretrained_logits
+    if matcher.scale is not None:
+        logits |= {"scale": float(matcher.scale.log.detach().exp())}
+    if matcher.logit_bias is not None:
+        logits |= {"bias": matcher.logit_bias.item()}
+    # A name as on the hub stays. JSON is also YAML.
+    yaml_license = license or "unknown"
+    is_name = re.fullmatch("[a-z][a-z0-9.-]{2,}", yaml_license)
+    if not is_name or yaml_license in ("yes", "off", "true", "false", "null"):
+        yaml_license = json.dumps(yaml_license, ensure_ascii=False)
     environment = Environment(
         keep_trailing_newline=True, lstrip_blocks=True, trim_blocks=True, undefined=StrictUndefined
     )
@@ -90,7 +89,7 @@ def write_model_card(
         if is_clip and format == "hub"
         else "onnx",
         license=license,
-        yaml_license=_yaml_text(license or "unknown"),
+        yaml_license=yaml_license,
         needs_code=not isinstance(matcher, CLIP | EmbeddingModel),
         has_instructions=isinstance(matcher, EmbeddingModel),
         matcher=matcher,
@@ -107,26 +106,12 @@ def write_model_card(
             for key, label in METRIC_LABELS.items()
             if key in result
         ],
-        scale=scale,
-        bias=bias,
+        scale=logits.get("scale"),
+        bias=logits.get("bias"),
         image_encoder=os.path.basename(processor.visual.name) if processor.visual else "none",
         text_encoder=os.path.basename(text_encoder),
     )
     storage.write_text(folder / "README.md", card)
-
-
-def _yaml_text(line: str) -> str:
-    """Return a line of text as a YAML value: unchanged if it is a name as on the hub, else as JSON,
-    which is also YAML.
-    """
-    is_name = re.fullmatch("[a-z][a-z0-9.-]{2,}", line) and line not in (
-        "yes",
-        "off",
-        "true",
-        "false",
-        "null",
-    )
-    return line if is_name else json.dumps(line, ensure_ascii=False)
 
 
 def _intervals(run: Path) -> dict[str, str]:
@@ -157,13 +142,3 @@ def _intervals(run: Path) -> dict[str, str]:
                 f"{len(values)} seeds)"
             )
     return intervals
-
-
-def _training_scale_and_bias(matcher: Matcher) -> tuple[float | None, float | None]:
-    """Return the factor of scores in training, and the number added to them. None: there is none."""
-    values = matcher.pretrained_logits
-    if matcher.scale is not None:
-        values |= {"scale": float(matcher.scale.log.detach().exp())}
-    if matcher.logit_bias is not None:
-        values |= {"bias": matcher.logit_bias.item()}
-    return values.get("scale"), values.get("bias")

@@ -17,13 +17,13 @@ from visavis.models import all_models
 from visavis.models.base import GlobalMatcher, get_vectors
 from visavis.models.encoders.preprocessing import blank_image
 from visavis.models.layers import GeneralizedPooling
-from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
-
-EXAMPLE_TEXTS = ("a dog", "two dogs on a beach", "a")
-"""Texts of different lengths, with which graphs are traced."""
-MAX_POOLED_ITEMS = 256
-"""Largest number of tokens or regions that an exported pooling operator reads."""
+from visavis.models.text_tower_export import (
+    MAX_POOLED_ITEMS,
+    TracedTextEncoder,
+    example_tokens,
+    reads_tokens,
+)
 
 
 class TracedImageEncoder(nn.Module):
@@ -43,62 +43,15 @@ class TracedImageEncoder(nn.Module):
         self.encoder = nn.Identity() if reads_pixels else processor.visual_encoder
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Encode images.
-
-        Args:
-            pixels: Preprocessed pixels, shape ``[N, 3, H, W]``, or ``[N, 10, 3, H, W]`` for ten
-                crops.
-
-        Returns:
-            Unit vectors, shape ``[N, D]``.
-        """
+        """Encode pixels [N, 3, H, W], or [N, 10, 3, H, W] for ten crops, to unit vectors [N, D]."""
         items = self.encoder(Encoded(pixels))
         items = items.map(lambda part: part.mean(1)) if self.crops > 1 else items
         items = items if self.standardization is None else self.standardization(items)
         return get_vectors(self.matcher.first_stage_items(self.matcher.encode_visual(items)))
 
 
-class TracedTextEncoder(nn.Module):
-    """Text side of a model, with the frozen encoder of its processor.
-
-    Args:
-        model: The model.
-    """
-
-    def __init__(self, model: Retriever):
-        super().__init__()
-        processor = model.processor
-        self.matcher = model.matcher
-        self.encoder = nn.Identity() if _reads_tokens(processor) else processor.text_encoder
-
-    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Encode texts.
-
-        Args:
-            ids: Token ids, shape ``[N, L]``.
-            mask: Valid tokens, bool, shape ``[N, L]``. None for models that read the padding.
-
-        Returns:
-            Unit vectors, shape ``[N, D]``.
-        """
-        items = self.encoder(Encoded(ids, mask))
-        return get_vectors(self.matcher.first_stage_items(self.matcher.encode_text(items)))
-
-
-def _reads_tokens(processor: Processor) -> bool:
-    return processor.vocabulary is not None or processor.pretrained_tokenizer is not None
-
-
 def check_exportable(model: Retriever) -> None:
-    """Check that a model has one vector per item and reads images and texts.
-
-    Args:
-        model: The model.
-
-    Raises:
-        VisavisError: If the model cannot be exported. The message names the models that can.
-        RunError: If the model reads stored features only.
-    """
+    """Check that a model has one vector per item and reads images and texts."""
     if not model.matcher.score_is_cosine or model.matcher.rerank_top_k:
         kinds = [
             name
@@ -125,61 +78,22 @@ def check_exportable(model: Retriever) -> None:
             "run: expected a model without random crops (visual.random_crops) to export, got one "
             "with them. Train without."
         )
-    if not _reads_tokens(model.processor):
+    if not reads_tokens(model.processor):
         # Raises RunError for a processor of stored features.
         _ = model.processor.text_encoder
 
 
 def example_pixels(model: Retriever, count: int = 3) -> Tensor:
-    """Return preprocessed pixels of blank images.
-
-    Args:
-        model: The model.
-        count: Number of images.
-
-    Returns:
-        Pixels, as the image encoder reads them.
-    """
+    """Return preprocessed pixels of blank images, as the image encoder reads them."""
     images = [blank_image()] * count
     if model.matcher.config.visual_granularity == "pixels":
         return model.processor.preprocess(images)
     return get_vectors(model.processor.visual_encoder.preprocess(images))
 
 
-def example_tokens(model: Retriever) -> tuple[Tensor, ...]:
-    """Return token ids of example texts, and their mask if the model has one.
-
-    Args:
-        model: The model.
-
-    Returns:
-        Inputs of the text encoder.
-    """
-    processor = model.processor
-    tokenizer = processor.vocabulary or processor.pretrained_tokenizer
-    if tokenizer is None:
-        processor.text_encoder.require_tokenizer()
-    items = (
-        processor.text_encoder.preprocess(EXAMPLE_TEXTS)
-        if tokenizer is None
-        else tokenizer.encode(EXAMPLE_TEXTS)
-    )
-    return (get_vectors(items),) if items.mask is None else (get_vectors(items), items.mask)  # type: ignore[return-value]
-
-
 def trace_encoders(model: Retriever) -> dict[str, Any]:
-    """Trace both encoders of a model with dynamic batch size and dynamic number of tokens.
-
-    Args:
-        model: The model, on the CPU.
-
-    Returns:
-        The programs "image" and "text". Each holds an ONNX graph, and the same graph of
-        ``torch.export`` as ``exported_program``.
-
-    Raises:
-        MissingExtra: If the packages of the extra ``export`` are not installed.
-        VisavisError: If torch cannot trace the model.
+    """Trace both encoders of a model with dynamic batch size and dynamic number of tokens. Each
+    program holds an ONNX graph, and the same graph of ``torch.export``.
     """
     with requires_extra("export", "this format"):
         import onnx  # noqa: F401

@@ -27,15 +27,8 @@ _SIDES = {"i2t": ("images", "text"), "t2i": ("texts", "image")}
 
 
 def find_alerts(row: LogValues, log: Sequence[LogValues] = ()) -> dict[str, str]:
-    """Find the problems that a row of the log shows.
-
-    Args:
-        row: New row. A row of step 0 has no alerts, because the model is not trained yet.
-        log: Earlier rows, oldest first.
-
-    Returns:
-        Messages by the name of the alert.
-    """
+    """Find the problems that a row of the log shows, by the name of the alert."""
+    # At step 0 the model is not trained yet.
     alerts = {name: check(row, log) for name, check in ALERTS.items()} if row["step"] else {}
     return {
         name: f"{name.capitalize()} at step {row['step']}: {problem}"
@@ -45,15 +38,7 @@ def find_alerts(row: LogValues, log: Sequence[LogValues] = ()) -> dict[str, str]
 
 
 def new_alerts(alerts: dict[str, str], log: Iterable[LogValues]) -> list[str]:
-    """Select the alerts that no earlier row of the log has.
-
-    Args:
-        alerts: Messages by the name of the alert.
-        log: Earlier rows.
-
-    Returns:
-        The messages of the new alerts.
-    """
+    """Select the alerts that no earlier row of the log has."""
     earlier_alerts = {name for row in log for name in row["health"].get("alerts", ())}
     return [message for name, message in alerts.items() if name not in earlier_alerts]
 

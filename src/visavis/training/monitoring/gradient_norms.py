@@ -84,14 +84,7 @@ class GradientNorms:
         self.batch: EncodedBatch | None = None
 
     def observe(self, encoder: str) -> AbstractContextManager[None]:
-        """Observe the gradient of the embeddings that an encoder computes within a block.
-
-        Args:
-            encoder: "visual" or "text".
-
-        Returns:
-            The context of the block.
-        """
+        """Observe the gradient of the embeddings that an encoder computes within a block."""
 
         def add_norm(gradient: Tensor) -> None:
             self.parts[f"{encoder}_embedding"].append(vector_norm(gradient) * self.factor)
@@ -103,12 +96,7 @@ class GradientNorms:
         return observe_embeddings(add_hook)
 
     def add_batch(self, loss: PairLoss, factor: float) -> None:
-        """Add the gradients at the scores and at the normalized embeddings of the batch.
-
-        Args:
-            loss: Loss of the batch.
-            factor: Factor of the loss in the gradient.
-        """
+        """Add the gradients at the scores and at the normalized embeddings of the batch."""
         assert self.batch is not None
         gradients = loss.score_gradients(*self.batch)
         for norms, weight in zip(gradients.query_norms, gradients.term_weights, strict=True):
@@ -120,12 +108,7 @@ class GradientNorms:
         self.batch = None
 
     def summarize(self) -> dict[str, float]:
-        """Sum over batches and processes.
-
-        Returns:
-            The norms by name, equal on each process. Empty if one is not finite, as where float16
-            overflows.
-        """
+        """Sum over batches and processes. {} if a norm is not finite, as where float16 overflows."""
         names = sorted(self.parts)
         sums = [torch.stack(self.parts[name]).cpu().double().square().sum() for name in names]
         queries = torch.cat([torch.zeros(0), *(each.cpu() for each in self.query_norms)]).double()
@@ -143,14 +126,7 @@ class GradientNorms:
 
 
 def mean_norms(records: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Average the records of several steps.
-
-    Args:
-        records: Norms by name, with their step.
-
-    Returns:
-        Means of the names that all records have, without the step.
-    """
+    """Average the norms that the records of all steps have."""
     names = [name for name in records[0] if all(name in record for record in records)]
     return {
         name: sum(record[name] for record in records) / len(records)

@@ -69,22 +69,11 @@ class Tracker(ABC):
     def log(
         self, step: int, metrics: Mapping[str, float], alerts: Sequence[str], examples: Examples
     ) -> None:
-        """Log a validation.
-
-        Args:
-            step: Step of the run.
-            metrics: Finite numbers by name, such as ``validation/rsum``.
-            alerts: New alerts.
-            examples: Images by name, each with its caption.
-        """
+        """Log a validation."""
 
     @abstractmethod
     def close(self, finished: bool) -> None:
-        """Write everything and end the run.
-
-        Args:
-            finished: Whether the training is complete. False if it was stopped or has failed.
-        """
+        """Write everything and end the run."""
 
 
 class TensorBoardTracker(Tracker):
@@ -242,19 +231,11 @@ class TrackerRun(TypedDict):
 
 
 def check_trackers(recipe: Recipe) -> None:
-    """Check that the packages of all trackers of a recipe are installed.
-
-    Args:
-        recipe: The recipe.
-
-    Raises:
-        MissingExtra: If a package is not installed.
-    """
+    """Check that the packages of all trackers of a recipe are installed."""
     for name in recipe.training.track:
         package = importlib.util.find_spec(name)
-        if (
-            package is None or package.origin is None
-        ):  # a folder of this name, such as the one that wandb writes, has no origin
+        # A folder of this name, such as the one that wandb writes, has no origin.
+        if package is None or package.origin is None:
             raise MissingExtra(name, name, f'training.track = ["{name}"]')
 
 
@@ -279,15 +260,17 @@ class Tracking:
     def open(self, names: Sequence[str], log: Sequence[LogValues]) -> Iterator[None]:
         """Open trackers, and log the validations that they do not have yet, such as those after a
         lost connection.
-
-        Args:
-            names: Names of the trackers.
-            log: Rows of the log so far.
-
-        Yields:
-            Nothing. At the end, all trackers are closed.
         """
-        runs = self._call("trackers", self._read_runs)
+        path = self.folder.trackers
+        # None if the file cannot be read: then no tracker is opened.
+        runs = self._call(
+            "trackers",
+            lambda: (
+                storage.read_json(path, dict[str, TrackerRun], error=RunError)
+                if os.path.exists(path)
+                else {}
+            ),
+        )
         self.runs = runs or {}
         for name in names if runs is not None else ():
             run = self.runs.setdefault(name, {"id": uuid4().hex[:12], "step": -1})
@@ -306,27 +289,13 @@ class Tracking:
             for name, tracker in self.trackers.items():
                 self._call(name, partial(tracker.close, finished))
 
-    def _read_runs(self) -> dict[str, TrackerRun]:
-        path = self.folder.trackers
-        return (
-            storage.read_json(path, dict[str, TrackerRun], error=RunError)
-            if os.path.exists(path)
-            else {}
-        )
-
     def log(
         self,
         row: LogValues,
         alerts: Sequence[str] = (),
         make_examples: Callable[[], Examples] = dict,
     ) -> None:
-        """Log a validation, unless a tracker has logged its step before.
-
-        Args:
-            row: Row of the log.
-            alerts: New alerts.
-            make_examples: Makes images of retrieved examples.
-        """
+        """Log a validation, unless a tracker has logged its step before."""
         new = [
             name
             for name in self.trackers
@@ -334,13 +303,22 @@ class Tracking:
         ]
         if not new:
             return
+        # Finite numbers by `<group>/<name>`. A number that is in no group belongs to `validation`.
+        groups = {key: value for key, value in row.items() if isinstance(value, dict)}
+        groups["validation"] = {key: value for key, value in row.items() if key not in groups}
+        numbers = {
+            f"{group}/{name}": value
+            for group, values in groups.items()
+            for name, value in values.items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
         examples = self._call("retrieved images", make_examples) or {}
         previous = {name: self.runs[name]["step"] for name in new}
         step: int = row["step"]
         self._write_steps(dict.fromkeys(new, step))
         for name in new:
             self._call(
-                name, partial(self.trackers[name].log, row["step"], _numbers(row), alerts, examples)
+                name, partial(self.trackers[name].log, row["step"], numbers, alerts, examples)
             )
         # A resumed training sends the validation at which a tracker has failed.
         if missed := {name: previous[name] for name in new if name in self.failed}:
@@ -372,18 +350,6 @@ class Tracking:
         return None
 
 
-def _numbers(row: LogValues) -> dict[str, float]:
-    """Finite numbers of a row by ``<group>/<name>``. What is in no group belongs to ``validation``."""
-    groups = {key: value for key, value in row.items() if isinstance(value, dict)}
-    groups["validation"] = {key: value for key, value in row.items() if key not in groups}
-    return {
-        f"{group}/{name}": value
-        for group, values in groups.items()
-        for name, value in values.items()
-        if isinstance(value, int | float) and math.isfinite(value)
-    }
-
-
 NUM_CAPTIONS, NUM_IMAGES = 3, 4
 IMAGE_SIDE, TEXT_HEIGHT, BORDER = 160, 40, 4  # pixels
 RELEVANT, OTHER = "#2a9d4a", "white"  # border
@@ -393,41 +359,28 @@ def retrieved_images(
     matcher: Matcher, visual: Encoded, text: Encoded, data: Dataset, memory: MemoryLimit = None
 ) -> dict[str, tuple[str, Image]]:
     """Draw the best-scored images of three captions, the best one first. The border of a relevant
-    image is green.
-
-    Args:
-        matcher: Model. Of a model that ranks in two stages, the first stage is shown.
-        visual: Encoded images of the data.
-        text: Encoded captions of the data.
-        data: Validation split.
-        memory: Memory of a block of scores.
-
-    Returns:
-        Caption and drawn image by name. Empty if the data have no image files.
+    image is green. {} if the data have no image files.
     """
     if any(image.location is None or image.is_video for image in data.images):
         return {}
     captions = torch.linspace(0, len(data.captions) - 1, NUM_CAPTIONS).long().unique()
+    # Of a model that ranks in two stages, the first stage is shown.
     with evaluation_mode(matcher):
         scores = score_matrix(device_score(matcher), visual, select_items(text, captions), memory)
     top = scores.float().topk(min(NUM_IMAGES, len(data.images)), dim=0).indices.T
-    return {
-        f"retrieved/caption_{number}": (data.captions[caption], _draw(data, caption, images))
-        for number, (caption, images) in enumerate(
-            zip(captions.tolist(), top.tolist(), strict=True), 1
-        )
-    }
-
-
-def _draw(data: Dataset, caption: int, images: list[int]) -> Image:
-    canvas = new_image("RGB", (NUM_IMAGES * IMAGE_SIDE, TEXT_HEIGHT + IMAGE_SIDE), "white")
-    lines = textwrap.wrap(data.captions[caption], 80, max_lines=2, placeholder=" ...")
-    ImageDraw.Draw(canvas).multiline_text(
-        (BORDER, BORDER), "\n".join(lines), fill="black", font=ImageFont.load_default(14)
-    )
+    examples: dict[str, tuple[str, Image]] = {}
     side = IMAGE_SIDE - 2 * BORDER
-    for position, number in enumerate(images):
-        image = ImageOps.pad(data.images[number].open(), (side, side), color="white")
-        border = RELEVANT if number == data.image_of[caption] else OTHER
-        canvas.paste(ImageOps.expand(image, BORDER, border), (position * IMAGE_SIDE, TEXT_HEIGHT))
-    return canvas
+    for caption, images in zip(captions.tolist(), top.tolist(), strict=True):
+        canvas = new_image("RGB", (NUM_IMAGES * IMAGE_SIDE, TEXT_HEIGHT + IMAGE_SIDE), "white")
+        text_of_caption = data.captions[caption]
+        lines = textwrap.wrap(text_of_caption, 80, max_lines=2, placeholder=" ...")
+        ImageDraw.Draw(canvas).multiline_text(
+            (BORDER, BORDER), "\n".join(lines), fill="black", font=ImageFont.load_default(14)
+        )
+        for position, number in enumerate(images):
+            image = ImageOps.pad(data.images[number].open(), (side, side), color="white")
+            border = RELEVANT if number == data.image_of[caption] else OTHER
+            place = (position * IMAGE_SIDE, TEXT_HEIGHT)
+            canvas.paste(ImageOps.expand(image, BORDER, border), place)
+        examples[f"retrieved/caption_{len(examples) + 1}"] = (text_of_caption, canvas)
+    return examples

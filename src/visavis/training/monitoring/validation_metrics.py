@@ -37,15 +37,7 @@ HUB_FRACTION = 0.01  # of the candidates, the most retrieved ones, that count as
 
 
 def similarities(scores: Tensor, targets: Targets) -> dict[str, Tensor]:
-    """Collect the scores of positives and of the hardest negatives of a batch.
-
-    Args:
-        scores: Scores, shape ``[V, T]``.
-        targets: Targets of the image-to-text direction.
-
-    Returns:
-        Flat tensors "positive", "hardest_i2t" and "hardest_t2i".
-    """
+    """Collect the scores [V, T] of positives and of the hardest negatives of a batch, as flat tensors."""
     scores = scores.float()
     masked = scores.masked_fill(~targets.negative, float("-inf"))
     curves = {
@@ -59,15 +51,8 @@ def similarities(scores: Tensor, targets: Targets) -> dict[str, Tensor]:
 def score_gradients(
     objective: Objective, scores: Tensor, targets: Targets
 ) -> Iterator[tuple[Direction, Tensor, Targets]]:
-    """Differentiate the summed terms of each direction with respect to the scores.
-
-    Args:
-        objective: Objective.
-        scores: Scores, shape ``[V, T]``.
-        targets: Targets of the image-to-text direction.
-
-    Yields:
-        The direction, the derivatives, shape ``[Q, C]``, and the targets of the direction.
+    """Yield each direction with the derivatives of its summed terms with respect to the scores,
+    [Q, C], and its targets.
     """
     blocks: dict[Direction, tuple[Tensor, Targets]] = {
         "i2t": (scores, targets),
@@ -85,16 +70,7 @@ def score_gradients(
 def queries_with_gradient(
     objective: Objective, scores: Tensor, targets: Targets
 ) -> dict[str, Tensor]:
-    """Determine which queries with a negative receive a gradient.
-
-    Args:
-        objective: Objective.
-        scores: Scores, shape ``[V, T]``.
-        targets: Targets of the image-to-text direction.
-
-    Returns:
-        "gradient_i2t" and "gradient_t2i": 1 or 0 for each query with a negative.
-    """
+    """Determine which queries with a negative receive a gradient: 1 or 0 for each."""
     return {
         f"gradient_{direction}": (gradient.abs().amax(1) > MIN_GRADIENT)[
             block_targets.negative.any(1)
@@ -104,15 +80,7 @@ def queries_with_gradient(
 
 
 def summarize(batches: Iterable[dict[str, Tensor]]) -> dict[str, float]:
-    """Summarize values over batches by mean and standard deviation.
-
-    Args:
-        batches: Values of each batch, by name.
-
-    Returns:
-        ``<name>_mean`` and ``<name>_std``. Of "loss" and "gradient_*" only the mean, under the name
-        itself.
-    """
+    """Summarize values over batches by mean and standard deviation."""
     columns: dict[str, list[Tensor]] = {}
     for batch in batches:
         for name, values in batch.items():
@@ -132,16 +100,7 @@ def summarize(batches: Iterable[dict[str, Tensor]]) -> dict[str, float]:
 
 
 def collapsed_loss(objective: Objective, scores: Tensor, targets: Targets) -> float:
-    """Compute the loss of identical embeddings, for which all pairs have the same score.
-
-    Args:
-        objective: Objective.
-        scores: Scores, shape ``[V, T]``, whose mean is used for all pairs.
-        targets: Targets of the image-to-text direction.
-
-    Returns:
-        The loss.
-    """
+    """Compute the loss of identical embeddings, for which all pairs have the same score."""
     return objective(torch.full_like(scores, scores.float().mean().item()), targets).item()
 
 
@@ -184,19 +143,7 @@ def batch_health(
     targets: Targets,
     loss: Tensor,
 ) -> dict[str, float]:
-    """Compute the health metrics of one encoded batch.
-
-    Args:
-        objective: Objective.
-        visual: Encoded images.
-        text: Encoded texts.
-        scores: Scores, shape ``[V, T]``.
-        targets: Targets of the image-to-text direction.
-        loss: Loss of the batch.
-
-    Returns:
-        Loss, loss of identical embeddings, and effective ranks, by key.
-    """
+    """Compute the health metrics of one encoded batch."""
     return {
         "loss": loss.item(),
         "collapsed_loss": collapsed_loss(objective, scores, targets),
@@ -208,27 +155,15 @@ def batch_health(
 def false_negative_share(
     objective: Objective, scores: Tensor, targets: Targets, batch: Batch
 ) -> dict[str, Any]:
-    """Compute the share of the separating gradient that falls on matching pairs.
-
-    A pair matches if the image has a caption with the same words, if the ids are equal where
-    targets go by position, or if its relevance is as high as that of the positive where the
-    supervision supplies relevance.
-
-    Args:
-        objective: Objective.
-        scores: Scores, shape ``[V, T]``.
-        targets: Targets of the image-to-text direction.
-        batch: Batch of the scores.
-
-    Returns:
-        "false_negative_share" over both directions, and "false_negative_evidence", what matches
-        were derived from.
-    """
+    """Compute the share of the separating gradient that falls on matching pairs."""
+    # A pair matches if the image has a caption with the same words.
     matches = _same_words(batch).to(scores.device)
     evidence = ["the words of the captions"]
+    # Or if the ids are equal, where targets go by position.
     if not torch.equal(targets.query_ids, batch.image_ids.to(scores.device)):
         matches |= batch.image_ids[:, None].to(scores.device) == batch.text_ids.to(scores.device)
         evidence.append("the ids of the images")
+    # Or if its relevance is as high as the relevance of the positive.
     if targets.relevance is not None:
         relevance = targets.pairwise("relevance")
         matches |= relevance >= relevance.masked_fill(~targets.positive, -math.inf).amax(
@@ -247,20 +182,7 @@ def false_negative_share(
 
 
 def hubness(result: Evaluation, data: Dataset) -> dict[str, Any]:
-    """Measure how concentrated the top results of a validation are, for each direction.
-
-    Args:
-        result: Evaluation of the validation split, with top results.
-        data: Validation split.
-
-    Returns:
-        By ``<direction>_<key>``. top_item: the candidate that most queries rank first, and
-        top_item_share of these queries. num_hubs: 1 % of the candidates, and hub_share of the
-        queries that rank one of the most retrieved ``num_hubs`` candidates first.
-
-    Source:
-        k-occurrence, Radovanovic, Nanopoulos and Ivanovic (2010), with k = 1.
-    """
+    """Measure how concentrated the top results of a validation are, for each direction."""
     assert result.top_texts is not None and result.top_images is not None
     images = [image.name for image in data.images]
     return _occurrence("i2t", result.top_texts, data.captions) | _occurrence(
@@ -277,20 +199,8 @@ def validation_metrics(
     recipe: Recipe,
     encoded: tuple[Encoded, Encoded] | None = None,
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Measure a model on the first batches of a fixed schedule. The model is left in evaluation
-    mode.
-
-    Args:
-        matcher: Model.
-        loss: Loss of the phase.
-        supervision: Source of the targets.
-        loader: Batches of a split.
-        recipe: Recipe, whose ``training.metric_batches`` is the number of batches.
-        encoded: All encoded images and captions of the split. None: the batches are encoded.
-
-    Returns:
-        Mean loss, similarities and shares of queries with a gradient, and the health metrics of the
-        first batch.
+    """Measure a model on the first batches of a fixed schedule: means over the batches, and health
+    metrics of the first one. The model is left in evaluation mode.
     """
     matcher.eval()
     device = device_of(matcher)
@@ -359,6 +269,10 @@ def _words(caption: str) -> str:
 
 
 def _occurrence(direction: str, top: np.ndarray, candidates: Sequence[str]) -> dict[str, Any]:
+    """The candidate that most queries rank first, and the share of queries that rank one of the 1 %
+    most retrieved candidates first.
+    """
+    # Source: k-occurrence, Radovanovic, Nanopoulos and Ivanovic (2010), with k = 1.
     counts = np.bincount(top, minlength=len(candidates))
     num_hubs = math.ceil(HUB_FRACTION * len(candidates))
     return {

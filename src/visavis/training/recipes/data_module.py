@@ -32,7 +32,7 @@ from visavis.data.shard_stream import (
     StreamLoader,
     StreamSchedule,
 )
-from visavis.data.vocabulary import TokenizedCaptions
+from visavis.data.tokenized_captions import TokenizedCaptions
 from visavis.data.workers import choose_workers
 from visavis.evaluation import Evaluation
 from visavis.evaluation.protocols import Protocol, get_protocols
@@ -71,8 +71,10 @@ class DataModule:
         visual: Image features. None: the model reads pixels.
         text: Caption features. None: the model reads tokens.
         feedback: Judged pairs of training images. None: no feedback.
-        query_features: Features of judged text queries. None: the model reads tokens, or the
-            feedback has no queries.
+        query_features: Features of judged text queries, or of the extra texts. None: the model
+            reads tokens, or it has neither.
+        extra_texts: Texts of the supervision, which batches can hold besides the captions. Their
+            numbers follow the captions of the training split.
         context: Progress, and the processes that share out batches and evaluations.
         stream: Shards of the training. None: the training split of ``data``.
     """
@@ -84,6 +86,7 @@ class DataModule:
     text: FeatureReader | None
     feedback: FeedbackPairs | None = None
     query_features: FeatureReader | None = None
+    extra_texts: tuple[str, ...] = ()
     context: RunContext = field(default_factory=RunContext)
     stream: ShardStream | None = None
 
@@ -113,9 +116,8 @@ class DataModule:
         process reads its part of a training batch.
         """
         split = self.training_split
-        train = self.loader(
-            split, None if self.feedback is None else FeedbackSplit.from_pairs(split, self.feedback)
-        )
+        feedback = None if self.feedback is None else FeedbackSplit.from_pairs(split, self.feedback)
+        train = self.loader(split, feedback, self.extra_texts)
         train = replace(train, rank=self.group.rank, world_size=self.group.world_size)
         train, validation = self._share_workers([train, self.loader(self.validation)], split)
         return train, validation
@@ -138,14 +140,8 @@ class DataModule:
     def sources(
         self, split: Dataset, extra_captions: Sequence[str] = ()
     ) -> tuple[ItemSource, ItemSource]:
-        """Return the inputs of the model for a split.
-
-        Args:
-            split: Split of the data set.
-            extra_captions: Judged text queries, which follow the captions.
-
-        Returns:
-            The images and the captions.
+        """Return the images and the captions of a split as inputs of the model. ``extra_captions``,
+        the judged text queries, follow the captions.
         """
         settings = self.recipe.visual
         processor = self.processor
@@ -173,16 +169,10 @@ class DataModule:
         queries = StoredFeatures(self.query_features, self.query_features.rows(extra_captions))
         return visual, ConcatSource(captions, queries, len(split.captions))
 
-    def loader(self, split: Dataset, feedback: FeedbackSplit | None = None) -> Loader:
-        """Build the batches of a split. A split that is smaller than a batch is one batch.
-
-        Args:
-            split: Split of the data set.
-            feedback: The split with its feedback.
-
-        Returns:
-            The batches.
-        """
+    def loader(
+        self, split: Dataset, feedback: FeedbackSplit | None = None, extra_texts: Sequence[str] = ()
+    ) -> Loader:
+        """Build the batches of a split. A split that is smaller than a batch is one batch."""
         training = self.recipe.training
         data = split if feedback is None else feedback.data
         if isinstance(split.images, StreamImages):
@@ -196,7 +186,7 @@ class DataModule:
                 split,
             )[0]
         queries = (
-            ()
+            extra_texts
             if feedback is None
             else (*data.captions[len(split.captions) :], *feedback.unmatched_queries)
         )
@@ -226,18 +216,10 @@ class DataModule:
     def encode(
         self, matcher: Matcher, split: Dataset, loader: Loader | None = None
     ) -> tuple[Encoded, Encoded]:
-        """Encode all images and captions of a split in evaluation mode. Each process encodes its
-        part of the batches.
-
-        Args:
-            matcher: Model.
-            split: Split of the data set.
-            loader: Batches of the split, whose idle worker processes read images. None: threads
-                read them.
-
-        Returns:
-            The encoded images and captions, in the order of the split.
+        """Encode all images and captions of a split in evaluation mode, in its order. Each process
+        encodes its part of the batches.
         """
+        # Idle worker processes of a given loader read the images. Else threads do.
         loader = loader or self.loader(split)
         images, captions = self._batches(split)
         return (
@@ -248,18 +230,7 @@ class DataModule:
         )
 
     def encode_gallery(self, matcher: Matcher, split: Dataset) -> tuple[Encoded, Encoded]:
-        """Encode a split, as `encode`, and its unpaired images and texts after its own.
-
-        Args:
-            matcher: Model.
-            split: Split of the data set.
-
-        Returns:
-            The encoded images and captions.
-
-        Raises:
-            RunError: If the model reads stored features, which unpaired items of other data lack.
-        """
+        """Encode a split, as `encode`, and its unpaired images and texts after its own."""
         visual, text = self.encode(matcher, split)
         for part in split.unpaired:
             module = self._with_features_of(part)
@@ -298,7 +269,9 @@ class DataModule:
                     "which the model reads, got other texts. Evaluate without these texts."
                 )
             text, _ = text_features(self.recipe, part, self.context, self.processor, None)
-        return replace(self, data=part, visual=visual, text=text, query_features=None)
+        return replace(
+            self, data=part, visual=visual, text=text, query_features=None, extra_texts=()
+        )
 
     def _batches(self, split: Dataset) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """The batches in which images and captions are encoded."""
@@ -340,22 +313,7 @@ class DataModule:
         sections: Sequence[ResultSection] = (),
         encoded: tuple[Encoded, Encoded] | None = None,
     ) -> Evaluation:
-        """Evaluate a model on a split, which is encoded once for all protocols.
-
-        Args:
-            matcher: Model.
-            split: Split, or its name.
-            protocol: Protocol or protocols.
-            sections: Further parts of the result.
-            encoded: Encoded images and captions of the split. None: they are encoded.
-
-        Returns:
-            The evaluation.
-
-        Raises:
-            DataError: If the split does not exist.
-            SpecError: If a protocol does not fit the split.
-        """
+        """Evaluate a model on a split, which is encoded once for all protocols, or given encoded."""
         protocols = get_protocols(protocol)
         data = self.data.split(split) if isinstance(split, str) else split
         if encoded is None:
@@ -380,13 +338,6 @@ class DataModule:
 def batch_schedule(training: TrainingSettings, data: Dataset) -> BatchSchedule:
     """Make the schedule of the batches of a split. A split that is smaller than a batch is one
     batch.
-
-    Args:
-        training: Settings of a recipe.
-        data: Split of a data set.
-
-    Returns:
-        The schedule.
     """
     items = data.captions if training.captions_per_image is None else data.images
     return BatchSchedule(

@@ -21,9 +21,21 @@ from visavis.data.hub_files import (
     how_to_go_online,
     offline_reason,
 )
-from visavis.models.default_model import DEFAULT_MODELS, default_model, how_to_copy
+from visavis.models.default_model import (
+    DEFAULT_MODELS,
+    available_model,
+    default_model,
+    how_to_copy,
+    saved_model,
+)
 from visavis.models.encoders.cnn_backbones import PUBLISHED_BACKBONES, SMALL_CNN, is_downloaded
-from visavis.models.encoders.pretrained_files import MINILM, find_dual_encoder, has_minilm
+from visavis.models.encoders.pretrained_files import (
+    MINILM,
+    cached_hub_folder,
+    find_dual_encoder,
+    has_minilm,
+    local_model_folder,
+)
 
 PREFERRED_ENCODER = "mobilenet-v2"
 SMALL_DATA_RECIPE = "clip/small-data"
@@ -59,19 +71,7 @@ class DefaultRecipe:
 
 
 def choose_recipe(overrides: dict[str, Any], *, downloads: Progress | None = None) -> DefaultRecipe:
-    """Choose a recipe for the data and the encoders that overrides name.
-
-    Args:
-        overrides: Values by dotted key, with ``data.path``.
-        downloads: Fine-tune a CLIP or SigLIP model if one is on this machine or can be downloaded.
-            Receives one line before a download. None: no such model.
-
-    Returns:
-        The recipe.
-
-    Raises:
-        RecipeError: If no data set is given, or no default recipe can read it.
-    """
+    """Choose a recipe for the data and the encoders that overrides name."""
     path = overrides.get("data.path")
     if not path:
         raise RecipeError(
@@ -116,19 +116,27 @@ def choose_recipe(overrides: dict[str, Any], *, downloads: Progress | None = Non
     )
 
 
-def choose_text_recipe(overrides: dict[str, Any], model: str | None) -> DefaultRecipe:
-    """Choose a recipe for a text side on item vectors.
-
-    Args:
-        overrides: Values by dotted key.
-        model: Model that made the vectors. None: an unknown one.
-
-    Returns:
-        The recipe.
-
-    Raises:
-        RecipeError: If the model does not exist on this machine.
+def installed_recipes(overrides: dict[str, Any], progress: Progress) -> list[DefaultRecipe]:
+    """List the recipes for the data and every encoder that is on this machine. No model is
+    downloaded.
     """
+    recipes = list[DefaultRecipe]()
+    saved = saved_model()
+    is_here = (
+        available_model() is not None
+        if saved is None
+        else local_model_folder(saved) is not None or cached_hub_folder(saved) is not None
+    )
+    if is_here:
+        recipes.append(choose_recipe(overrides, downloads=progress))
+    recipes.append(choose_recipe(overrides))
+    if "text.encoder" not in overrides:
+        recipes.append(choose_recipe(overrides | {"text.encoder": "vocabulary"}))
+    return list({recipe.name: recipe for recipe in reversed(recipes)}.values())[::-1]
+
+
+def choose_text_recipe(overrides: dict[str, Any], model: str | None) -> DefaultRecipe:
+    """Choose a recipe for a text side on item vectors."""
     if model is None:
         text = overrides.get("text.encoder") or (MINILM if has_minilm() else "vocabulary")
         is_words = text == "vocabulary"

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from visavis.core.errors import DataError, RecipeError, RunError
 from visavis.core.process_group import ONE_PROCESS, ProcessGroup
@@ -22,22 +20,20 @@ from visavis.data.features.arrays import ArrayFeatures, first_nonfinite_row
 from visavis.data.features.expert_store import ExpertStore, RegionFeatures
 from visavis.data.features.item_vectors import ItemVectors
 from visavis.data.features.store import FeatureStore
-from visavis.data.feedback.training_pairs import FeedbackPairs
-from visavis.data.item_sources import FeatureReader, ItemSource
+from visavis.data.item_sources import FeatureReader
+from visavis.data.noise import add_noise
 from visavis.data.sequences import read_items
 from visavis.data.shard_stream import ShardStream
 from visavis.data.vocabulary import MULTILINGUAL_ADVICE, Vocabulary
 from visavis.data.words import has_unspaced_script
 from visavis.models import find_model
-from visavis.models.base import MatcherConfig, get_mask, get_vectors
+from visavis.models.base import MatcherConfig
 from visavis.models.encoders.encoder_spec import EncoderSpec, image_size_note
 from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.encoders.pretrained_files import can_be_extended
-from visavis.models.inference import equal_batches
-from visavis.models.layers import mean_pool
 from visavis.models.processor import Processor
 from visavis.training.recipes.recipe import Recipe
-from visavis.training.recipes.settings import TextSettings, VisualSettings
+from visavis.training.recipes.settings import VisualSettings
 
 # Value of ``visual.features`` for features that the data set has: arrays of the VSE++ family, or a
 # store of experts.
@@ -49,49 +45,27 @@ _SAMPLED_CAPTIONS = 1_000
 
 
 def training_subset(recipe: Recipe, data: Dataset) -> Dataset:
-    """Reduce the training split, and move captions to wrong images, as the recipe has it.
-
-    Args:
-        recipe: Recipe.
-        data: Data set.
-
-    Returns:
-        The data set with the changed training split.
-    """
+    """Reduce the training split, and move captions to wrong images, as the recipe has it."""
     data = data.subsample(recipe.data.training_images, recipe.data.training_captions, recipe.seed)
-    return (
-        data.with_noisy_correspondence(recipe.data.noise_ratio, recipe.seed)
-        if recipe.data.noise_ratio
-        else data
-    )
+    return data if recipe.data.noise is None else add_noise(data, recipe.data.noise, recipe.seed)
 
 
 def visual_features(
     recipe: Recipe, data: Dataset, context: RunContext
 ) -> tuple[FeatureReader | None, EncoderSpec | None]:
-    """Open or compute the features of the images.
-
-    Args:
-        recipe: Recipe.
-        data: Data set.
-        context: Progress, and the processes that compute the features together.
-
-    Returns:
-        The features (None: the model reads pixels) and the encoder (None: only stored features).
-
-    Raises:
-        RecipeError: If the features do not fit the recipe.
-        DataError: If the features do not exist.
+    """Open or compute the features of the images. Without features the model reads pixels, and
+    without an encoder it reads stored features.
     """
     visual = recipe.visual
     progress = context.progress
     group = context.group
+    # 1. Features of experts, or item vectors: no encoder.
     if visual.granularity == "experts":
-        folder = (
-            _expert_folder(data)
-            if visual.features == PRECOMP
-            else _resolve("visual.features", visual.features)
-        )
+        if visual.features == PRECOMP:
+            source = _source_of(data)
+            folder = (source if os.path.isdir(source) else source.parent) / "experts"
+        else:
+            folder = _resolve("visual.features", visual.features)
         with group.first_rank_first():
             store = ExpertStore.open(folder, visual.experts, max_length=visual.max_length)
         store.check_distinct_rows(image.name for image in data.images)
@@ -107,6 +81,7 @@ def visual_features(
             "visual.encoder: expected an image encoder, got none. Set visual.encoder, or stored "
             "features in visual.features."
         )
+    # 2. Pixels, which the model reads.
     granularity: Any = "regions" if visual.granularity == "pixels" else visual.granularity
     options = (
         visual.crops,
@@ -123,17 +98,18 @@ def visual_features(
         progress.message(note)
     if visual.granularity == "pixels":
         return None, encoder
+    # 3. Stored features: of the data set, or by a path.
     if visual.features == PRECOMP:
         return _check_axes(ArrayFeatures.open_precomp(_source_of(data)), visual), encoder
     if visual.features:
         path = _resolve("visual.features", visual.features)
-        has_ids = (
-            os.path.isdir(path) or ".tsv" in path.suffixes
-        )  # features by the ids of images, not by rows
+        # Features by the ids of images, not by rows.
+        has_ids = os.path.isdir(path) or ".tsv" in path.suffixes
         with group.first_rank_first():
-            return _open_regions(visual, path, progress) if has_ids else _check_axes(
-                ArrayFeatures.open(path, data), visual
-            ), encoder
+            if has_ids:
+                return _open_regions(visual, path, progress), encoder
+            return _check_axes(ArrayFeatures.open(path, data), visual), encoder
+    # 4. Features that the encoder computes once, into the cache.
     assert encoder is not None
     workers = None if recipe.training.workers < 0 else recipe.training.workers
     return cache_features(
@@ -157,35 +133,28 @@ def text_features(
     new_words: bool = False,
 ) -> tuple[FeatureReader | None, Processor]:
     """Open or compute the features of the captions, and build the processor of new images and
-    texts.
-
-    Args:
-        recipe: Recipe.
-        data: Data set.
-        context: Progress, and the processes that compute the features together.
-        trained_processor: Processor of a trained model, whose vocabulary and tokenizer are kept.
-        visual_encoder: Encoder of the images.
-        extra_captions: Further texts whose words are added to the vocabulary.
-        stream: Shards of the training. The vocabulary has the words of its first captions.
-        new_words: Whether the words of the training captions extend the vocabulary of the trained
-            model.
-
-    Returns:
-        The features (None: the model reads tokens) and the processor.
-
-    Raises:
-        RecipeError: If the features do not fit the recipe.
-        DataError: If the features do not exist.
+    texts. Without features the model reads tokens.
     """
     text = recipe.text
     progress = context.progress
     group = context.group
+    # 1. Stored features, as an array by row or as a store by caption.
     if text.features:
         path = _resolve("text.features", text.features)
         if path.suffix == ".npy":
-            return _open_caption_array(text, path, data), Processor(
-                visual_encoder, None, None, stored_text_features=True
-            )
+            if text.granularity != "pooled":
+                raise RecipeError(
+                    f'text.granularity: expected "pooled", because {text.features} holds one '
+                    f'vector per caption, got "{text.granularity}". Set it.'
+                )
+            vectors = ArrayFeatures.open(path, data, "caption")
+            if len(vectors.shape) != 1:
+                raise RecipeError(
+                    f"{text.features}: expected one vector per caption, got shape "
+                    f"{list(vectors.shape)} per caption."
+                )
+            _check_finite(vectors)
+            return vectors, Processor(visual_encoder, None, None, stored_text_features=True)
         with group.first_rank_first():
             store = FeatureStore.open(path)
         modality = store.description.modality
@@ -197,10 +166,13 @@ def text_features(
                 f"{text.features}. Set text.granularity, or another folder."
             )
         return store, Processor(visual_encoder, None, None, stored_text_features=True)
+    # 2. Words, whose embeddings the model learns.
     if text.encoder == "vocabulary":
+        # The words of a trained model, which the training captions extend with `new_words`.
         known = trained_processor.vocabulary if trained_processor else None
         if known and not new_words:
             return None, Processor(visual_encoder, None, known)
+        # Of a stream, its first captions.
         train = (
             training_subset(recipe, data).split("train")
             if stream is None
@@ -213,9 +185,18 @@ def text_features(
             )
         ):
             progress.message(f"{data.name}: {MULTILINGUAL_ADVICE}.")
-        vocabulary = _build_vocabulary(train, extra_captions, text.min_count)
+        captions = [*train.captions, *extra_captions] if extra_captions else train.captions
+        vocabulary = Vocabulary.from_captions(captions, text.min_count)
+        # Without any word, all captions would be equal.
+        if len(vocabulary) == len(Vocabulary.from_captions([])):
+            raise RecipeError(
+                f"text.min_count: expected a word that occurs {text.min_count} times or more in "
+                f"the {len(train.captions):,} training captions of {train.name}, found none. Lower "
+                "text.min_count."
+            )
         vocabulary = known.extended_by(vocabulary) if known else vocabulary
         return None, Processor(visual_encoder, None, vocabulary)
+    # 3. Tokens of an encoder that is trained.
     if text.granularity == "tokens":
         tokenizer_folder = trained_processor.tokenizer_folder if trained_processor else None
         processor = Processor(
@@ -224,6 +205,7 @@ def text_features(
         kind = find_model(recipe.model["kind"])
         assert kind is not None
         return None, kind.adapt_processor(processor, recipe.model, trained_processor)
+    # 4. Features that a frozen encoder computes once, into the cache.
     encoder = EncoderSpec("text", text.encoder, text.granularity)
     features = cache_features(
         data, encoder, group=group, on_progress=partial(progress.update, "caption features")
@@ -232,94 +214,44 @@ def text_features(
 
 
 def image_rows(features: FeatureReader, split: Dataset) -> np.ndarray:
-    """Look up the rows of the images of a split.
-
-    Args:
-        features: Features of images.
-        split: Split of their data set.
-
-    Returns:
-        Row numbers.
-
-    Raises:
-        DataError: If an image has no features.
-    """
+    """Look up the rows of the images of a split."""
     if isinstance(features, ArrayFeatures) and features.has_rows_of_dataset:
         return split.image_rows
     return features.rows(image.name for image in split.images)
 
 
 def caption_rows(features: FeatureReader, split: Dataset) -> np.ndarray:
-    """Look up the rows of the captions of a split.
-
-    Args:
-        features: Features of captions.
-        split: Split of their data set.
-
-    Returns:
-        Row numbers.
-
-    Raises:
-        DataError: If a caption has no features.
-    """
+    """Look up the rows of the captions of a split."""
     return (
         split.caption_rows if isinstance(features, ArrayFeatures) else features.rows(split.captions)
     )
 
 
-def feedback_query_features(
-    pairs: FeedbackPairs | None,
+def extra_text_features(
+    texts: Sequence[str],
     data: Dataset,
     processor: Processor,
     group: ProcessGroup = ONE_PROCESS,
 ) -> FeatureReader | None:
-    """Compute the features of judged text queries, if the model reads caption features.
-
-    Args:
-        pairs: Judged pairs. None without feedback.
-        data: Data set.
-        processor: Processor of the recipe.
-        group: Processes that compute the features together.
-
-    Returns:
-        The features. None without queries, or if the model reads tokens.
-
-    Raises:
-        RecipeError: If the caption features are stored, so that no other text can be encoded.
+    """Compute the features of texts that are not captions: judged queries, or edited captions. None:
+    there are no such texts, or the model reads tokens.
     """
-    if (
-        pairs is None
-        or not pairs.queries
-        or processor.vocabulary is not None
-        or processor.tokenizer is not None
-    ):
+    if not texts or processor.vocabulary is not None or processor.tokenizer is not None:
         return None
     if processor.text is None:
         raise RecipeError(
-            "text.features: expected a text encoder, because feedback has text queries that are "
-            "not captions, got stored features. "
-            "Set text.encoder, or remove data.feedback."
+            "text.features: expected a text encoder, because feedback or the supervision has texts "
+            "that are not captions, got stored features. "
+            "Set text.encoder, or remove data.feedback or the supervision."
         )
-    queries = Dataset(
-        f"{data.name}-judged", (), tuple(pairs.queries), np.zeros(len(pairs.queries), np.int64)
-    )
+    queries = Dataset(f"{data.name}-texts", (), tuple(texts), np.zeros(len(texts), np.int64))
     return cache_features(queries, processor.text, group=group)
 
 
 def check_feature_dims(
     config: MatcherConfig, visual: FeatureReader | None, text: FeatureReader | None, model: Path
 ) -> None:
-    """Check that features have the dimensions that a model was trained on.
-
-    Args:
-        config: Config of the model.
-        visual: Image features. None: pixels.
-        text: Caption features. None: tokens.
-        model: Folder of the model, for messages.
-
-    Raises:
-        RunError: If they do not.
-    """
+    """Check that features have the dimensions that a model was trained on."""
     for items, store, dim in (
         ("images", visual, config.visual_input_dim),
         ("captions", text, config.text_input_dim),
@@ -351,12 +283,6 @@ def _source_of(data: Dataset) -> Path:
     return data.source
 
 
-def _expert_folder(data: Dataset) -> Path:
-    """The folder of the experts of a data set."""
-    source = _source_of(data)
-    return (source if os.path.isdir(source) else source.parent) / "experts"
-
-
 def _resolve(key: str, name: str) -> Path:
     """The path of stored features."""
     try:
@@ -386,22 +312,6 @@ def _open_regions(visual: VisualSettings, path: Path, progress: Progress) -> Reg
     return stored
 
 
-def _open_caption_array(text: TextSettings, path: Path, data: Dataset) -> ArrayFeatures:
-    """Open an array with one vector per caption."""
-    if text.granularity != "pooled":
-        raise RecipeError(
-            f'text.granularity: expected "pooled", because {text.features} holds one vector per caption, got "{text.granularity}". Set it.'
-        )
-    stored = ArrayFeatures.open(path, data, "caption")
-    if len(stored.shape) != 1:
-        raise RecipeError(
-            f"{text.features}: expected one vector per caption, got shape {list(stored.shape)} per "
-            "caption."
-        )
-    _check_finite(stored)
-    return stored
-
-
 def _check_axes(stored: ArrayFeatures, visual: VisualSettings) -> FeatureReader:
     """Check the axes of stored features, and that they are finite."""
     axes = [
@@ -427,42 +337,6 @@ def _check_finite(stored: ArrayFeatures) -> None:
         )
 
 
-def _build_vocabulary(train: Dataset, extra_captions: Sequence[str], min_count: int) -> Vocabulary:
-    """Build the vocabulary of the training captions. Without any word, all captions would be equal."""
-    captions = [*train.captions, *extra_captions] if extra_captions else train.captions
-    vocabulary = Vocabulary.from_captions(captions, min_count)
-    if len(vocabulary) == len(Vocabulary.from_captions([])):
-        raise RecipeError(
-            f"text.min_count: expected a word that occurs {min_count} times or more in the "
-            f"{len(train.captions):,} training captions of "
-            f"{train.name}, found none. Lower text.min_count."
-        )
-    return vocabulary
-
-
-def sample_features(source: ItemSource, count: int) -> Tensor:
-    """Read features of up to 100,000 items (150 MB of MiniLM features) in equal distances. Of
-    words, their mean is taken.
-
-    Args:
-        source: The features.
-        count: Number of items.
-
-    Returns:
-        Features, shape ``[N, D]``.
-    """
-    rows = np.linspace(0, count - 1, min(count, 100_000)).astype(np.int64)
-    blocks = (source.read(part) for part in equal_batches(rows, 256))
-    return torch.cat(
-        [
-            get_vectors(block)
-            if get_vectors(block).dim() == 2
-            else mean_pool(get_vectors(block), get_mask(block))
-            for block in blocks
-        ]
-    )
-
-
 CAPTIONS_TO_COUNT = 1000
 """Number of the longest captions whose tokens are counted before a training."""
 LONG_CLIP_LENGTH = 248
@@ -474,12 +348,6 @@ def report_cut_captions(
 ) -> None:
     """Report captions that have more tokens than the trained text encoder reads. The longest
     captions are counted.
-
-    Args:
-        recipe: Recipe.
-        processor: Processor with the tokenizer of the model.
-        data: Data set.
-        progress: Receives the warning.
     """
     tokenizer = processor.pretrained_tokenizer
     if tokenizer is None:

@@ -69,17 +69,7 @@ class RecipeFile:
     table: Values = field(default_factory=dict)
 
     def variant_content(self, variant: str) -> Values:
-        """Merge the plain values of a variant.
-
-        Args:
-            variant: Name of the variant.
-
-        Returns:
-            Its plain values.
-
-        Raises:
-            RecipeError: If the variant does not exist.
-        """
+        """Merge the plain values of a variant."""
         if variant not in self.variants:
             suggestion = (
                 suggest_name(variant, self.variants, _list_command(self.source))
@@ -108,19 +98,7 @@ class RecipeFile:
         }
 
     def recipe(self, variant: str | None, overrides: Values) -> Recipe:
-        """Build the recipe of the file or of a variant.
-
-        Args:
-            variant: Name of the variant. None: the file is one recipe.
-            overrides: Values by dotted key.
-
-        Returns:
-            The recipe.
-
-        Raises:
-            RecipeError: If the recipe is invalid, cannot be trained, or is a grid without a named
-                variant.
-        """
+        """Build the recipe of a variant, or of a file without variants."""
         if variant is not None:
             if reason := self.annotations.get(variant, {}).get("not_trainable"):
                 raise RecipeError(
@@ -146,11 +124,7 @@ class RecipeFile:
 
 @cache
 def shipped_files() -> dict[str, Path]:
-    """List the shipped recipe files, without parts and tables of papers.
-
-    Returns:
-        Paths by name.
-    """
+    """List the shipped recipe files by name, without parts and tables of papers."""
     return {
         path.stem: path
         for path in sorted(_shipped_folder().glob("*.toml"), key=lambda path: path.stem)
@@ -159,11 +133,7 @@ def shipped_files() -> dict[str, Path]:
 
 @cache
 def paper_tables() -> dict[str, Path]:
-    """List the files of papers' tables.
-
-    Returns:
-        Paths by ``PAPER/NUMBER``.
-    """
+    """List the files of papers' tables, by ``PAPER/NUMBER``."""
     return {
         f"{path.parent.name}/{path.stem}": path
         for path in sorted(_shipped_folder().glob("*/[0-9].toml"))
@@ -172,11 +142,7 @@ def paper_tables() -> dict[str, Path]:
 
 @cache
 def paper_figures() -> dict[str, Path]:
-    """List the files of papers' figures, whose variants are the curves.
-
-    Returns:
-        Paths by ``PAPER/figure-NUMBER``.
-    """
+    """List the files of papers' figures, by ``PAPER/figure-NUMBER``. Their variants are the curves."""
     return {
         f"{path.parent.name}/{path.stem}": path
         for path in sorted(_shipped_folder().glob("*/figure-[0-9].toml"))
@@ -185,11 +151,7 @@ def paper_figures() -> dict[str, Path]:
 
 @cache
 def shipped_recipe_names() -> dict[str, tuple[str, str | None]]:
-    """List the shipped recipes.
-
-    Returns:
-        File and variant by the name of the recipe. The variant is None if the file is one recipe.
-    """
+    """List the file and the variant of each shipped recipe, by name. None: the file is one recipe."""
     names: dict[str, tuple[str, str | None]] = {}
     for file in shipped_files():
         variants = read_recipe_file(file).variant_names
@@ -225,49 +187,23 @@ def read_recipe(name: str | Path, overrides: Values | None = None) -> Recipe:
     with own_code.named_by_user(*texts) as refused:
         recipe = read_recipe_file(file).recipe(variant, overrides or {})
     if refused:
-        raise _with_path(refused[0], file)
+        error = refused[0]
+        path = os.path.join(os.path.dirname(file), error.source)
+        if not os.path.exists(error.source) and os.path.exists(path):
+            raise own_code.CodeNotNamed(error.name, path)
+        raise error
     if not recipe.phases:
         raise RecipeError(f"{name}: phases: expected at least one, got []. Add a [[phases]] table.")
     return recipe
 
 
-def _with_path(error: own_code.CodeNotNamed, recipe: str) -> own_code.CodeNotNamed:
-    """The error with the path of a file in the folder of the recipe."""
-    path = os.path.join(os.path.dirname(recipe), error.source)
-    if not os.path.exists(error.source) and os.path.exists(path):
-        return own_code.CodeNotNamed(error.name, path)
-    return error
-
-
 def read_recipe_file(name: str) -> RecipeFile:
-    """Read a recipe file with everything that it extends.
-
-    Args:
-        name: Path, or name of a shipped file.
-
-    Returns:
-        The file.
-
-    Raises:
-        RecipeError: If the file is invalid.
-    """
+    """Read a recipe file with everything that it extends."""
     return _read_packaged(name) if name in _packaged_files() else _read(name, ())
 
 
 def merge_values(parent: Values, child: Values, source: str) -> Values:
-    """Merge changes into plain values of a recipe.
-
-    Args:
-        parent: Plain values, which stay unchanged.
-        child: Changes.
-        source: File or name, for messages.
-
-    Returns:
-        The merged values.
-
-    Raises:
-        RecipeError: If the changes name a phase that does not exist.
-    """
+    """Merge changes into plain values of a recipe."""
     child = dict(child)
     shortcuts = {key: child.pop(key) for key in PHASE_SHORTCUTS if key in child}
     phase_changes = child.pop("phases") if isinstance(child.get("phases"), dict) else None
@@ -279,14 +215,7 @@ def merge_values(parent: Values, child: Values, source: str) -> Values:
 
 
 def suggest_row(row_id: str) -> str:
-    """Suggest the nearest id of a row of a paper's table.
-
-    Args:
-        row_id: Id that is not one.
-
-    Returns:
-        The end of a sentence.
-    """
+    """Suggest the nearest id of a row of a paper's table, as the end of a sentence."""
     paper, number, row = (*row_id.split("/", 2), "", "")[:3]
     tables = {table: list(read_recipe_file(table).variants) for table in paper_tables()}
     papers = _papers()
@@ -307,6 +236,7 @@ def suggest_row(row_id: str) -> str:
 
 
 def _merge_tables(parent: Values, child: Values) -> Values:
+    """Merge tables key by key. A table with a ``kind`` replaces the whole table."""
     result = deepcopy(parent)
     for key, value in child.items():
         before = result.get(key)
@@ -353,11 +283,19 @@ def _read(name: str, children: tuple[Path, ...]) -> RecipeFile:
             f"{name}: extends itself through {children[-1].name}. Remove one of the extends."
         )
     children = (*children, real_path)
+    # 1. Variants of the file, each with the files that it extends itself.
     table = content.pop("table", {}) if name in paper_tables() | paper_figures() else {}
-    changes = _check_variants(content.pop("variants", {}), name)
+    changes = content.pop("variants", {})
+    if not isinstance(changes, dict) or not all(
+        isinstance(values, dict) for values in changes.values()
+    ):
+        raise RecipeError(
+            f"{name}: variants: expected tables of changes such as [variants.large], got "
+            f"{format_value(changes)}."
+        )
     annotations = dict[str, Values]()
     variants: dict[str, tuple[Values, ...]] = {}
-    for variant, values in changes.items():
+    for variant, values in ((key, normalize_values(value)) for key, value in changes.items()):
         annotations[variant] = (
             {key: values.pop(key) for key in ROW_ANNOTATIONS if key in values} if table else {}
         )
@@ -366,6 +304,7 @@ def _read(name: str, children: tuple[Path, ...]) -> RecipeFile:
             for base in _parents(values.pop("extends", []), f"{name}/{variant}", path, children)
         ]
         variants[variant] = (*bases, values)
+    # 2. Content and variants of the files that the file extends.
     inherited: dict[str, tuple[Values, ...]] = {}
     base_content = Values()
     for parent in _parents(content.pop("extends", []), name, path, children):
@@ -373,6 +312,7 @@ def _read(name: str, children: tuple[Path, ...]) -> RecipeFile:
         inherited |= {
             variant: tuple(map(_inherited, values)) for variant, values in parent.variants.items()
         }
+    # 3. Changes of the file itself come last.
     content = merge_values(base_content, content, name)
     variants = {
         variant: (*inherited.get(variant, ()), *variants.get(variant, ({},)))
@@ -399,18 +339,17 @@ def _parents(extends: Any, name: str, path: Path, children: tuple[Path, ...]) ->
             f"{name}: extends: expected the name of a shipped recipe, the path of a file, or a "
             f"list of them, got {format_value(extends)}."
         )
-    return [_parent(one, name, path, children) for one in names]
-
-
-def _parent(extends: str, name: str, path: Path, children: tuple[Path, ...]) -> RecipeFile:
-    try:
-        file, variant = _file_and_variant(
-            str(path.parent / extends) if ".toml" in extends else extends
+    parents = list[RecipeFile]()
+    for one in names:
+        try:
+            file, variant = _file_and_variant(str(path.parent / one) if ".toml" in one else one)
+        except RecipeError as error:
+            raise RecipeError(f"{name}: extends: {error}") from None
+        parent = read_recipe_file(file) if file in _packaged_files() else _read(file, children)
+        parents.append(
+            parent if variant is None else RecipeFile(one, parent.variant_content(variant), {})
         )
-    except RecipeError as error:
-        raise RecipeError(f"{name}: extends: {error}") from None
-    parent = read_recipe_file(file) if file in _packaged_files() else _read(file, children)
-    return parent if variant is None else RecipeFile(extends, parent.variant_content(variant), {})
+    return parents
 
 
 # Tables have dozens of rows, and hundreds of rows extend the same few parts.
@@ -460,18 +399,8 @@ def _list_command(file: str) -> str:
     return f"visavis papers list {paper}" if slash and paper in _papers() else ""
 
 
-def _check_variants(variants: Any, source: str) -> dict[str, Values]:
-    if not isinstance(variants, dict) or not all(
-        isinstance(values, dict) for values in variants.values()
-    ):
-        raise RecipeError(
-            f"{source}: variants: expected tables of changes such as [variants.large], got "
-            f"{format_value(variants)}."
-        )
-    return {name: normalize_values(values) for name, values in variants.items()}
-
-
 def _inherited(content: Values) -> Values:
+    """The values that another file inherits."""
     return {
         key: value for key, value in content.items() if key not in ("name", "about", "published")
     }

@@ -12,17 +12,8 @@ from visavis.training.recipes.settings import Phase
 
 
 def learned_start_values(matcher: Matcher, phase: Phase) -> dict[str, float]:
-    """Return the values at which a learned scale and bias start by ``phase.learned_start``.
-
-    Args:
-        matcher: Model of the training.
-        phase: A phase of its recipe.
-
-    Returns:
-        Values of the objective by name. Empty if the values of the model are kept.
-
-    Raises:
-        RecipeError: If the model does not learn such a value, or if the scale is out of its bounds.
+    """Return the values at which a learned scale and bias start by ``phase.learned_start``. A value
+    that is missing stays as in the model.
     """
     objective = phase.objective
     learned = {
@@ -51,14 +42,8 @@ def learned_start_values(matcher: Matcher, phase: Phase) -> dict[str, float]:
 
 @torch.no_grad()
 def start_scale_and_bias(matcher: Matcher, phase: Phase, previous: Phase | None = None) -> None:
-    """Set a learned scale and bias to ``learned_start_values`` at the start of a phase.
-
-    Args:
-        matcher: Model of the training.
-        phase: Phase that starts.
-        previous: Phase before it. With the same objective and ``learned_start``, the current values
-            stay.
-    """
+    """Set a learned scale and bias to ``learned_start_values`` at the start of a phase."""
+    # After a phase with the same start, the learned values stay.
     if previous is not None and (previous.objective, previous.learned_start) == (
         phase.objective,
         phase.learned_start,
@@ -72,15 +57,8 @@ def start_scale_and_bias(matcher: Matcher, phase: Phase, previous: Phase | None 
 
 
 def describe_scale_and_bias(matcher: Matcher, phase: Phase) -> str:
-    """Describe the learned scale and bias with which a phase starts, and those of the pretrained
-    model if they differ.
-
-    Args:
-        matcher: Model with the weights at the start of the phase.
-        phase: Phase that starts.
-
-    Returns:
-        Text that follows the objective. Empty for an objective with a fixed gamma or margin.
+    """Describe the learned scale and bias with which a phase starts, and of the pretrained model if
+    they differ. "" for an objective with a fixed gamma or margin.
     """
     objective = phase.objective
     if objective.without_scale() is None:

@@ -54,11 +54,7 @@ def published_results() -> dict[str, PublishedRow]:
 
 @cache
 def figure_curves() -> dict[str, PublishedRow]:
-    """Read every curve of every figure, as rows without values.
-
-    Returns:
-        Rows by id, ``PAPER/figure-NUMBER/CURVE``.
-    """
+    """Read every curve of every figure, as rows without values."""
     return {
         row.id: row
         for figure in paper_figures()
@@ -67,14 +63,7 @@ def figure_curves() -> dict[str, PublishedRow]:
 
 
 def check_published_id(row_id: str) -> None:
-    """Check the ``published`` key of a recipe.
-
-    Args:
-        row_id: Id of a row, or "".
-
-    Raises:
-        RecipeError: If the row does not exist.
-    """
+    """Check the ``published`` key of a recipe."""
     if row_id and row_id not in published_results() and not contributing_sample_rows(row_id):
         raise RecipeError(
             f"published: {row_id!r} is not a row of a paper's table: {suggest_row(row_id)}"
@@ -82,15 +71,7 @@ def check_published_id(row_id: str) -> None:
 
 
 def with_published(result: Evaluation, recipe: Recipe) -> Evaluation:
-    """Add the extra metrics of a recipe and the published row that it reproduces.
-
-    Args:
-        result: Evaluation.
-        recipe: Recipe.
-
-    Returns:
-        The evaluation with ``extra_metrics`` and ``published``.
-    """
+    """Add the extra metrics of a recipe and the published row that it reproduces."""
     # Reading all tables takes half a second, which most recipes do not need.
     row = published_results().get(recipe.published) if recipe.published else None
     extra = (
@@ -106,17 +87,7 @@ def with_published(result: Evaluation, recipe: Recipe) -> Evaluation:
 
 
 def measured_result(row_id: str) -> PublishedRow:
-    """Return a row that measures a model, to compare any result with.
-
-    Args:
-        row_id: Id of the row.
-
-    Returns:
-        The row.
-
-    Raises:
-        RecipeError: If the row does not exist, or counts contributing samples of a training.
-    """
+    """Return a row that measures a model, to compare any result with."""
     check_published_id(row_id)
     row = published_results().get(row_id)
     if row is None or not row.protocol:
@@ -128,14 +99,7 @@ def measured_result(row_id: str) -> PublishedRow:
 
 
 def contributing_sample_rows(row_id: str) -> list[PublishedRow]:
-    """Return the rows with counts of contributing samples of the same experiment.
-
-    Args:
-        row_id: Id of a row, or ``COCOS/<model>/<data>`` for the rows of every objective.
-
-    Returns:
-        The rows of the same paper and experiment without a protocol.
-    """
+    """Return the rows with counts of contributing samples of the same experiment."""
     rows = published_results()
     if experiment := re.fullmatch(r"COCOS/(.+)/(?:MS-)?(.+)", row_id):
         prefix = f"{'-'.join(experiment.groups()).lower()}-"
@@ -157,49 +121,40 @@ def contributing_sample_rows(row_id: str) -> list[PublishedRow]:
 
 @cache
 def row_objective(row_id: str) -> str:
-    """Return the objective that a row trains with in its last phase.
-
-    Args:
-        row_id: Id of the row.
-
-    Returns:
-        The objective as text.
-    """
+    """Return the objective that a row trains with in its last phase."""
     return repr(read_recipe(row_id).phases[-1].objective)
 
 
 def _read_rows(table: str, file: RecipeFile) -> list[PublishedRow]:
+    """The rows of a table, or the curves of a figure."""
     paper, _, number = table.partition("/")
-    return [
-        PublishedRow(
-            paper=paper,
-            table=int(number) if number.isdecimal() else number,
-            row=row,
-            protocol=_protocol(file, row),
-            values={
-                key: (value, None) if isinstance(value, float) else value
-                for key, value in _VALUES.validate_python(annotations.get("published", {})).items()
-            },
-            **{
-                key: value
-                for key, value in (file.table | annotations).items()
-                if key in _COPIED_ANNOTATIONS
-            },
-        )
-        for row, annotations in file.annotations.items()
-    ]
-
-
-def _protocol(file: RecipeFile, row: str) -> str:
-    """The protocol of a row: its own, else that of the table if the recipe uses it, else the first
-    of the recipe.
-    """
     table_protocol = file.table.get("protocol")
-    if table_protocol == "":
-        return ""
-    setting: Any = file.variant_content(row).get("evaluation", {}).get("protocol", "")
-    protocols = setting if isinstance(setting, list) else [setting]
-    return str(
-        file.annotations[row].get("protocol")
-        or (table_protocol if table_protocol in protocols else protocols[0])
-    )
+    rows = []
+    for row, noted in file.annotations.items():
+        # The protocol of the row, else of the table if the recipe uses it, else the first one of the
+        # recipe.
+        protocol = ""
+        if table_protocol != "":
+            setting: Any = file.variant_content(row).get("evaluation", {}).get("protocol", "")
+            protocols = setting if isinstance(setting, list) else [setting]
+            default = table_protocol if table_protocol in protocols else protocols[0]
+            protocol = str(noted.get("protocol") or default)
+        published = _VALUES.validate_python(noted.get("published", {}))
+        rows.append(
+            PublishedRow(
+                paper=paper,
+                table=int(number) if number.isdecimal() else number,
+                row=row,
+                protocol=protocol,
+                values={
+                    key: (value, None) if isinstance(value, float) else value
+                    for key, value in published.items()
+                },
+                **{
+                    key: value
+                    for key, value in (file.table | noted).items()
+                    if key in _COPIED_ANNOTATIONS
+                },
+            )
+        )
+    return rows

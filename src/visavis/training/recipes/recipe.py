@@ -13,6 +13,7 @@ import re
 import tomllib
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import fields, replace
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
@@ -40,14 +41,7 @@ PHASE_SHORTCUTS = ("objective", "epochs")
 
 
 def parse_model_table(model: Any) -> Any:
-    """Parse a model that is written as text, such as ``"VSE++(embedding_dim=512)"``.
-
-    Args:
-        model: Text, or any other value, which is returned unchanged.
-
-    Returns:
-        Table with ``kind`` and the fields of the model.
-    """
+    """Parse a model that is written as text, such as ``"VSE++(embedding_dim=512)"``."""
     if isinstance(model, dict) and isinstance(kind := model.get("kind"), type):
         return model | {"kind": own_code.name_part(kind).__qualname__}
     if not isinstance(model, str):
@@ -189,39 +183,46 @@ class Recipe(RecipeSection):
 
     @property
     def supervision(self) -> str:
-        """Supervision of each phase with its settings, joined by "then", and the feedback file."""
+        """Supervision of each phase with its settings, joined by "then", and the source of feedback."""
         judgments = f" of {self.data.feedback}" if self.data.feedback else ""
         return " then ".join(
             dict.fromkeys(f"{phase.supervision!r}{judgments}" for phase in self.phases)
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to plain values for TOML and JSON.
+    @property
+    def noise(self) -> str:
+        """Noise of the training captions with its seed. "": none."""
+        noise = self.data.noise
+        if noise is None:
+            return ""
+        # A noise without a field for the seed, such as a published index, has none.
+        names = [field.name for field in fields(noise)]  # type: ignore[arg-type]
+        if "seed" in names and noise.seed is None:
+            noise = replace(noise, seed=self.seed)  # type: ignore[type-var]
+        return repr(noise)
 
-        Returns:
-            All keys, without those that are None, because TOML has no null.
-        """
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to plain values for TOML and JSON, without None, which TOML does not have."""
         return _without_none(self.model_dump(mode="json"))
 
 
 def build_recipe(content: dict[str, Any], overrides: dict[str, Any], source: str) -> Recipe:
-    """Build a recipe from plain values.
-
-    Args:
-        content: Plain values, which stay unchanged.
-        overrides: Values by dotted key.
-        source: File or name, for messages.
-
-    Returns:
-        The recipe.
-
-    Raises:
-        RecipeError: If a key is unknown or a value is invalid. The message names the first such
-            key.
-    """
+    """Build a recipe from plain values, which stay unchanged. ``source`` is for messages."""
     content = normalize_values(deepcopy(content))
     apply_overrides(content, overrides, source)
-    _read_learned_starts(content)
+    # Keep which scale and bias the objectives name, before validation replaces each objective by its
+    # text with every field.
+    model = content.get("model")
+    phases = content.get("phases")
+    learns_scale = isinstance(model, dict) and model.get("scale") == "learned"
+    for phase in phases if learns_scale and isinstance(phases, list) else ():
+        with suppress(SpecError):  # validation reports an invalid objective
+            if isinstance(phase, dict) and "learned_start" not in phase:
+                phase["learned_start"] = (
+                    objectives.named_scale_and_bias(phase["objective"])
+                    if "objective" in phase
+                    else []
+                )
     try:
         return Recipe.model_validate(content)
     except ValidationError as errors:
@@ -231,32 +232,14 @@ def build_recipe(content: dict[str, Any], overrides: dict[str, Any], source: str
 
 
 def normalize_values(content: dict[str, Any]) -> dict[str, Any]:
-    """Replace a model that is written as text by its table, so that it can be merged.
-
-    Args:
-        content: Plain values.
-
-    Returns:
-        The values with a table as ``model``.
-    """
+    """Replace a model that is written as text by its table, so that it can be merged."""
     return (
         content | {"model": parse_model_table(content["model"])} if "model" in content else content
     )
 
 
 def with_feedback(recipe: Recipe) -> Recipe:
-    """Replace pair supervision by feedback supervision, if the recipe names a feedback file.
-
-    Args:
-        recipe: Recipe.
-
-    Returns:
-        The recipe with ``FeedbackSupervision`` in every phase, or unchanged without a feedback
-        file.
-
-    Raises:
-        RecipeError: If a phase has a supervision that does not support feedback.
-    """
+    """Replace pair supervision by feedback supervision, if the recipe names a source of feedback."""
     if not recipe.data.feedback:
         return recipe
     phases = []
@@ -323,25 +306,22 @@ def apply_overrides(content: dict[str, Any], overrides: dict[str, Any], source: 
         [{'epochs': 1, 'objective': 'Unified()'}, {'epochs': 5, 'objective': 'Unified()'}]
     """
     for key, value in overrides.items():
-        for path in _full_keys(key, content):
+        phases = content.get("phases")
+        paths = [key]
+        # A short key sets a key of each phase.
+        if key in PHASE_SHORTCUTS and isinstance(phases, list):
+            if key == "epochs" and len(phases) != 1:
+                raise RecipeError(
+                    f"epochs: expected a recipe of one phase, got {len(phases)} phases. Set "
+                    "phases.0.epochs."
+                )
+            paths = [f"phases.{number}.{key}" for number in range(len(phases))]
+        for path in paths:
             _set(content, path, value, source)
 
 
 def phase_at(phases: list[Any], number: str, key: str, source: str) -> Any:
-    """Return a phase by its number.
-
-    Args:
-        phases: Phases as plain values.
-        number: Number as text, from "0".
-        key: Dotted key, for messages.
-        source: File or name, for messages.
-
-    Returns:
-        The phase.
-
-    Raises:
-        RecipeError: If the phase does not exist.
-    """
+    """Return a phase by its number."""
     if not number.isdecimal() or int(number) >= len(phases):
         raise RecipeError(
             f"{source}: {key}: expected a phase from 0 to {len(phases) - 1}, got {number}. Name an "
@@ -350,42 +330,8 @@ def phase_at(phases: list[Any], number: str, key: str, source: str) -> Any:
     return phases[int(number)]
 
 
-def _full_keys(key: str, content: dict[str, Any]) -> list[str]:
-    """The full dotted keys of a short one."""
-    phases = content.get("phases")
-    if key not in PHASE_SHORTCUTS or not isinstance(phases, list):
-        return [key]
-    if key == "epochs" and len(phases) != 1:
-        raise RecipeError(
-            f"epochs: expected a recipe of one phase, got {len(phases)} phases. Set "
-            "phases.0.epochs."
-        )
-    return [f"phases.{i}.{key}" for i in range(len(phases))]
-
-
-def _read_learned_starts(content: dict[str, Any]) -> None:
-    """Keep which scale and bias the objectives name, in place, before validation replaces each
-    objective by its text with every field.
-    """
-    model = content.get("model")
-    phases = content.get("phases")
-    if (
-        not isinstance(model, dict)
-        or model.get("scale") != "learned"
-        or not isinstance(phases, list)
-    ):
-        return
-    for phase in phases:
-        with suppress(SpecError):  # validation reports an invalid objective
-            if isinstance(phase, dict) and "learned_start" not in phase:
-                phase["learned_start"] = (
-                    objectives.named_scale_and_bias(phase["objective"])
-                    if "objective" in phase
-                    else []
-                )
-
-
 def _set(content: dict[str, Any], path: str, value: Any, source: str) -> None:
+    """Set one dotted key in place. Missing tables are added."""
     *parents, last = path.split(".")
     target: Any = content
     for step in parents:
@@ -428,8 +374,12 @@ def _suggest_key(steps: list[str], value: Any, content: dict[str, Any]) -> str:
     """The end of an error message about an unknown key: a similar key of its section, or a valid
     key of another section with the value.
     """
-    word = steps[-1]
-    keys = _keys_at(steps[:-1])
+    *parents, word = steps
+    section: Any = Recipe
+    for step in parents:
+        if not step.isdigit():
+            section = Phase if step == "phases" else section.model_fields[step].annotation
+    keys = list(section.model_fields)
     phases = content.get("phases")
     num_phases = len(phases) if isinstance(phases, list) else 1
     shortcuts = [key for key in PHASE_SHORTCUTS if key != "epochs" or num_phases == 1]
@@ -450,15 +400,6 @@ def _suggest_key(steps: list[str], value: Any, content: dict[str, Any]) -> str:
         else ""
     )
     return f"did you mean {' or '.join(f'{key}{text}' for key in elsewhere)}?"
-
-
-def _keys_at(steps: list[str]) -> list[str]:
-    """The keys of a section."""
-    section: Any = Recipe
-    for step in steps:
-        if not step.isdigit():
-            section = Phase if step == "phases" else section.model_fields[step].annotation
-    return list(section.model_fields)
 
 
 def _all_keys(section: type[RecipeSection] = Recipe, prefix: str = "") -> list[str]:

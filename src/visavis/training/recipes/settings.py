@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten_with_path
 from visavis.core import own_code, spec
 from visavis.core.errors import format_value, suggest_name
 from visavis.core.fields import MAX_INTEGER, PositiveFloat, require_dataclass
+from visavis.data.noise import CATALOG, Noise
 from visavis.evaluation import metrics
 from visavis.evaluation.metrics.catalog import own_metric_keys, own_metrics
 from visavis.losses import objectives
@@ -32,11 +33,15 @@ from visavis.training.supervision import PairSupervision, Supervision
 
 
 def _object_of(
-    kind: type, catalog: Sequence[type], group: str
+    kind: type, catalog: Sequence[type], group: str, *, optional: bool = False
 ) -> tuple[PlainValidator, PlainSerializer]:
-    """How a key holds an object of a catalog: as text in TOML, which is parsed once, here."""
+    """How a key holds an object of a catalog: as text in TOML, which is parsed once, here. An
+    optional one is None for an empty text.
+    """
 
     def parse(value: Any, info: ValidationInfo) -> Any:
+        if optional and value == "":
+            return None
         if isinstance(value, kind):
             require_dataclass(own_code.name_part(type(value)))
             return value
@@ -51,13 +56,16 @@ def _object_of(
             f"{info.field_name}: expected a text such as '{example}()', got {format_value(value)}."
         )
 
-    return PlainValidator(parse), PlainSerializer(repr)
+    return PlainValidator(parse), PlainSerializer(
+        lambda value: "" if value is None else repr(value)
+    )
 
 
 ObjectiveKey = Annotated[Objective, *_object_of(Objective, objectives.CATALOG, "objectives")]
 SupervisionKey = Annotated[
     Supervision, *_object_of(Supervision, supervision.CATALOG, "supervisions")
 ]
+NoiseKey = Annotated[Noise | None, *_object_of(Noise, CATALOG, "noises", optional=True)]
 SectionKey = Annotated[ResultSection, *_object_of(ResultSection, (), "sections")]
 
 
@@ -117,9 +125,9 @@ class DataSettings(RecipeSection):
         skip_bad: Whether to skip broken items instead of stopping.
         training_images: Number of training images, sampled by the seed. 0: all.
         training_captions: Number of captions of each training image, sampled by the seed. 0: all.
-        noise_ratio: Share of training captions that are moved to wrong images by the seed (noisy
-            correspondence).
-        feedback: Feedback file of ``visavis serve`` to train on.
+        noise: Training captions on wrong images (noisy correspondence), such as
+            "ShuffledCaptions(share=0.4)". "": none. See ``visavis catalog noises``.
+        feedback: Index whose votes are trained on, or file of ``visavis indexes export-votes``.
     """
 
     path: str = ""
@@ -129,7 +137,7 @@ class DataSettings(RecipeSection):
     skip_bad: bool = False
     training_images: int = Field(0, ge=0)
     training_captions: int = Field(0, ge=0)
-    noise_ratio: float = Field(0.0, ge=0, le=1)
+    noise: NoiseKey = None
     feedback: str = ""
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from visavis.losses.scoring import select_items
 from visavis.models.base import Matcher
 from visavis.models.batch_encoding import device_of, evaluation_mode
 from visavis.models.inference import ScoreEnsemble, device_score, join_member_encodings
-from visavis.training.evaluation.evaluate_dataset import evaluate_dataset
+from visavis.training.evaluation.evaluate_dataset import evaluate_dataset, rank_dataset
 from visavis.training.evaluation.ranked_split import (
     first_images,
     select_captions,
@@ -36,7 +36,6 @@ from visavis.training.evaluation.ranked_split import (
     without_images,
 )
 from visavis.training.evaluation.result_sections import ResultSection
-from visavis.training.evaluation.trec_rankings import rank_dataset
 from visavis.training.recipes.data_module import DataModule
 from visavis.training.recipes.published_tables import with_published
 from visavis.training.recipes.recipe import Recipe
@@ -61,29 +60,49 @@ MAX_BANK = 10_000
 """Maximum number of captions of a split in the bank of a correction."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """Options of an evaluation. None: as in the recipes of the runs.
+
+    Attributes:
+        protocol: Protocol or protocols.
+        split: Name of the split. None: the test split.
+        data: Data set. None: the runs' own.
+        sections: Further parts of the result.
+        memory: Memory limit of score blocks.
+        average_networks: Whether to average both networks of a run.
+        max_images: Evaluate the first images of the split only. 0: all.
+        trec: Folder for TREC files of both directions. One subfolder per protocol if there are
+            several. None: not written.
+        distractors: Images and texts that are candidates and not queries.
+        correction: Correction of the scores. None: there is none.
+        bank: Queries that the correction learns from: the name of another split, texts, or
+            ``TEST_QUERIES``.
+    """
+
+    protocol: str | Sequence[str] | None = None
+    split: str | None = None
+    data: str | None = None
+    sections: Sequence[ResultSection] | None = None
+    memory: MemoryLimit = None
+    average_networks: bool | None = None
+    max_images: int = 0
+    trec: Path | None = None
+    distractors: Sequence[Dataset] = ()
+    correction: Correction | None = None
+    bank: str | Sequence[str] = "train"
+
+
 def read_run_recipes(
     folders: Sequence[Path], data: str | None = None, memory: MemoryLimit = None
 ) -> dict[Path, Recipe]:
-    """Read the recipes of runs and of the members of ensembles.
-
-    A pretrained model without data uses the data set of the first run that has one.
-
-    Args:
-        folders: Folders of runs, ensembles and pretrained models.
-        data: Data set to use instead of theirs.
-        memory: Memory setting to use instead of theirs.
-
-    Returns:
-        Recipes by folder.
-
-    Raises:
-        RunError: If ``folders`` is empty, or one is neither a run nor a model.
-    """
+    """Read the recipes of runs and of the members of ensembles, by folder."""
     if not folders:
         raise RunError("runs: expected at least one run folder, got none. Name a run folder.")
     recipes = {
         folder: read_run_recipe(folder, data, memory) for folder in expand_ensembles(folders)
     }
+    # A pretrained model without data uses the data set of the first run that has one.
     default = next((recipe.data.path for recipe in recipes.values() if recipe.data.path), None)
     return {
         folder: recipe if recipe.data.path else read_run_recipe(folder, default, memory)
@@ -92,19 +111,7 @@ def read_run_recipes(
 
 
 def common_value(recipes: Mapping[Path, Recipe], key: str, override: Any) -> Any:
-    """Return the value of a key that the recipes of all trained runs share.
-
-    Args:
-        recipes: Recipes by folder.
-        key: Dotted key, one of ``EVALUATION_OPTIONS``.
-        override: Value to use instead. None: the recipes'.
-
-    Returns:
-        The value.
-
-    Raises:
-        RunError: If the recipes differ and ``override`` is None.
-    """
+    """Return ``override``, or else the value of a key that the recipes of all trained runs share."""
     if override is not None:
         return override
     trained = {folder: recipe for folder, recipe in recipes.items() if recipe.phases} or recipes
@@ -121,16 +128,7 @@ def common_value(recipes: Mapping[Path, Recipe], key: str, override: Any) -> Any
 
 
 def check_same_captions(splits: Mapping[Path, Dataset]) -> None:
-    """Check that all runs are evaluated on the same captions of the same images, in the same order.
-
-    Names of images are not compared, because they differ between formats of the same data.
-
-    Args:
-        splits: Evaluated split of each run.
-
-    Raises:
-        RunError: If the splits differ.
-    """
+    """Check that all runs are evaluated on the same captions of the same images, in the same order."""
     first, expected = next(iter(splits.items()))
     for folder, split in splits.items():
         numbers, expected_numbers = (
@@ -142,6 +140,7 @@ def check_same_captions(splits: Mapping[Path, Dataset]) -> None:
                 f"{expected_numbers[1]:,} texts without images of {first}, got {numbers[0]:,} and "
                 f"{numbers[1]:,}. Name one data set for all with --data."
             )
+        # Names of images are not compared, because they differ between formats of the same data.
         if split.captions != expected.captions or not np.array_equal(
             split.image_of, expected.image_of
         ):
@@ -153,116 +152,68 @@ def check_same_captions(splits: Mapping[Path, Dataset]) -> None:
 
 
 def evaluate_runs(
-    folders: Sequence[Path],
-    protocol: str | Sequence[str] | None,
-    split: str | None,
-    data: str | None,
-    progress: Progress,
-    sections: Sequence[ResultSection] | None = None,
-    memory: MemoryLimit = None,
-    *,
-    average_networks: bool | None = None,
-    max_images: int = 0,
-    trec: Path | None = None,
-    distractors: Sequence[Dataset] = (),
-    correction: Correction | None = None,
-    bank: str | Sequence[str] = "train",
+    folders: Sequence[Path], options: EvaluationOptions, progress: Progress
 ) -> Evaluation:
-    """Evaluate the best model of a run, or the mean of the scores of several runs.
-
-    Args:
-        folders: Folders of runs, ensembles and pretrained models. Each model encodes its own
-            inputs.
-        protocol: Protocol or protocols. None: the recipes'.
-        split: Name of the split. None: the test split of the recipes.
-        data: Data set. None: the runs' own.
-        progress: Receives progress and warnings.
-        sections: Further parts of the result. None: the recipes'.
-        memory: Memory limit of score blocks. None: the recipes'.
-        average_networks: Whether to average both networks of a run. None: as its recipe has it.
-        max_images: Evaluate the first images of the split only. 0: all.
-        trec: Folder for TREC files of both directions. One subfolder per protocol if there are
-            several. None: not written.
-        distractors: Images and texts that are candidates and not queries.
-        correction: Correction of the scores. None: none.
-        bank: Queries that the correction learns from: the name of another split, texts, or
-            ``TEST_QUERIES``.
-
-    Returns:
-        The evaluation.
-
-    Raises:
-        DataError: If a split does not exist, or the bank is empty.
-        SpecError: If there are distractors, and a protocol fixes its candidates.
-        RunError: If a run has no second network to average, if runs differ in their evaluation
-            settings or captions, or if the bank is the evaluated split.
-        RefusedOverwrite: If the folder ``trec`` has files of these runs, or of other queries.
+    """Evaluate the best model of a run, or the mean of the scores of several runs, each of which
+    encodes its own inputs.
     """
-    recipes = read_run_recipes(folders, data, memory)
-    split = common_value(recipes, "evaluation.test", split)
-    is_own_test = data is None and all(
+    recipes = read_run_recipes(folders, options.data, options.memory)
+    split = common_value(recipes, "evaluation.test", options.split)
+    is_own_test = options.data is None and all(
         recipe.evaluation.test == split for recipe in recipes.values()
     )
-    protocols = get_protocols(
-        common_value(recipes, "evaluation.protocol", protocol or (None if is_own_test else "plain"))
-    )
-    sections = common_value(recipes, "evaluation.sections", sections)
+    # Other data may have no such protocol as the recipe's.
+    protocol = options.protocol or (None if is_own_test else "plain")
+    protocols = get_protocols(common_value(recipes, "evaluation.protocol", protocol))
+    sections = common_value(recipes, "evaluation.sections", options.sections)
     for one in protocols:
-        if distractors and not one.takes_unpaired:
+        if options.distractors and not one.takes_unpaired:
             raise SpecError(
                 f"--distractors: expected a protocol that takes other candidates, got {one.name}, "
                 "which fixes them. Pass --protocol plain."
             )
 
+    # The same items for all runs.
     opened = {folder: open_run(folder, recipe, progress) for folder, recipe in recipes.items()}
     splits = {
-        folder: select_captions(first_images(data_module.data.split(split), max_images), protocols)
+        folder: select_captions(
+            first_images(data_module.data.split(split), options.max_images), protocols
+        )
         for folder, (data_module, _) in opened.items()
     }
-    for added in distractors:
+    for added in options.distractors:
         for folder, (data_module, _) in opened.items():
             splits[folder], left_out = with_distractors(splits[folder], data_module.data, added)
         for kind, count in left_out.items():
             if count:
                 progress.message(f"{added.name}: left out {count:,} {kind} that the split has, too")
     check_same_captions(splits)
-    networks = {
-        folder: [matcher, open_peer_network(folder, matcher)]
-        if (
-            recipes[folder].evaluation.average_networks
-            if average_networks is None
-            else average_networks
-        )
-        else [matcher]
-        for folder, (_, matcher) in opened.items()
-    }
-    members = [
-        (data_module, network, splits[folder])
-        for folder, (data_module, _) in opened.items()
-        for network in networks[folder]
-    ]
+
+    # All networks encode them. One run may have two networks.
+    members = list[tuple[DataModule, Matcher, Dataset]]()
+    for folder, (data_module, matcher) in opened.items():
+        members.append((data_module, matcher, splits[folder]))
+        average = options.average_networks
+        if recipes[folder].evaluation.average_networks if average is None else average:
+            members.append((data_module, open_peer_network(folder, matcher), splits[folder]))
     scorer, visual, text = encode_by_networks(members)
+
     ranked = next(iter(splits.values()))
     limit = next(iter(recipes.values())).memory or None
     score: Score = device_score(scorer)
-    name = "+".join(_run_names(folders))
-    if correction is not None:
-        score = CorrectedScore(score, correction, _encode_bank(members, bank, split, progress))
+    name = "+".join(os.path.basename(os.path.realpath(folder)) for folder in folders)
+    if (correction := options.correction) is not None:
+        bank = _encode_bank(members, options.bank, split, progress)
+        score = CorrectedScore(score, correction, bank)
         # The files of --trec have no other place that names the correction.
         name += f"+{type(correction).__name__}-{score.kind}"
     with evaluation_mode(scorer):
-        if trec is not None:
+        if (trec := options.trec) is not None:
             for one in protocols:
                 lists = rank_dataset(visual, text, score, ranked, one, memory=limit)
                 write_trec(trec / one.name if len(protocols) > 1 else trec, name, lists)
         result = evaluate_dataset(
-            visual,
-            text,
-            score,
-            ranked,
-            protocols,
-            sections=sections,
-            memory=limit,
+            visual, text, score, ranked, protocols, sections=sections, memory=limit
         )
     if not is_own_test or len(folders) > 1:
         return result
@@ -309,19 +260,7 @@ def _encode_bank(
 
 
 def exclude_texts(bank: Sequence[str], queries: Sequence[str], progress: Progress) -> list[str]:
-    """Leave out the texts of a bank that are test queries, so that it is known without them.
-
-    Args:
-        bank: Texts of the bank.
-        queries: Test queries.
-        progress: Receives the number of texts that were left out.
-
-    Returns:
-        The other texts.
-
-    Raises:
-        DataError: If no text is left.
-    """
+    """Leave out the texts of a bank that are test queries, so that it is known without them."""
     unseen = unseen_texts(bank, queries)
     if len(unseen) < len(bank):
         progress.message(
@@ -338,14 +277,7 @@ def exclude_texts(bank: Sequence[str], queries: Sequence[str], progress: Progres
 def encode_by_networks(
     networks: Sequence[tuple[DataModule, Matcher, Dataset]],
 ) -> tuple[Matcher, Encoded, Encoded]:
-    """Encode the same images and captions, with unpaired ones, by one or several networks.
-
-    Args:
-        networks: For each network its data, which read its inputs, the network and the split.
-
-    Returns:
-        The network, or the mean of the scores of all, and the encoded images and captions.
-    """
+    """Encode the same images and captions, with unpaired ones, by one or several networks."""
     encoded = [
         data_module.encode_gallery(network, split) for data_module, network, split in networks
     ]
@@ -357,38 +289,12 @@ def encode_by_networks(
 
 
 def with_base_model(
-    result: Evaluation,
-    folders: Sequence[Path],
-    split: str | None,
-    data: str | None,
-    progress: Progress,
-    memory: MemoryLimit = None,
-    *,
-    distractors: Sequence[Dataset] = (),
-    correction: Correction | None = None,
-    bank: str | Sequence[str] = "train",
+    result: Evaluation, folders: Sequence[Path], options: EvaluationOptions, progress: Progress
 ) -> Evaluation:
     """Add the result of the pretrained model that the runs fine-tuned, on the same items and
     protocols.
-
-    Args:
-        result: Evaluation of the runs.
-        folders: Folders of the runs.
-        split: Name of the split. None: the test split of the recipes.
-        data: Data set. None: the runs' own.
-        progress: Receives progress and warnings.
-        memory: Memory limit of score blocks.
-        distractors: Images and texts that are candidates and not queries.
-        correction: Correction of the scores.
-        bank: Queries that the correction learns from.
-
-    Returns:
-        The evaluation with ``pretrained`` set.
-
-    Raises:
-        RunError: If the runs did not fine-tune one and the same CLIP or SigLIP model.
     """
-    recipes = read_run_recipes(folders, data, memory)
+    recipes = read_run_recipes(folders, options.data, options.memory)
     models = {pretrained_dual_encoder(recipe) for recipe in recipes.values()}
     pretrained = next(iter(models)) if len(models) == 1 else None
     if pretrained is None:
@@ -397,26 +303,15 @@ def with_base_model(
             f"{', '.join(map(str, folders))}: expected runs that fine-tune one and the same CLIP "
             f"or SigLIP model, got {given}. Remove --pretrained."
         )
-    recipe = next(iter(recipes.values()))
-    split = common_value(recipes, "evaluation.test", split)
-    data = data or recipe.data.path
-    evaluation = evaluate_runs(
-        [Path(pretrained)],
-        list(result.by_protocol),
-        split,
-        data,
-        progress,
-        (),
-        memory=memory,
-        distractors=distractors,
-        correction=correction,
-        bank=bank,
+    of_base = replace(
+        options,
+        protocol=list(result.by_protocol),
+        split=common_value(recipes, "evaluation.test", options.split),
+        data=options.data or next(iter(recipes.values())).data.path,
+        sections=(),
+        trec=None,
     )
-    return replace(result, pretrained=evaluation)
-
-
-def _run_names(folders: Sequence[Path]) -> list[str]:
-    return [os.path.basename(os.path.realpath(folder)) for folder in folders]
+    return replace(result, pretrained=evaluate_runs([Path(pretrained)], of_base, progress))
 
 
 def _difference(split: Dataset, expected: Dataset) -> str:

@@ -124,11 +124,7 @@ class MiningReport(Result):
         return [Table(columns, tuple(rows), tuple(notes))]
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON data.
-
-        Returns:
-            All fields by name.
-        """
+        """Convert to JSON data."""
         directions = [vars(each) for each in self.directions]
         examples = [vars(each) for each in self.examples]
         return {
@@ -152,29 +148,8 @@ def mine_run(
     memory: MemoryLimit,
     progress: Progress,
 ) -> MiningReport:
-    """Find the hardest negatives of each image and caption of a split, and write them.
-
-    Args:
-        run: Run folder, or folder or name of a pretrained dual encoder.
-        out: New file. None: a numbered one in the run folder, or in the current folder for a
-            pretrained model.
-        data: Data set. None: the run's.
-        split: Name of the split.
-        num_negatives: Number of negatives of each query.
-        max_ratio: See `likely_false_negatives`. 0: keep all.
-        guide: Run or model whose scores find likely false negatives. None: ``run``.
-        preselect: Number of candidates that a costly score compares with each query. 0: all.
-        memory: Memory of blocks of scores.
-        progress: Receives the progress.
-
-    Returns:
-        Counts and examples.
-
-    Raises:
-        RefusedOverwrite: If ``out`` exists, or appears during mining. The negatives are then in a
-            numbered file.
-        RunError: If the run does not exist, the split has a single image, or all negatives are
-            filtered out.
+    """Find the hardest negatives of each image and caption of a split, and write them. Without
+    ``out``, the file is a numbered one in the run folder.
     """
     if out is not None:
         storage.require_new_file(out)
@@ -204,9 +179,23 @@ def mine_run(
         )
     folder = run if os.path.exists(RunFolder(run).recipe) else Path()
     file = storage.save_new_file(out, mined.save, stem=folder / "negatives.safetensors")
-    return MiningReport(
-        file, split, (of_images, of_captions), _examples(data_split, images, image_scores)
-    )
+    # The captions with the highest scores of a negative image, each image once.
+    examples: dict[str, MinedExample] = {}
+    for caption in image_scores[:, 0].argsort(descending=True).tolist():
+        negative = int(images[caption, 0])
+        if negative < 0 or len(examples) == NUM_EXAMPLES:
+            break
+        image = data_split.images[int(data_split.image_of[caption])].name
+        own = data_split.captions_of[negative]
+        example = MinedExample(
+            caption=data_split.captions[caption],
+            image=image,
+            negative=data_split.images[negative].name,
+            negative_caption=data_split.captions[own[0]] if len(own) else "",
+            score=float(image_scores[caption, 0]),
+        )
+        examples.setdefault(image, example)
+    return MiningReport(file, split, (of_images, of_captions), tuple(examples.values()))
 
 
 def likely_false_negatives(scores: Tensor, is_positive: Tensor, max_ratio: float) -> Tensor:
@@ -356,23 +345,3 @@ def _hardest_negatives(
     return torch.nn.functional.pad(indices, padding, value=-1).int(), torch.nn.functional.pad(
         scores.float(), padding, value=float("-inf")
     )
-
-
-def _examples(data: Dataset, images: Tensor, scores: Tensor) -> tuple[MinedExample, ...]:
-    """Captions with the highest scores of a negative image, each image once."""
-    examples: dict[str, MinedExample] = {}
-    for caption in scores[:, 0].argsort(descending=True).tolist():
-        negative = int(images[caption, 0])
-        if negative < 0 or len(examples) == NUM_EXAMPLES:
-            break
-        image = data.images[int(data.image_of[caption])].name
-        negative_captions = data.captions_of[negative]
-        example = MinedExample(
-            caption=data.captions[caption],
-            image=image,
-            negative=data.images[negative].name,
-            negative_caption=data.captions[negative_captions[0]] if len(negative_captions) else "",
-            score=float(scores[caption, 0]),
-        )
-        examples.setdefault(image, example)
-    return tuple(examples.values())

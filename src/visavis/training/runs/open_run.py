@@ -21,6 +21,7 @@ from visavis.data.data_paths import path_exists
 from visavis.data.dataset_reader import find_source
 from visavis.data.features.item_vectors import holds_item_vectors
 from visavis.data.formats.published_lists import find_precomp_files
+from visavis.data.noise import Noise
 from visavis.losses.objectives import Objective
 from visavis.models.base import Matcher
 from visavis.models.batch_encoding import device_of
@@ -35,23 +36,22 @@ from visavis.models.processor import SavedModelConfig, unsupported_content
 from visavis.models.retriever import Retriever
 from visavis.training.recipes.data_module import DataModule
 from visavis.training.recipes.features import PRECOMP, check_feature_dims
-from visavis.training.recipes.prepare_training import open_data_module
+from visavis.training.recipes.open_data import open_data_module
 from visavis.training.recipes.recipe import Recipe, build_recipe
 from visavis.training.recipes.settings import TextSettings, VisualSettings
 from visavis.training.runs.record import RunRecord, flatten_recipe
 from visavis.training.runs.run_folder import RunFolder
-
-
-def _is_encoder_path(name: str) -> bool:
-    return name.endswith(".pth") or is_model_folder(Path(name))
-
+from visavis.training.supervision import Supervision
 
 # Keys of recipes that may hold a path, and the check that distinguishes a path from a name.
 PATH_KEYS: dict[str, Callable[[str], bool]] = {
     **dict.fromkeys(
         ("start_from", "data.path", "data.feedback", "evaluation.forgetting"), os.path.exists
     ),
-    **dict.fromkeys(("visual.encoder", "text.encoder"), _is_encoder_path),
+    **dict.fromkeys(
+        ("visual.encoder", "text.encoder"),
+        lambda name: name.endswith(".pth") or is_model_folder(Path(name)),
+    ),
     "data.stream": lambda name: (
         "://" not in name and os.path.exists(os.path.dirname(re.split(r"[{*?[]", name)[0]) or name)
     ),
@@ -62,20 +62,7 @@ PATH_KEYS: dict[str, Callable[[str], bool]] = {
 
 
 def read_run_recipe(folder: Path, data: str | None = None, memory: MemoryLimit = None) -> Recipe:
-    """Read the resolved recipe of a run, or build one without phases for a pretrained model.
-
-    Args:
-        folder: Run folder, model folder, or name of a pretrained model.
-        data: Data set to use instead of that of the run.
-        memory: Memory setting to use instead of that of the run.
-
-    Returns:
-        The recipe.
-
-    Raises:
-        RunError: If the run or model does not exist, or if a run of stored features cannot read
-            other data.
-    """
+    """Read the resolved recipe of a run, or build one without phases for a pretrained model."""
     check_single_run(folder)
     file = RunFolder(folder).recipe
     recipe = (
@@ -95,33 +82,24 @@ def read_run_recipe(folder: Path, data: str | None = None, memory: MemoryLimit =
         return recipe
     return build_recipe(
         recipe.to_dict(),
-        {"data.path": data, "visual.features": _features_on(data, recipe, folder)},
+        # The noise of the training is not that of other data.
+        {
+            "data.path": data,
+            "data.noise": "",
+            "visual.features": _features_on(data, recipe, folder),
+        },
         str(folder),
     )
 
 
 def read_ensemble_recipe(folder: Path) -> Recipe | None:
-    """Read the recipe of an ensemble folder.
-
-    Args:
-        folder: Any folder.
-
-    Returns:
-        The recipe. None if the folder is not an ensemble.
-    """
+    """Read the recipe of an ensemble folder. None: another folder."""
     file = RunFolder(folder).ensemble
     return build_recipe(storage.read_toml(file), {}, str(file)) if os.path.exists(file) else None
 
 
 def expand_ensembles(folders: Sequence[Path]) -> list[Path]:
-    """Replace each ensemble folder by the run folders of its members.
-
-    Args:
-        folders: Folders of runs and of ensembles.
-
-    Returns:
-        Folders of runs.
-    """
+    """Replace each ensemble folder by the run folders of its members."""
     recipes = {folder: read_ensemble_recipe(folder) for folder in folders}
     return [
         run
@@ -131,14 +109,7 @@ def expand_ensembles(folders: Sequence[Path]) -> list[Path]:
 
 
 def check_single_run(folder: Path) -> None:
-    """Refuse an ensemble folder where one run is expected.
-
-    Args:
-        folder: Folder to check.
-
-    Raises:
-        RunError: If the folder is an ensemble.
-    """
+    """Refuse an ensemble folder where one run is expected."""
     if os.path.exists(RunFolder(folder).ensemble):
         names = sorted(
             child.name for child in folder.iterdir() if os.path.exists(RunFolder(child).recipe)
@@ -150,18 +121,34 @@ def check_single_run(folder: Path) -> None:
 
 
 def pretrained_recipe(name: str | Path) -> Recipe | None:
-    """Build a recipe for a pretrained model, without data and without phases.
-
-    Args:
-        name: Model folder, or name or folder of a CLIP or SigLIP model.
-
-    Returns:
-        The recipe. None if the model does not exist.
+    """Build a recipe for a pretrained model, without data and without phases. None: there is no such
+    model, or it reads stored features only.
     """
     if os.path.isfile(file := Path(name) / "model" / "config.json"):
-        return _recipe_of_saved_model(
-            os.path.basename(os.path.realpath(name)),
-            storage.read_json(file, SavedModelConfig, error=RunError),
+        config = storage.read_json(file, SavedModelConfig, error=RunError)
+        if config.visual is None or config.stored_text_features:
+            return None
+        architecture = config.architecture
+        shared = (
+            "crops",
+            "image_size",
+            "max_num_patches",
+            "random_crops",
+            "full_decoding",
+            "frames_per_second",
+        )
+        values: dict[str, Any] = {key: getattr(config.visual, key) for key in shared}
+        reads_pixels = architecture["visual_granularity"] == "pixels"
+        values["granularity"] = "pixels" if reads_pixels else config.visual.granularity
+        if config.standardization:
+            values["standardize"] = "zscore"  # any value: the model brings its own standardization
+        text = config.text.name if config.text else config.tokenizer or "vocabulary"
+        return Recipe(
+            name=os.path.basename(os.path.realpath(name)),
+            visual=VisualSettings(encoder=config.visual.name, **values),
+            text=TextSettings(encoder=text, granularity=architecture["text_granularity"]),
+            model={"kind": config.kind, **architecture},
+            phases=(),
         )
     kind = CLIP.name
     backbone = find_dual_encoder(name)
@@ -180,17 +167,7 @@ def pretrained_recipe(name: str | Path) -> Recipe | None:
 
 
 def pretrained_dual_encoder(recipe: Recipe) -> str | None:
-    """Return the CLIP or SigLIP model that a recipe fine-tunes.
-
-    Args:
-        recipe: Recipe.
-
-    Returns:
-        Its name or folder. None if the encoders of both sides are not the same dual encoder.
-
-    Raises:
-        DataError: If the model no longer exists.
-    """
+    """Return the CLIP or SigLIP model that a recipe fine-tunes on both sides. None: it does not."""
     encoder = recipe.visual.encoder
     return (
         encoder
@@ -202,22 +179,7 @@ def pretrained_dual_encoder(recipe: Recipe) -> str | None:
 def open_run(
     folder: Path, recipe: Recipe, progress: Progress, group: ProcessGroup = ONE_PROCESS
 ) -> tuple[DataModule, Matcher]:
-    """Open the data of a recipe and the best model of a run.
-
-    A run that was trained on a GPU is opened on the CPU if this machine has no such GPU.
-
-    Args:
-        folder: Folder of the run or of the model.
-        recipe: Recipe of ``read_run_recipe``.
-        progress: Receives progress and warnings.
-        group: Processes that share out the encoding of the data.
-
-    Returns:
-        The data and the model on the device of the recipe.
-
-    Raises:
-        RunError: If the model or the data are missing, or if an encoder changed since the training.
-    """
+    """Open the data of a recipe and the best model of a run."""
     if not recipe.data.path:
         raise RunError(
             f"{folder}: expected a data set, but the model was not trained here and has none. Name "
@@ -229,6 +191,7 @@ def open_run(
             f"{folder}: expected a model, but the training has not reached its first validation. "
             f"Resume it with --resume {folder}."
         )
+    # A run that was trained on a GPU is opened on the CPU if this machine has no such GPU.
     device = recipe.training.device
     is_missing = {
         "cuda": not torch.cuda.is_available(),
@@ -249,18 +212,7 @@ def open_run(
 
 
 def open_peer_network(folder: Path, first: Matcher) -> Matcher:
-    """Open the second network of a run.
-
-    Args:
-        folder: Folder of the run.
-        first: First network, whose device the second one uses.
-
-    Returns:
-        The second network.
-
-    Raises:
-        RunError: If the run trained one network.
-    """
+    """Open the second network of a run, on the device of the first."""
     peer = RunFolder(folder).peer
     if not os.path.exists(peer / "model.safetensors"):
         raise RunError(
@@ -273,15 +225,6 @@ def open_peer_network(folder: Path, first: Matcher) -> Matcher:
 def with_absolute_paths(recipe: Recipe) -> Recipe:
     """Make the existing relative paths of a recipe absolute, so that its run can be used from any
     folder. Features that are vectors with ids become item vectors.
-
-    Args:
-        recipe: Recipe.
-
-    Returns:
-        The recipe with absolute paths. Names of models and of data sets stay as they are.
-
-    Raises:
-        RecipeError: If other keys of the recipe would change item vectors.
     """
     values = flatten_recipe(recipe.to_dict())
     paths: dict[str, Any] = {
@@ -291,60 +234,25 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
     }
     if recipe.visual.granularity == "pooled" and holds_item_vectors(recipe.visual.features):
         paths["visual.item_vectors"] = True
-    for number, phase in enumerate(recipe.phases):
-        source = phase.supervision
-        if found := {
+    sources: dict[str, Supervision | Noise | None] = {
+        f"phases.{number}.supervision": phase.supervision
+        for number, phase in enumerate(recipe.phases)
+    }
+    for key, source in (sources | {"data.noise": recipe.data.noise}).items():
+        found = {
             name: os.path.realpath(value)
-            for name in source.path_fields
+            for name in ([] if source is None else source.path_fields)
             if (value := getattr(source, name)) and os.path.exists(value)
-        }:
-            paths[f"phases.{number}.supervision"] = repr(replace(source, **found))  # type: ignore[type-var]
+        }
+        if found:
+            paths[key] = repr(replace(source, **found))  # type: ignore[type-var]
     return build_recipe(recipe.to_dict(), paths, recipe.name)
 
 
 def set_threads(recipe: Recipe) -> None:
-    """Set the number of CPU threads of a recipe.
-
-    Args:
-        recipe: Recipe. ``training.threads = 0`` changes nothing.
-    """
+    """Set the number of CPU threads of a recipe."""
     if recipe.training.threads:
         torch.set_num_threads(recipe.training.threads)
-
-
-def _recipe_of_saved_model(name: str, config: SavedModelConfig) -> Recipe | None:
-    """Build a recipe from the config of a model folder. None if the model reads stored features
-    only.
-    """
-    if config.visual is None or config.stored_text_features:
-        return None
-    architecture = config.architecture
-    visual = config.visual
-    shared = (
-        "crops",
-        "image_size",
-        "max_num_patches",
-        "random_crops",
-        "full_decoding",
-        "frames_per_second",
-    )
-    values: dict[str, Any] = {key: getattr(visual, key) for key in shared}
-    values |= {
-        "granularity": "pixels"
-        if architecture["visual_granularity"] == "pixels"
-        else visual.granularity
-    }
-    values |= (
-        {"standardize": "zscore"} if config.standardization else {}
-    )  # any value: the model brings its own standardization
-    text = config.text.name if config.text else config.tokenizer or "vocabulary"
-    return Recipe(
-        name=name,
-        visual=VisualSettings(encoder=visual.name, **values),
-        text=TextSettings(encoder=text, granularity=architecture["text_granularity"]),
-        model={"kind": config.kind, **architecture},
-        phases=(),
-    )
 
 
 def _features_on(data: str, recipe: Recipe, folder: Path) -> str:
@@ -374,15 +282,7 @@ def _features_on(data: str, recipe: Recipe, folder: Path) -> str:
 
 
 def at_learned_scale(objective: Objective, matcher: Matcher) -> Objective:
-    """Set the scale and the bias of an objective to those that a model has learned.
-
-    Args:
-        objective: The objective.
-        matcher: The model.
-
-    Returns:
-        The objective with the learned values, or unchanged if there are none.
-    """
+    """Set the scale and the bias of an objective to those that a model has learned."""
     if matcher.scale is not None:
         objective = objective.with_scale(matcher.scale().item()) or objective
     if matcher.logit_bias is not None:

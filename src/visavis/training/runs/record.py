@@ -18,17 +18,19 @@ from visavis.core.environment import git_hash, package_versions
 from visavis.core.errors import RunError
 from visavis.core.own_code import code_hashes
 from visavis.core.progress import Progress
-from visavis.data.dataset import ByteRange, ContentFingerprint
+from visavis.data.dataset import ContentFingerprint
 from visavis.data.features.arrays import ArrayFeatures
 from visavis.data.features.expert_store import ExpertStore, RegionFeatures
 from visavis.data.features.item_vectors import ItemVectors
 from visavis.data.features.store import FeatureStore
+from visavis.data.image_file import ByteRange
+from visavis.data.noise import noise_index
 from visavis.models.base import Matcher
 from visavis.models.encoders.cnn_backbones import published_backbone_name
 from visavis.models.encoders.pretrained_files import model_files, weights_checksum
 from visavis.training.recipes.data_module import DataModule
+from visavis.training.recipes.initial_model import start_model_files
 from visavis.training.recipes.recipe import Recipe
-from visavis.training.recipes.start_model import start_model_files
 from visavis.training.runs.run_folder import RunFolder
 
 ENCODER_INPUTS = ("image_encoder", "text_encoder")
@@ -48,17 +50,7 @@ CHANGEABLE_KEYS = (
 def fingerprint_inputs(
     data_module: DataModule, progress: Progress, only: Container[str] | None = None
 ) -> dict[str, ContentFingerprint]:
-    """Compute a fingerprint of each input of a training.
-
-    Args:
-        data_module: Data of the recipe.
-        progress: Receives progress.
-        only: Inputs to fingerprint. None: all.
-
-    Returns:
-        Fingerprints by input: images, stored_features, feedback, image_encoder, text_encoder,
-        vocabulary, start_model and phases.N.supervision, as far as the training reads them.
-    """
+    """Compute a fingerprint of each input of a training, or of the inputs in ``only``."""
     recipe = data_module.recipe
     data = data_module.data
     vocabulary = data_module.processor.vocabulary
@@ -119,15 +111,7 @@ def fingerprint_inputs(
 
 
 def flatten_recipe(value: Any, key: str = "") -> dict[str, Any]:
-    """Collect the values of a recipe by dotted key. A list is one value, except that of the phases.
-
-    Args:
-        value: Plain values of the recipe, or one value in it.
-        key: Dotted key of ``value``.
-
-    Returns:
-        Values by dotted key.
-    """
+    """Collect the values of a recipe by dotted key. A list is one value, except the list of phases."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
         value = {str(number): item for number, item in enumerate(value)}
     if not isinstance(value, dict) or not value:
@@ -158,7 +142,10 @@ class RunRecord:
         recipe: Resolved recipe as plain values.
         inputs: Fingerprints of the inputs, see ``fingerprint_inputs``.
         initial_weights_checksum: Checksum of the weights before the first step.
+        noise_index: Hash of the assignment of training captions to images, see
+            ``visavis.data.noise.noise_index``. "": without noise.
         code: SHA-256 of each source of own parts, by its file name or package.
+        auto: Objectives with a value of "auto" by key, before the training measured it.
     """
 
     threads: int
@@ -175,21 +162,20 @@ class RunRecord:
     recipe: dict[str, Any]
     inputs: dict[str, ContentFingerprint]
     initial_weights_checksum: str
+    noise_index: str = ""
     code: dict[str, str] = field(default_factory=dict)
+    auto: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_training(
-        cls, data_module: DataModule, matcher: Matcher, progress: Progress
+        cls,
+        data_module: DataModule,
+        matcher: Matcher,
+        progress: Progress,
+        planned: Recipe | None = None,
     ) -> RunRecord:
-        """Record a training before its first step.
-
-        Args:
-            data_module: Data of the recipe.
-            matcher: Model with its initial weights.
-            progress: Receives progress.
-
-        Returns:
-            The record.
+        """Record a training before its first step. ``planned`` is its recipe before each "auto" was
+        measured. None: nothing was.
         """
         recipe = data_module.recipe
         data = data_module.data
@@ -208,34 +194,22 @@ class RunRecord:
             recipe=recipe.to_dict(),
             inputs=fingerprint_inputs(data_module, progress),
             initial_weights_checksum=weights_checksum(matcher),
+            noise_index="" if recipe.data.noise is None else noise_index(data),
             code=code_hashes(json.dumps(recipe.to_dict())),
+            auto={
+                f"phases.{number}.objective": repr(phase.objective)
+                for number, phase in enumerate((planned or recipe).phases)
+                if phase.objective.auto_fields
+            },
         )
 
     @classmethod
     def read(cls, file: Path) -> RunRecord:
-        """Read a record.
-
-        Args:
-            file: ``environment.json`` of a run.
-
-        Returns:
-            The record.
-
-        Raises:
-            RunError: If the file is not a record.
-        """
+        """Read a record."""
         return storage.read_json(file, cls, error=RunError)
 
     def check_recipe(self, recipe: Recipe, folder: RunFolder) -> None:
-        """Check that no key of a run's recipe changed that affects the training.
-
-        Args:
-            recipe: Current recipe of the run.
-            folder: Folder of the run.
-
-        Raises:
-            RunError: If a key changed. The message names the first one.
-        """
+        """Check that no key of a run's recipe changed that affects the training."""
         recorded = flatten_recipe(self.recipe)
         current = flatten_recipe(recipe.to_dict())
         for key in dict.fromkeys((*recorded, *current)):
@@ -247,14 +221,8 @@ class RunRecord:
                 )
 
     def check_code(self, path: Path, *, needed: bool = True) -> None:
-        """Check that the user named the code of the run's own parts, and that it is unchanged.
-
-        Args:
-            path: Folder of the run.
-            needed: Whether all of it is needed. Otherwise only the named code is checked.
-
-        Raises:
-            RunError: If the code is not named, or has changed.
+        """Check that the user named the code of the run's own parts, and that it is unchanged. Not
+        ``needed``: only the code that the user named is checked.
         """
         named = code_hashes()
         for source, recorded in self.code.items():
@@ -270,15 +238,7 @@ class RunRecord:
                 )
 
     def check_initial_weights(self, matcher: Matcher, path: Path) -> None:
-        """Check that a model has the initial weights of the run.
-
-        Args:
-            matcher: Model before training.
-            path: Folder of the run.
-
-        Raises:
-            RunError: If the weights differ.
-        """
+        """Check that a model has the initial weights of the run."""
         if weights_checksum(matcher) != self.initial_weights_checksum:
             versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
             raise RunError(
@@ -288,16 +248,7 @@ class RunRecord:
             )
 
     def check_data(self, data_module: DataModule, path: Path, progress: Progress) -> None:
-        """Check that all inputs of a run are unchanged.
-
-        Args:
-            data_module: Current data of the run.
-            path: Folder of the run.
-            progress: Receives progress.
-
-        Raises:
-            RunError: If an input changed. The message names it.
-        """
+        """Check that all inputs of a run are unchanged."""
         source = data_module.recipe.data.path
         if self.data_fingerprint != data_module.data.fingerprint:
             raise RunError(
@@ -317,16 +268,7 @@ class RunRecord:
                 )
 
     def check_encoders(self, data_module: DataModule, path: Path, progress: Progress) -> None:
-        """Check that the encoders that are not part of the saved model are those of the training.
-
-        Args:
-            data_module: Data to encode.
-            path: Folder of the run.
-            progress: Receives progress.
-
-        Raises:
-            RunError: If an encoder changed.
-        """
+        """Check that the encoders that are not part of the saved model equal the encoders of the training."""
         visual = data_module.recipe.visual
         processor = data_module.processor
         is_trained = visual.granularity == "pixels" and published_backbone_name(visual.encoder)
@@ -342,9 +284,6 @@ class RunRecord:
     def warn_about_environment(self, progress: Progress) -> None:
         """Warn about versions, devices and threads that changed, because they affect the last
         digits of results.
-
-        Args:
-            progress: Receives the warnings.
         """
         changed = [
             f"{name} {self.versions[name]} (now {version})"

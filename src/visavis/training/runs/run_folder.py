@@ -133,14 +133,7 @@ class RunFolder:
         storage.remove_lock(self.lock)
 
     def read_log(self) -> list[dict[str, Any]]:
-        """Read the rows of the log.
-
-        Returns:
-            The rows, oldest first.
-
-        Raises:
-            RunError: If the log is empty, or a row is invalid.
-        """
+        """Read the rows of the log."""
         rows = (
             storage.read_json_lines(self.log, LogRow, error=RunError)
             if os.path.exists(self.log)

@@ -44,23 +44,7 @@ def open_teacher(
     progress: Progress,
     group: ProcessGroup,
 ) -> tuple[PairScores, PairScores]:
-    """Open a teacher of a training.
-
-    Args:
-        teacher: Run, ensemble or pretrained model, a folder of embeddings, or a file of scores. See
-            `DistillationSupervision`.
-        recipe: Recipe of the training, whose data set the teacher scores.
-        splits: Training and validation split of the data set.
-        progress: Receives progress and warnings.
-        group: Processes that train together, which share out the encoding.
-
-    Returns:
-        Its scores on each split.
-
-    Raises:
-        RunError: If the teacher does not exist, or reads other images and captions.
-        DataError: If the shape of an array does not fit the data set.
-    """
+    """Open a teacher of a training: its scores on the training and on the validation split."""
     path = Path(teacher)
     if os.path.isfile(path) or os.path.isfile(path / EMBEDDING_FILES[0]):
         whole = open_data(recipe, progress)
@@ -79,27 +63,25 @@ def open_teacher(
     for folder, run in runs.items():
         data = run.data.model_copy(update={"skip_bad": recipe.data.skip_bad})
         opened.append(open_run(folder, run.model_copy(update={"data": data}), progress, group))
+        # The teacher must read the captions of each split, in the same rows of its data.
+        captions = opened[-1][0].data.captions
         for split in splits:
-            _check_captions(folder, opened[-1][0].data, split)
+            rows = split.caption_rows
+            if (len(rows) and rows.max() >= len(captions)) or any(
+                captions[row] != caption
+                for row, caption in zip(rows.tolist(), split.captions, strict=True)
+            ):
+                raise RunError(
+                    f"{folder}: expected a teacher that reads the captions of {split.name}, got "
+                    "others. Train on a data set that both read, or pass the teacher's embeddings "
+                    "as arrays."
+                )
     progress.message(f"The teacher {path} encodes the data.")
     train, validation = (
         _run_scores([(data_module, matcher, split) for data_module, matcher in opened])
         for split in splits
     )
     return train, validation
-
-
-def _check_captions(folder: Path, data: Dataset, split: Dataset) -> None:
-    """Check that a teacher reads the captions of a split, in the same rows of its data."""
-    captions = data.captions
-    rows = split.caption_rows
-    if (len(rows) and rows.max() >= len(captions)) or any(
-        captions[row] != caption for row, caption in zip(rows.tolist(), split.captions, strict=True)
-    ):
-        raise RunError(
-            f"{folder}: expected a teacher that reads the captions of {split.name}, got others. "
-            "Train on a data set that both read, or pass the teacher's embeddings as arrays."
-        )
 
 
 def _run_scores(networks: Sequence[tuple[DataModule, Matcher, Dataset]]) -> PairScores:

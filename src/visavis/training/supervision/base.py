@@ -8,7 +8,7 @@ Everything it needs for an exact resume is part of its state.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol, TypeAlias
@@ -48,24 +48,14 @@ class PeerModel(Protocol):
     def step(
         self, batch: Batch, compute_targets: Callable[[Encoded, Encoded, Batch], Targets]
     ) -> None:
-        """Accumulate the gradient of a batch, and take a step whenever the first network does.
-
-        Args:
-            batch: The batch.
-            compute_targets: Builds the targets of this network, as ``Supervision.targets`` does
-                those of the first.
-        """
+        """Accumulate the gradient of a batch, and take a step whenever the first network does."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return weights and optimizer state by name."""
         ...
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore weights and optimizer state.
-
-        Args:
-            state: A result of ``state_dict``.
-        """
+        """Restore weights and optimizer state."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +199,18 @@ class Supervision(ABC):
         """
         return []
 
+    def extra_texts(self, split: Dataset) -> Sequence[str]:
+        """Return texts that batches can hold besides the captions, such as edited captions.
+
+        Args:
+            split: Training split.
+
+        Returns:
+            The texts. Their numbers follow the captions of the split. `extend_batches` adds them to
+            batches.
+        """
+        return ()
+
     def extend_batches(self, train: Loader) -> Loader:
         """Add items to the training batches of a phase. Called before ``begin_phase``.
 
@@ -305,19 +307,17 @@ class PairSupervision(Supervision):
         if self.by == "position":
             return Targets.paired(len(batch.text_ids)).to(batch.text_ids.device)
         targets = Targets(query_ids=batch.image_ids, candidate_ids=batch.text_ids)
-        return targets if self.by == "ids" else _with_equal_texts(targets, batch)
-
-
-def _with_equal_texts(targets: Targets, batch: Batch) -> Targets:
-    """Targets by ids, with the texts that equal a caption of an image as its positives."""
-    data = batch.loader.data
-    keys = data.text_keys
-    groups = data.captions_of
-    # All captions of an image, also those outside of the batch.
-    own = keys[torch.from_numpy(groups.select(batch.images))]
-    image = torch.from_numpy(np.arange(len(batch.images)).repeat(groups.counts[batch.images]))
-    pairs = equal_text_pairs(image, own, keys[torch.from_numpy(batch.captions)])
-    # Without equal texts, ids suffice. With ids, the loss takes faster paths.
-    if len(pairs[0]) == len(targets.positive_pairs([])[0]):
-        return targets
-    return Targets.from_pairs(*pairs, *targets.shape).to(batch.text_ids.device)
+        if self.by == "ids":
+            return targets
+        # Texts that equal a caption of an image are its positives, also if that caption is not in
+        # the batch.
+        data = batch.loader.data
+        keys = data.text_keys
+        groups = data.captions_of
+        own = keys[torch.from_numpy(groups.select(batch.images))]
+        image = torch.from_numpy(np.arange(len(batch.images)).repeat(groups.counts[batch.images]))
+        pairs = equal_text_pairs(image, own, keys[torch.from_numpy(batch.captions)])
+        # Without equal texts, ids suffice. With ids, the loss takes faster paths.
+        if len(pairs[0]) == len(targets.positive_pairs([])[0]):
+            return targets
+        return Targets.from_pairs(*pairs, *targets.shape).to(batch.text_ids.device)

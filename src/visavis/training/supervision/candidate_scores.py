@@ -34,27 +34,8 @@ def iter_candidate_scores(
     preselect: int = 0,
     memory: MemoryLimit = None,
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Yield blocks of queries with the scores of their candidates.
-
-    Args:
-        score: The score function.
-        visual: Encoded images.
-        text: Encoded texts.
-        direction: "i2t" if the images are the queries, "t2i" if the texts are.
-        query_images: Image of each query, shape ``[Q]``.
-        candidate_images: Image of each candidate, shape ``[C]``. A candidate of the same image is a
-            positive.
-        preselect: Number of negatives that are scored with each query: those with the highest
-            cosine of mean-pooled regions and words. 0: all candidates.
-        memory: Memory of blocks of scores.
-
-    Yields:
-        Queries of a block, indices of their candidates ``[N]``, and scores ``[R, N]``. Preselected
-        candidates begin with the positives.
-
-    Raises:
-        RecipeError: If ``preselect`` is set and images and texts have no part with the same number
-            of dimensions.
+    """Yield blocks of queries, indices of their candidates [N], and scores [R, N]. Preselected
+    candidates begin with the positives, and have ``preselect`` negatives at most.
     """
     if not 0 < preselect < len(candidate_images):
         all_candidates = torch.arange(len(candidate_images), device=candidate_images.device)
@@ -92,22 +73,10 @@ def iter_candidate_scores(
 
 
 def mean_pooled(visual: Encoded, text: Encoded) -> tuple[Tensor, Tensor]:
-    """Pool each item to one unit vector, so that a cosine can approximate a costly score.
-
-    The vector is the mean of an item's regions, frames or words. For items with several named
-    parts, the means of the parts that both sides have are concatenated, so the cosine of a pair is
-    the mean of the cosines of its parts.
-
-    Args:
-        visual: Encoded images.
-        text: Encoded texts.
-
-    Returns:
-        Unit vectors of images, shape ``[V, D]``, and of texts, shape ``[T, D]``.
-
-    Raises:
-        RecipeError: If images and texts have no part with the same number of dimensions.
-    """
+    """Pool each item to one unit vector, so that a cosine can approximate a costly score."""
+    # The vector is the mean of an item's regions, frames or words. For items with several named
+    # parts, the means of the parts that both sides have are concatenated, so the cosine of a pair
+    # is the mean of the cosines of its parts.
     images, _ = _named_parts(visual[:1])
     texts, _ = _named_parts(text[:1])
     common = [

@@ -54,7 +54,7 @@ class FeedbackSupervision(Supervision):
         """Check that the training has feedback. See `Supervision.check`."""
         if not isinstance(train.extension, FeedbackSplit):
             raise RecipeError(
-                "FeedbackSupervision: expected a feedback file, got none. Set data.feedback or "
+                "FeedbackSupervision: expected feedback, got none. Set data.feedback or "
                 "pass --feedback."
             )
 

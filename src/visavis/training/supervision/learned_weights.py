@@ -174,15 +174,7 @@ class WeightNetwork(nn.Module):
         nn.init.zeros_(self.layers[2].bias)  # type: ignore[arg-type]
 
     def forward(self, scores: Tensor, positive: Tensor) -> Tensor:
-        """Compute the weights of all pairs.
-
-        Args:
-            scores: Scores, shape ``[V, T]``.
-            positive: Positive pairs, bool, shape ``[V, T]``.
-
-        Returns:
-            Weights, shape ``[V, T]``: on average 1 over positives, 1 for negatives.
-        """
+        """Compute the weights of all pairs, [V, T]: on average 1 over positives, 1 for negatives."""
         others = scores.masked_fill(positive, -1.0)
         features = torch.stack(
             [scores, scores - others.amax(1, keepdim=True), scores - others.amax(0, keepdim=True)],

@@ -53,14 +53,7 @@ class MinedNegatives:
         return self.negative_captions, self.negative_images
 
     def save(self, file: str | Path) -> None:
-        """Write the negatives as a safetensors file.
-
-        Args:
-            file: File to write.
-
-        Raises:
-            StorageError: If it cannot be written.
-        """
+        """Write the negatives as a safetensors file."""
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         storage.write_tensors(
             file,
@@ -70,19 +63,7 @@ class MinedNegatives:
 
     @classmethod
     def read(cls, file: str | Path, split: Dataset) -> MinedNegatives:
-        """Read negatives that were mined on a split.
-
-        Args:
-            file: File of ``save``.
-            split: The split.
-
-        Returns:
-            The negatives.
-
-        Raises:
-            DataError: If the file cannot be read, has other content, or was mined on other images
-                or captions.
-        """
+        """Read negatives that were mined on a split."""
         tensors = storage.read_tensors(file)
         expected = dict.fromkeys(("negative_captions", "negative_images"), torch.int32)
         expected |= dict.fromkeys(("caption_scores", "image_scores"), torch.float32)
@@ -149,16 +130,7 @@ class MinedBatches:
     def add_negatives(
         self, images: np.ndarray, captions: np.ndarray, random: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Add sampled negatives of the captions and images of a batch.
-
-        Args:
-            images: Indices of images.
-            captions: Indices of captions.
-            random: Samples negatives, and the captions of negative images.
-
-        Returns:
-            Images and captions, followed by the added pairs.
-        """
+        """Add sampled negatives of the captions and images of a batch."""
         negative_images, negative_captions = self._lists_with_counts
         sampled_images = _sample(*negative_images, captions, self.per_query, random)
         captions_by_image = [self.data.captions_of[image] for image in sampled_images.tolist()]

@@ -155,7 +155,22 @@ class NoisySupervision(Supervision):
     def begin_epoch(self, epoch: int) -> None:
         """Divide the training pairs into clean and noisy ones. See `Supervision.begin_epoch`."""
         if self._epochs >= self.warmup_epochs:
-            self._divide()
+            # The clean probability of every pair by each network gives the labels for the other one.
+            networks = (self._context.matcher, self._second.matcher)
+            losses, predictions = zip(
+                *(self._losses_and_predictions(matcher) for matcher in networks), strict=True
+            )
+            self._clean = torch.stack([clean_probability(loss) for loss in losses])
+            mean_prediction = (predictions[FIRST_NETWORK] + predictions[SECOND_NETWORK]) / 2
+            for network, other in (
+                (FIRST_NETWORK, SECOND_NETWORK),
+                (SECOND_NETWORK, FIRST_NETWORK),
+            ):
+                clean = self._clean[other]
+                label_if_clean = clean + (1 - clean) * predictions[network]
+                self._labels[network] = torch.where(
+                    clean > self.threshold, label_if_clean, mean_prediction
+                ).clamp(0, 1)
         self._epochs += 1
 
     def targets(self, visual: Encoded, text: Encoded, batch: Batch) -> Targets:
@@ -213,23 +228,6 @@ class NoisySupervision(Supervision):
             ignore=ignore,
         )
 
-    def _divide(self) -> None:
-        """Compute the clean probability of every pair by each network, and the labels for the other
-        network.
-        """
-        networks = (self._context.matcher, self._second.matcher)
-        losses, predictions = zip(
-            *(self._losses_and_predictions(matcher) for matcher in networks), strict=True
-        )
-        self._clean = torch.stack([clean_probability(loss) for loss in losses])
-        mean_prediction = (predictions[FIRST_NETWORK] + predictions[SECOND_NETWORK]) / 2
-        for network, other in ((FIRST_NETWORK, SECOND_NETWORK), (SECOND_NETWORK, FIRST_NETWORK)):
-            clean = self._clean[other]
-            label_if_clean = clean + (1 - clean) * predictions[network]
-            self._labels[network] = torch.where(
-                clean > self.threshold, label_if_clean, mean_prediction
-            ).clamp(0, 1)
-
     @torch.no_grad()
     def _losses_and_predictions(self, matcher: Matcher) -> tuple[Tensor, Tensor]:
         """The mean hinge loss of each training pair over its batch, and the prediction P:
@@ -257,14 +255,8 @@ class NoisySupervision(Supervision):
 
 
 def predicted_correspondence(loss: Tensor, margin: float) -> Tensor:
-    """Predict how well image and caption of each pair of a batch belong together.
-
-    Args:
-        loss: Mean hinge loss of each pair, shape ``[B]``.
-        margin: Margin of the hinge.
-
-    Returns:
-        Predictions P in [0, 1], shape ``[B]``. See `NoisySupervision`.
+    """Predict from the mean hinge loss of each pair of a batch how well it belongs together, in
+    [0, 1].
     """
     slack = (margin - loss).clamp(0, margin)
     largest = slack.topk(len(slack) // 10 + 1).values.mean()
@@ -272,37 +264,22 @@ def predicted_correspondence(loss: Tensor, margin: float) -> Tensor:
 
 
 def clean_probability(losses: Tensor) -> Tensor:
-    """Fit two Gaussians to the losses and compute the probability of the one with the lower mean.
-
-    Args:
-        losses: Loss of each pair, shape ``[N]``.
-
-    Returns:
-        Probability that each pair is clean, shape ``[N]``. 1 if all losses are equal.
-
-    Raises:
-        MissingExtra: If scikit-learn is not installed.
+    """Fit two Gaussians to the losses and compute the probability of the one with the lower mean, as
+    the probability that a pair is clean.
     """
     try:
         from sklearn.mixture import GaussianMixture
     except ImportError:
         raise MissingExtra("scikit-learn", "noise", "NoisySupervision") from None
     if losses.min() == losses.max():
-        return torch.ones_like(losses)
+        return torch.ones_like(losses)  # nothing to divide
     scaled = ((losses - losses.min()) / (losses.max() - losses.min())).double().numpy()[:, None]
     mixture = GaussianMixture(2, max_iter=100, tol=1e-2, reg_covar=5e-4, random_state=0).fit(scaled)
     return torch.from_numpy(mixture.predict_proba(scaled)[:, mixture.means_.argmin()]).float()
 
 
 def training_batches(loader: Loader) -> list[np.ndarray]:
-    """Split all captions into shuffled batches of about the training size.
-
-    Args:
-        loader: Training batches.
-
-    Returns:
-        Indices of the captions of each batch.
-    """
+    """Split all captions into shuffled batches of about the training size."""
     count = len(loader.data.captions)
     order = np.random.default_rng(loader.seed).permutation(count)
     return np.array_split(order, max(1, count // loader.schedule.batch_size))

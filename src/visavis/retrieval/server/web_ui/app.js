@@ -142,6 +142,8 @@ function show(newest) {
       const title = { only: "Results", left: "Left", right: "Right" }[side.side];
       section.setAttribute("aria-label", title);
       if (info.blind) section.append(element("h2", "", title));
+      if (side.named.length) section.append(...namedGroup(side));
+      if (side.named.length && side.hits.length) section.append(element("h3", "", "Found by content"));
       section.append(element("ul", "grid"));
       return section;
     }),
@@ -150,12 +152,13 @@ function show(newest) {
   showSummary();
   // The result that had the focus was removed.
   if (hadFocus) entries[0]?.open.focus({ preventScroll: true });
-  if (!entries.length) {
+  const hasNamed = newest.sides.some((side) => side.named.length);
+  if (!entries.length && !hasNamed) {
     showNotice(emptyMessage());
-  } else if (newest.sides.every((side) => side.no_match)) {
+  } else if (entries.length && newest.sides.every((side) => side.no_match)) {
     showNotice("Probably no match. These are the nearest results.");
   }
-  byId("remark").textContent = entries.length ? remarks(newest) : "";
+  byId("remark").textContent = entries.length || hasNamed ? remarks(newest) : "";
   byId("preference").hidden = !info.blind || !entries.length;
   byId("preference-text").textContent = "Which side is better?";
   for (const button of byId("preference").querySelectorAll("button")) button.disabled = false;
@@ -164,11 +167,24 @@ function show(newest) {
 // What a user must know to judge the results of a text.
 function remarks(newest) {
   const unknown = [...new Set(newest.sides.flatMap((side) => side.unknown_words))];
-  const hasNoProbability = query.text && entries.every((entry) => entry.hit.match_probability === null);
+  const hasNoProbability = query.text && entries.length && entries.every((entry) => entry.hit.match_probability === null);
   return [
     unknown.length && `The model does not know: ${unknown.join(", ")}.`,
     hasNoProbability && "These are the nearest items. Some or all may be irrelevant, because this index has no match probabilities.",
   ].filter(Boolean).join(" ");
+}
+
+// The items whose file name or caption has the words of the query, with a heading. They have no rank.
+function namedGroup(side) {
+  const grid = element("ul", "grid named");
+  for (const hit of side.named) {
+    const entry = { hit, rank: null, index: side.index, side: side.side };
+    grid.append(tile(entry, { votes: false, onOpen: detail.open, onLike: like }));
+    entry.open.tabIndex = 0;
+    entry.tile.querySelector(".match").textContent = hit.found_by;
+    if (hit.found_by === "caption") entry.tile.querySelector(".name").textContent = hit.text;
+  }
+  return [element("h3", "", "Found by name or caption"), grid];
 }
 
 const countItems = () => Math.max(0, ...info.indexes.map((index) => index.count));
@@ -192,7 +208,7 @@ function emptyMessage() {
 function add(page) {
   const actions = { votes: info.votes, onOpen: detail.open, onLike: like, onVote: (entry, relevant) => vote(entry, queryValues(), relevant) };
   for (const side of page.sides) {
-    const grid = byId("sides").querySelector(`[data-side="${side.side}"] .grid`);
+    const grid = byId("sides").querySelector(`[data-side="${side.side}"] .grid:not(.named)`);
     const before = entries.filter((entry) => entry.side === side.side).length;
     const added = side.hits.map((hit, number) => ({ hit, rank: before + number + 1, index: side.index, side: side.side }));
     for (const entry of added) {
@@ -244,7 +260,7 @@ async function loadPage(limit) {
 }
 
 function showMore() {
-  const grids = [...byId("sides").querySelectorAll(".grid")];
+  const grids = [...byId("sides").querySelectorAll(".grid:not(.named)")];
   byId("more").hidden = !hasMore || grids.every((grid) => grid.classList.contains("cut"));
 }
 

@@ -94,7 +94,7 @@ export function open(entry) {
   byId("detail-match").replaceChildren(...(match ? [bar(match.share), element("span", "", `${match.long}.`)] : []));
   const kind = kinds[hit.kind] + (hit.start === null ? "" : `, ${clock(hit.start)} to ${clock(hit.end)}`);
   const rows = [["Path", hit.path], ["Kind", kind], ["Modified", moment(hit.modified)]];
-  for (const [name, value] of Object.entries(hit.metadata)) rows.push([name[0].toUpperCase() + name.slice(1), metadataValue(value)]);
+  for (const [name, value] of Object.entries(hit.metadata)) rows.push([name[0].toUpperCase() + name.slice(1).replaceAll("_", " "), metadataValue(value)]);
   if (hit.duplicates.length) {
     rows.push(["Duplicates", hit.duplicates.length > 3 ? `${formatNumber(hit.duplicates.length)} others` : hit.duplicates.join(", ")]);
   }

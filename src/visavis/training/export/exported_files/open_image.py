@@ -14,15 +14,7 @@ MIN_SIDE = 0
 
 
 def open_image(image: str | Path | Image.Image | bytes, min_side: int = MIN_SIDE) -> Image.Image:
-    """Open an image upright, in sRGB with 8 bits, and on white where it is transparent.
-
-    Args:
-        image: Path, Pillow image, or encoded file as bytes.
-        min_side: Shorter side that is needed of a JPEG, in pixels.
-
-    Returns:
-        An RGB image.
-    """
+    """Open an image upright, in sRGB with 8 bits, and on white where it is transparent."""
     if isinstance(image, Image.Image):
         if (content := encoded_jpeg(image)) is None:
             return to_upright_rgb(image)

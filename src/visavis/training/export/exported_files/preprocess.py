@@ -39,28 +39,13 @@ class Preprocessor:
             self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def images(self, images: Sequence[Any]) -> np.ndarray:
-        """Convert images to pixels.
-
-        Args:
-            images: Paths, Pillow images, or encoded files as bytes.
-
-        Returns:
-            Pixels, float32 ``[N, 3, H, W]``, or ``[N, 10, 3, H, W]`` for ten crops.
-        """
+        """Convert images to pixels."""
         return np.stack(
             [self._views(open_image(image, self.image["min_side"])) for image in images]
         )
 
     def texts(self, texts: Sequence[str]) -> tuple[np.ndarray, ...]:
-        """Convert texts to token ids.
-
-        Args:
-            texts: The texts.
-
-        Returns:
-            Token ids, int64 ``[N, L]``, and their mask, bool ``[N, L]``, unless the model reads the
-            padding.
-        """
+        """Convert texts to token ids."""
         if not self.word_ids:
             encoded = self.tokenizer.encode_batch(list(texts))
             ids = np.array([encoding.ids for encoding in encoded], dtype=np.int64)

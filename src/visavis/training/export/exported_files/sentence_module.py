@@ -58,16 +58,7 @@ class ImageTextEncoder(InputModule):
     def preprocess(
         self, inputs: Sequence[Any], prompt: str | None = None, **_: Any
     ) -> dict[str, Any]:
-        """Convert texts and images, also mixed, to tensors.
-
-        Args:
-            inputs: Texts, paths of images, or Pillow images.
-            prompt: Text before each text.
-            **_: Ignored.
-
-        Returns:
-            Pixels and token ids, and the positions of the images.
-        """
+        """Convert texts and images, also mixed, to tensors."""
         is_image = [not isinstance(item, str) or os.path.isfile(item) for item in inputs]
         images = [item for item, image in zip(inputs, is_image, strict=True) if image]
         texts = [
@@ -90,15 +81,7 @@ class ImageTextEncoder(InputModule):
         return features
 
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
-        """Encode the tensors of ``preprocess``.
-
-        Args:
-            features: The tensors.
-            **_: Ignored.
-
-        Returns:
-            The tensors with ``sentence_embedding``.
-        """
+        """Encode the tensors of ``preprocess``."""
         is_image = features["is_image"]
         parts = {}
         if "pixel_values" in features:
@@ -115,13 +98,7 @@ class ImageTextEncoder(InputModule):
         return features | {"sentence_embedding": rows}
 
     def save(self, output_path: str, *_: Any, **__: Any) -> None:
-        """Write the module to a folder.
-
-        Args:
-            output_path: The folder.
-            *_: Ignored.
-            **__: Ignored.
-        """
+        """Write the module to a folder."""
         for name in ("preprocessing.json", "tokenizer.json", "visavis_encoder.py"):
             if os.path.isfile(source := os.path.join(self.folder, name)):
                 shutil.copy(source, output_path)
@@ -129,15 +106,7 @@ class ImageTextEncoder(InputModule):
 
     @classmethod
     def load(cls, model_name_or_path: str, **options: Any) -> ImageTextEncoder:  # type: ignore[override]
-        """Load the module from a folder, or from the hub.
-
-        Args:
-            model_name_or_path: The folder, or the name on the hub.
-            **options: Options of the hub.
-
-        Returns:
-            The module.
-        """
+        """Load the module from a folder, or from the hub."""
         hub_options = {
             key: options[key]
             for key in ("token", "cache_folder", "revision", "local_files_only")

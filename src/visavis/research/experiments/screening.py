@@ -1,0 +1,558 @@
+"""Choice of settings within a time: all candidates train briefly, the better ones longer, and the
+best few are confirmed with fresh seeds.
+
+1. **Speed.** One short training of each model measures how many trainings the time allows.
+2. **Screening**, in half of the time: three rounds of successive halving (Karnin et al. 2013,
+   Jamieson and Talwalkar 2016), with a ninth, a third and all of the steps of a run. The rounds also
+   select the learning rate: three rates a factor of 4 apart, three a factor of 2 apart around the
+   best, then the best of these and the next one on its better side.
+3. **Confirmation**, in the rest of the time: the finalists train as the runs of a comparison do, each
+   at its rate, with seeds that no trial had.
+
+Validation decides everything. If the time allows, more candidates stay in each round, all trials have
+more seeds, and more finalists are confirmed. If it is short, all trainings have fewer steps. What was
+decided by the clock is recorded, so that an interrupted choice continues with the same decisions.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from visavis.core import storage
+from visavis.core.errors import RunError
+from visavis.core.progress import Progress
+from visavis.research.experiments.grid import Setting
+from visavis.research.experiments.jobs import MAX_RUNS, Job, JobRunner, RunOutcome
+from visavis.research.experiments.tuning import (
+    MIN_STEPS,
+    Try,
+    TunedRate,
+    as_try,
+    next_factor,
+    shortened,
+    with_rate,
+)
+
+SCREENING_FILE = "screening.json"
+SCREENING_SHARE = 0.5
+"""Share of the time for the screening."""
+REPORT_SHARE = 0.03
+"""Share of the time that is left for the tables and the report."""
+ROUND_SHARES = (1 / 9, 1 / 3, 1.0)
+"""Steps of a trial of each round as a share of the steps of a run."""
+FIRST_FACTORS = (1 / 4, 1.0, 4.0)
+"""Factors of the recipe's learning rate in the first round."""
+NEIGHBORS = (1 / 2, 1.0, 2.0)
+"""Factors of the best rate of the first round in the second one."""
+FINAL_RATES = 2
+"""Rates of each setting in the last round: the best one, and the next one on its better side."""
+MIN_KEPT = 1 / 3
+"""Share of the candidates that stay after a round if the time is short. All stay if it is long."""
+MAX_TRIAL_SEEDS = 3
+MIN_FINALISTS, MAX_FINALISTS = 2, 8
+MIN_SEEDS, AIMED_SEEDS, MAX_SEEDS = 3, 5, 30
+"""Seeds of each finalist that a schedule must allow, that the number of finalists aims at, and at
+most.
+"""
+BATCH_SHARE = 0.75
+"""Share of the affordable seeds that start at once. The others follow when the speed of these is
+known.
+"""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Decisions that follow from the speed of the trainings.
+
+    Attributes:
+        run_share: Steps of a run as a share of the recipe's.
+        kept: Share of the candidates that stay after each round.
+        trial_seeds: Seeds of each trial.
+        finalists: Number of confirmed settings.
+        run_seconds: Time of a run on one worker, as it was expected.
+        first_factors: Factors of the recipe's learning rate in the first round.
+    """
+
+    run_share: float
+    kept: float
+    trial_seeds: int
+    finalists: int
+    run_seconds: float
+    first_factors: tuple[float, ...] = FIRST_FACTORS
+
+    def survivors(self, candidates: int, round_number: int) -> int:
+        """Number of candidates of a round."""
+        at_least = min(candidates, self.finalists)
+        return max(at_least, math.ceil(candidates * self.kept**round_number))
+
+    def trials(self, candidates: int, round_number: int, *, tune: bool) -> int:
+        """Number of trainings of a round."""
+        counts = (len(self.first_factors), len(NEIGHBORS), FINAL_RATES)
+        rates = counts[round_number] if tune else 1
+        return self.survivors(candidates, round_number) * rates * self.trial_seeds
+
+    def screening_seconds(self, candidates: int, speed: Speed, *, tune: bool) -> float:
+        """Time of all trials on one worker."""
+        return sum(
+            self.trials(candidates, number, tune=tune) * speed.seconds(share * self.run_share)
+            for number, share in enumerate(ROUND_SHARES)
+        )
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Time of trainings on one worker.
+
+    Attributes:
+        run_seconds: Seconds of the steps of a run of the recipe, as a mean over the candidates.
+        start_seconds: Seconds of a training that do not depend on its steps.
+    """
+
+    run_seconds: float
+    start_seconds: float
+
+    def seconds(self, run_share: float) -> float:
+        """Time of a training with a share of the steps."""
+        return self.start_seconds + run_share * self.run_seconds
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training of the screening.
+
+    Attributes:
+        setting: Name of the setting.
+        round_number: Round, from 0.
+        tried: Its learning rate, steps, seed and result.
+    """
+
+    setting: str
+    round_number: int
+    tried: Try
+
+
+@dataclass(frozen=True)
+class ScreenedSetting:
+    """A candidate after the screening.
+
+    Attributes:
+        name: Name of the setting.
+        model: Number of its model, in the order of the candidates.
+        best_by_round: Best mean validation RSUM over the rates of each round that it was in. Minus
+            infinity if all trainings failed.
+        failure: First error message, if all trainings of a round failed.
+    """
+
+    name: str
+    model: int
+    best_by_round: tuple[float, ...]
+    failure: str = ""
+
+
+SPEED_SEED = MAX_RUNS + 101
+"""Seed of the trainings that measure the speed. No other training has it."""
+
+
+@dataclass(frozen=True)
+class ScreeningState:
+    """Decisions that depend on the time, as they are stored.
+
+    Attributes:
+        seconds: The whole time.
+        elapsed_s: Time of the finished rounds.
+        speed: Time of trainings. None before it is measured.
+        schedule: Lengths of the trainings. None before their speed is known.
+        screened: Results of all candidates. Empty before the end of the screening.
+        seeds: Seeds of the confirmation. 0 before they are known.
+        has_all_seeds: Whether the rest of the time is already part of ``seeds``.
+    """
+
+    seconds: float = 0.0
+    elapsed_s: float = 0.0
+    speed: Speed | None = None
+    schedule: Schedule | None = None
+    screened: tuple[ScreenedSetting, ...] = ()
+    seeds: int = 0
+    has_all_seeds: bool = False
+
+
+def possible_schedules(
+    candidates: int, models: int, speed: Speed, capacity_s: float
+) -> list[Schedule]:
+    """List schedules from the most thorough one to the shortest one. The capacity is the time of all
+    workers together. Each model has a finalist.
+    """
+
+    def schedule(run_share: float, kept: float, trial_seeds: int, **fields: Any) -> Schedule:
+        run_s = speed.seconds(run_share)
+        affordable = int((1 - SCREENING_SHARE) * capacity_s / (AIMED_SEEDS * run_s))
+        finalists = min(candidates, max(MIN_FINALISTS, models, min(affordable, MAX_FINALISTS)))
+        return Schedule(run_share, kept, trial_seeds, finalists, run_s, **fields)
+
+    return [
+        *(schedule(1.0, 1.0, trial_seeds) for trial_seeds in range(MAX_TRIAL_SEEDS, 0, -1)),
+        *(schedule(1.0, kept / 12, 1) for kept in range(11, 3, -1)),
+        *(
+            schedule(percent / 100, MIN_KEPT, 1, first_factors=first_factors)
+            for first_factors in (FIRST_FACTORS, (1.0,))
+            for percent in range(95, 0, -5)
+        ),
+    ]
+
+
+class Screening:
+    """Selects the finalists of a comparison within a time.
+
+    Args:
+        folder: Folder of the comparison.
+        settings: Candidates.
+        batches: Batches of an epoch by setting.
+        seconds: The time.
+        workers: Number of trainings at the same time.
+        run_jobs: Runs trainings.
+        progress: Receives the progress.
+        started: Time at which this process began the comparison, of ``clock``.
+        tune: Whether learning rates are selected.
+        threads: Threads of a training.
+        clock: Time in seconds.
+
+    Attributes:
+        state: Decisions that depend on the time.
+        trials: Finished trials.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Sequence[Setting],
+        batches: Mapping[str, int],
+        seconds: float,
+        workers: int,
+        run_jobs: JobRunner,
+        progress: Progress,
+        *,
+        started: float,
+        tune: bool = True,
+        threads: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.folder = folder
+        self.settings = settings
+        self.batches = batches
+        self.seconds = seconds * (1 - REPORT_SHARE)
+        self.workers = workers
+        self.run_jobs = run_jobs
+        self.progress = progress
+        self.tune = tune
+        self.threads = threads
+        self.clock = clock
+        self.state = read_state(folder)
+        self.trials = list[Trial]()
+        self._failures = dict[str, str]()
+        self._started = started - self.state.elapsed_s
+        self._numbers = {setting.name: number for number, setting in enumerate(settings)}
+
+    @property
+    def elapsed_s(self) -> float:
+        """Time since the start, without interruptions."""
+        return self.clock() - self._started
+
+    @property
+    def left_s(self) -> float:
+        """Time that is left."""
+        return max(0.0, self.seconds - self.elapsed_s)
+
+    def save(self, **changes: Any) -> None:
+        """Store the decisions and the time so far."""
+        self.state = replace(self.state, seconds=self.seconds, elapsed_s=self.elapsed_s, **changes)
+        storage.write_json(self.folder / SCREENING_FILE, asdict(self.state))
+
+    def finalists(self) -> tuple[tuple[Setting, ...], tuple[TunedRate, ...]]:
+        """Train all rounds. Return the finalists, best first, with the steps of their runs, and
+        their learning rates.
+        """
+        schedule = self.state.schedule or self._schedule()
+        self.progress.message(self._describe(schedule))
+        remaining = list(self.settings)
+        last = len(ROUND_SHARES) - 1
+        for number in range(len(ROUND_SHARES)):
+            self._train_round(number, remaining, schedule)
+            remaining.sort(key=lambda setting: -self._best(setting, number)[1])
+            count = (
+                schedule.survivors(len(self.settings), number + 1)
+                if number < last
+                else schedule.finalists
+            )
+            remaining = best_of_models(remaining, count)
+            self.save()
+        remaining = [setting for setting in remaining if self._best(setting, last)[1] > -math.inf]
+        if not remaining:
+            raise RunError(
+                f"{self.folder}: expected a candidate that can be trained, got failures of all of "
+                "them. Train one of them with visavis train to see its error."
+            )
+        self.save(screened=self._results())
+        rates = tuple(self._rate(setting) for setting in remaining) if self.tune else ()
+        runs = tuple(self._shortened(setting, schedule.run_share) for setting in remaining)
+        return runs, rates
+
+    def _results(self) -> tuple[ScreenedSetting, ...]:
+        """Results of all candidates."""
+        models = list(dict.fromkeys(map(model_key, self.settings)))
+        return tuple(
+            ScreenedSetting(
+                setting.name,
+                models.index(model_key(setting)),
+                tuple(
+                    max(means.values())
+                    for number in range(len(ROUND_SHARES))
+                    if (means := self._means(setting, number))
+                ),
+                self._failures.get(setting.name, "") if self._has_failed(setting) else "",
+            )
+            for setting in self.settings
+        )
+
+    def confirm(
+        self, finalists: int, min_seeds: int, train: Callable[[int], list[RunOutcome]]
+    ) -> list[RunOutcome]:
+        """Train the finalists with as many seeds as the time allows, by a function of the number of
+        seeds. Return the outcomes.
+        """
+        schedule = self.state.schedule
+        assert schedule is not None
+        run_s = schedule.run_seconds / self.workers
+        if not self.state.seeds:
+            first = int(BATCH_SHARE * self.left_s / (run_s * finalists))
+            self.save(seeds=max(min_seeds, min(first, MAX_SEEDS)))
+        elif self.seconds > self.state.seconds or min_seeds > self.state.seeds:
+            has_all = self.seconds == self.state.seconds
+            self.save(seeds=max(min_seeds, self.state.seeds), has_all_seeds=has_all)
+        started = self.clock()
+        outcomes = train(self.state.seeds)
+        if not self.state.has_all_seeds:
+            # The real speed is known now, but not if an interrupted confirmation continues.
+            seconds = self.clock() - started
+            run_s = max(run_s, seconds / len(outcomes))
+            more = int(self.left_s / (run_s * finalists))
+            most = max(self.state.seeds, MAX_SEEDS)
+            self.save(seeds=min(self.state.seeds + more, most), has_all_seeds=True)
+            outcomes = train(self.state.seeds)
+        self.save()
+        return outcomes
+
+    def _schedule(self) -> Schedule:
+        """Plan the trainings, the most thorough ones that fit into the time."""
+        speed = self.state.speed
+        if speed is None:
+            speed = self._measure_speed()
+            self.save(speed=speed)
+        capacity_s = self.left_s * self.workers
+        count = len(self.settings)
+        models = len({model_key(setting) for setting in self.settings})
+        for schedule in possible_schedules(count, models, speed, capacity_s):
+            screening_s = schedule.screening_seconds(count, speed, tune=self.tune)
+            confirmation_s = MIN_SEEDS * schedule.finalists * schedule.run_seconds
+            # Seconds of both parts together, if each has its share of them.
+            needed_s = max(screening_s / SCREENING_SHARE, confirmation_s / (1 - SCREENING_SHARE))
+            if needed_s <= capacity_s:
+                self.save(schedule=schedule)
+                return schedule
+        needed_s = self.elapsed_s + needed_s / self.workers
+        raise RunError(
+            f"minutes: expected at least about {math.ceil(needed_s / 60 / (1 - REPORT_SHARE))} for "
+            f"{count} candidates, whose runs take about {speed.seconds(1.0):.0f} s each, got "
+            f"{self.seconds / 60 / (1 - REPORT_SHARE):g}. Pass more, name fewer candidates with "
+            f"--objective, or use fewer epochs. Continue with: visavis compare --resume "
+            f"{self.folder} --minutes NUMBER"
+        )
+
+    def _measure_speed(self) -> Speed:
+        """Train each model once, and expect the time of all settings from their steps."""
+        groups = dict[str, list[Setting]]()
+        for setting in self.settings:
+            groups.setdefault(step_key(setting), []).append(setting)
+        self.progress.message(
+            f"Measuring the speed of {len(groups)} "
+            f"{'model' if len(groups) == 1 else 'models'} for {len(self.settings)} candidates."
+        )
+        # A worker that has just started is slower.
+        first = self.settings[0]
+        warm_up = [self._job(first, 1.0, 0.0, SPEED_SEED + 1 + i) for i in range(self.workers)]
+        list(self.run_jobs(warm_up))
+        step_s = dict[str, float]()
+        start_s = list[float]()
+        failure = ""
+        # If the first setting of a model fails, the next one is measured.
+        for number in range(max(map(len, groups.values()))):
+            jobs = {
+                key: self._job(settings[number], 1.0, ROUND_SHARES[0], SPEED_SEED)
+                for key, settings in groups.items()
+                if key not in step_s and number < len(settings)
+            }
+            if not jobs:
+                break
+            started = self.clock()
+            outcomes = {one.folder: one for one in self.run_jobs(list(jobs.values()))}
+            busy_s = (self.clock() - started) * min(self.workers, len(jobs))
+            trained_s = sum(outcome.seconds for outcome in outcomes.values())
+            start_s.append(max(0.0, busy_s - trained_s) / len(jobs))
+            for key, job in jobs.items():
+                outcome = outcomes[job.folder]
+                failure = failure or outcome.failure
+                if not outcome.failure:
+                    step_s[key] = outcome.seconds / _num_steps(job.recipe_values)
+        if not step_s:
+            raise RunError(f"{self.folder}: expected a model that can be trained, got {failure}")
+        run_s = [
+            step_s[key] * self._steps(setting)
+            for setting in self.settings
+            if (key := step_key(setting)) in step_s
+        ]
+        return Speed(sum(run_s) / len(run_s), start_s[0])
+
+    def _describe(self, schedule: Schedule) -> str:
+        counts = [
+            schedule.survivors(len(self.settings), number) for number in range(len(ROUND_SHARES))
+        ]
+        length = (
+            "all steps of the recipe"
+            if schedule.run_share == 1
+            else f"{schedule.run_share:.0%} of the recipe's steps"
+        )
+        return (
+            f"Screening {', '.join(map(str, counts[:-1]))} and {counts[-1]} candidates, then "
+            f"confirming {schedule.finalists}. A run has {length} and takes about "
+            f"{schedule.run_seconds:.0f} s."
+        )
+
+    def _train_round(self, number: int, settings: Sequence[Setting], schedule: Schedule) -> None:
+        """Train the trials of a round that are not finished, and keep their results."""
+        share = ROUND_SHARES[number] * schedule.run_share
+        first_seed = MAX_RUNS + 1 + number * MAX_TRIAL_SEEDS
+        jobs = list[Job]()
+        tries = dict[Path, Try]()
+        for seed in range(first_seed, first_seed + schedule.trial_seeds):
+            for setting in settings:
+                for factor in self._factors(setting, number, schedule):
+                    job = self._job(setting, factor, share, seed)
+                    jobs.append(job)
+                    tries[job.folder] = Try(factor, _num_steps(job.recipe_values), seed, None)
+        for done, outcome in enumerate(self.run_jobs(jobs), 1):
+            failed = outcome.failure or math.isnan(outcome.validation_rsum)
+            if failed:
+                reason = outcome.failure or "the validation RSUM is not a number."
+                self._failures.setdefault(outcome.setting, reason)
+            rsum = None if failed else outcome.validation_rsum
+            tried = replace(tries[outcome.folder], validation_rsum=rsum)
+            self.trials.append(Trial(outcome.setting, number, tried))
+            self.progress.update(f"screening, round {number + 1}", done, len(jobs), 0)
+
+    def _factors(self, setting: Setting, number: int, schedule: Schedule) -> list[float]:
+        """Factors of the recipe's learning rate that a setting tries in a round."""
+        if not self.tune:
+            return [1.0]
+        if number == 0:
+            return list(schedule.first_factors)
+        means = self._means(setting, number - 1)
+        # Of equal rates, those closer to the recipe first.
+        best_first = sorted(means, key=lambda one: (-means[one], abs(math.log(one))))
+        if number == 1:
+            return [best_first[0] * neighbor for neighbor in NEIGHBORS]
+        # Short trainings prefer smaller rates than whole ones, so the climb continues.
+        return [best_first[0], next_factor(best_first)]
+
+    def _means(self, setting: Setting, number: int) -> dict[float, float]:
+        """Mean validation RSUM of each factor in a round. A failure is minus infinity."""
+        values = dict[float, list[float]]()
+        for trial in self.trials:
+            if trial.setting == setting.name and trial.round_number == number:
+                rsum = trial.tried.validation_rsum
+                values.setdefault(trial.tried.factor, []).append(
+                    -math.inf if rsum is None else rsum
+                )
+        return {factor: sum(each) / len(each) for factor, each in values.items()}
+
+    def _best(self, setting: Setting, number: int) -> tuple[float, float]:
+        """Best factor of a setting in a round, and its mean validation RSUM."""
+        means = self._means(setting, number)
+        return max(means.items(), key=lambda item: (item[1], -abs(math.log(item[0]))))
+
+    def _has_failed(self, setting: Setting) -> bool:
+        """Whether all trainings of a setting in a round failed."""
+        return any(
+            max(means.values()) == -math.inf
+            for number in range(len(ROUND_SHARES))
+            if (means := self._means(setting, number))
+        )
+
+    def _rate(self, setting: Setting) -> TunedRate:
+        factor, _ = self._best(setting, len(ROUND_SHARES) - 1)
+        learning_rate = setting.recipe_values["phases"][0]["optimizer"]["lr"] * factor
+        tries = tuple(trial.tried for trial in self.trials if trial.setting == setting.name)
+        return TunedRate(setting.name, factor, learning_rate, tries)
+
+    def _job(self, setting: Setting, factor: float, share: float, seed: int) -> Job:
+        """One training with a share of the recipe's steps."""
+        steps = self._steps(setting)
+        batches = self.batches[setting.name]
+        values = shortened(setting.recipe_values, batches, min(1.0, max(share, MIN_STEPS / steps)))
+        rated = with_rate(replace(setting, recipe_values=values), factor)
+        values = as_try(rated.recipe_values, seed, self.threads)
+        number = self._numbers[setting.name] + 1
+        name = f"{number:02d}-{setting.slug}-{factor:g}-steps-{_num_steps(values)}-seed-{seed}"
+        folder = self.folder.absolute() / "tuning" / name
+        return Job(setting.name, seed, values, folder, keeps_model=False)
+
+    def _shortened(self, setting: Setting, share: float) -> Setting:
+        if share == 1:
+            return setting
+        values = shortened(setting.recipe_values, self.batches[setting.name], share)
+        return replace(setting, recipe_values=values)
+
+    def _steps(self, setting: Setting) -> int:
+        """Steps of a run of the recipe."""
+        phases = setting.recipe_values["phases"]
+        return self.batches[setting.name] * sum(phase["epochs"] for phase in phases)
+
+
+def model_key(setting: Setting) -> str:
+    """Key of a setting's encoders and model, which is equal for settings of one cost."""
+    values = setting.recipe_values
+    return repr([values["visual"], values["text"], values["model"]])
+
+
+def step_key(setting: Setting) -> str:
+    """Key of everything that the time of a step depends on, but for the objective."""
+    training = setting.recipe_values["training"]
+    return repr([model_key(setting), training["batch_size"], training.get("captions_per_image")])
+
+
+def best_of_models(best_first: Sequence[Setting], count: int) -> list[Setting]:
+    """Take a number of settings: the first one of every model, so that models of different cost can
+    be compared, and then the first ones of all.
+    """
+    first_of_model = {model_key(setting): setting.name for setting in reversed(best_first)}
+    kept = set(first_of_model.values())
+    for setting in best_first:
+        if len(kept) < count:
+            kept.add(setting.name)
+    return [setting for setting in best_first if setting.name in kept]
+
+
+def _num_steps(values: Mapping[str, Any]) -> int:
+    epochs = sum(phase["epochs"] for phase in values["phases"])
+    return int(epochs * values["training"]["batches_per_epoch"])
+
+
+def read_state(folder: Path) -> ScreeningState:
+    """Read the decisions of an interrupted screening, or return those of a new one."""
+    if not os.path.exists(folder / SCREENING_FILE):
+        return ScreeningState()
+    return storage.read_json(folder / SCREENING_FILE, ScreeningState, error=RunError)

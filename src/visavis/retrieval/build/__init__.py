@@ -1,0 +1,3 @@
+"""Making and changing indexes: comparison of files, encoding, query models, compression, corrections,
+export.
+"""

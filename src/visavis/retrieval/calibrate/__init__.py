@@ -1,0 +1,1 @@
+"""Match probabilities of scores, and the corrections that a search applies."""

@@ -1,0 +1,324 @@
+"""How good is the choice of ``visavis compare --minutes``, and is its stated regret true?
+
+    python studies/timed_choice.py --world scenes|clips|children [--flickr8k DIR] [--share 0.5]
+    [--repetitions 20] [--candidates 16] [--out runs/timed-choice]
+
+Worlds: 300 synthetic scenes of another seed, 400 synthetic clips, and the images of Flickr8k whose
+captions name a child (700 for the training), with their frozen features. The truth is a full grid: every
+candidate at five learning rates a factor of 2 apart with one seed, then at its best rate on
+validation with three further seeds. The regret of a choice is the best mean test RSUM of the grid
+minus the mean of the chosen setting at its rate.
+
+A repetition is a choice with other seeds and a time that is a share of the time of the full grid on
+two workers. Its trainings are real. Their times are simulated by the number of steps, so that
+repetitions can share trainings and the load of the machine does not matter. Random search trains
+random settings at random rates in the same time, and takes the best on validation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from visavis.core import storage
+from visavis.core.progress import NoProgress
+from visavis.data.synthetic import write_synthetic_clips, write_synthetic_scenes
+from visavis.research.experiments.candidates import candidate_objectives
+from visavis.research.experiments.grid import Setting
+from visavis.research.experiments.jobs import Job, RunOutcome, run_job
+from visavis.research.experiments.regret import Regret, estimate_regret
+from visavis.research.experiments.run_comparison import (
+    ExperimentPlan,
+    plan_comparison,
+    prepare_settings,
+)
+from visavis.research.experiments.screening import SCREENING_FILE, Screening
+from visavis.research.experiments.tuning import with_rate
+from visavis.training.recipes.files import read_recipe
+
+FACTORS = (1 / 4, 1 / 2, 1.0, 2.0, 4.0)
+GRID_SEEDS = (101,)
+TRUE_SEEDS = (103, 104, 105)
+CONFIRMATION_SEEDS = 6
+TRIAL_SEEDS = 3
+WORKERS = 2
+START_S, STEP_S = 0.4, 0.02
+"""Simulated seconds of a training before its first step, and of a step."""
+CHILDREN = {"boy", "boys", "girl", "girls", "child", "children", "kid", "kids", "baby", "toddler"}
+
+
+def write_children(source: Path, folder: Path) -> None:
+    """Write the images of Flickr8k of which most captions name a child, with their features."""
+    content = json.loads((source / "flickr8k" / "dataset_flickr8k.json").read_text())
+    features = np.load(source / "backbone" / "flickr8k_mobilenet_v2_pool_fp16.npy", mmap_mode="r")
+    rows = [
+        row
+        for row, image in enumerate(content["images"])
+        if sum(bool(CHILDREN & set(one["raw"].lower().split())) for one in image["sentences"]) >= 3
+    ]
+    images = [content["images"][row] | {"imgid": number} for number, row in enumerate(rows)]
+    folder.mkdir(parents=True, exist_ok=True)
+    np.save(folder / "features.npy", features[rows])
+    (folder / "dataset_children.json").write_text(
+        json.dumps({"dataset": "children", "images": images})
+    )
+
+
+def open_world(options: argparse.Namespace) -> ExperimentPlan:
+    """Write the data of a world, and plan its candidates."""
+    data = options.out / options.world / "data"
+    overrides: dict[str, Any] = {"data.path": str(data), "training.threads": 1}
+    if options.world == "scenes":
+        recipe = "demo"
+        if not data.exists():
+            write_synthetic_scenes(
+                data, num_train=300, num_val=100, num_test=150, captions_per_image=3, seed=77
+            )
+    elif options.world == "clips":
+        recipe = "synthetic-clips/ce-appearance"
+        overrides |= {"epochs": 5}
+        if not data.exists():
+            write_synthetic_clips(data, num_train=400, num_val=100, num_test=150, seed=77)
+    else:
+        recipe = "study-flickr8k"
+        features = str(data / "features.npy")
+        overrides |= {"visual.features": features, "evaluation.protocol": "plain"}
+        overrides |= {"data.training_images": 700, "epochs": 2}
+        if not data.exists():
+            write_children(options.flickr8k, data)
+    objectives = candidate_objectives()[: options.candidates]
+    return plan_comparison(
+        read_recipe(recipe, overrides), (objectives, [], []), 0, minutes=1.0, tune=True
+    )
+
+
+class StoredTrainings:
+    """Trainings whose results are kept in a file, and a clock that they advance."""
+
+    def __init__(self, folder: Path, batches: int):
+        self.folder = folder
+        self.batches = batches
+        self.file = folder / "trainings.jsonl"
+        self.now = 0.0
+        self.results = dict[str, dict[str, Any]]()
+        if self.file.exists():
+            lines = self.file.read_text().splitlines()
+            self.results = {entry["key"]: entry for entry in map(json.loads, lines)}
+
+    def clock(self) -> float:
+        """Simulated time in seconds."""
+        return self.now
+
+    def train(self, values: dict[str, Any], name: str, seed: int) -> dict[str, Any]:
+        """Result of a training with a seed, which is stored or made now."""
+        values = values | {"seed": seed}
+        key = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+        if key not in self.results:
+            run = self.folder / "runs" / key
+            job = Job(name, seed, values, run, keeps_model=bool(values["evaluation"]["test"]))
+            outcome = run_job(job, NoProgress())
+            rsum = None if outcome.metrics is None else outcome.metrics["rsum"]
+            failed = bool(outcome.failure)
+            self.results[key] = {
+                "key": key,
+                "validation": None if failed else outcome.validation_rsum,
+                "test": rsum,
+                "failure": outcome.failure,
+            }
+            if run.exists():
+                storage.remove_folder(run)
+            storage.append_json_line(self.file, self.results[key])
+        return self.results[key]
+
+    def seconds(self, values: dict[str, Any]) -> float:
+        """Simulated seconds of a training."""
+        epochs = sum(phase["epochs"] for phase in values["phases"])
+        batches = values["training"].get("batches_per_epoch") or self.batches
+        return START_S + STEP_S * epochs * batches
+
+    def jobs_runner(self, repetition: int) -> Any:
+        """A runner of jobs for one repetition, which maps their seeds to those of its own."""
+
+        def run_jobs(jobs: Sequence[Job]) -> Iterator[RunOutcome]:
+            for job in jobs:
+                seed = 1001 + (job.seed + 7 * repetition) % TRIAL_SEEDS
+                result = self.train(job.recipe_values, job.setting, seed)
+                seconds = self.seconds(job.recipe_values)
+                # A single training uses one worker.
+                self.now += seconds / min(WORKERS, len(jobs))
+                validation = result["validation"]
+                yield RunOutcome(
+                    job.setting,
+                    job.seed,
+                    job.folder,
+                    float("nan") if validation is None else validation,
+                    seconds=seconds - START_S,
+                    failure=result["failure"],
+                )
+
+        return run_jobs
+
+
+class Truth:
+    """Means of a full grid.
+
+    Attributes:
+        best: Best mean test RSUM of a candidate at its best rate on validation.
+        seconds: Time of the grid on one worker.
+    """
+
+    def __init__(self, plan: ExperimentPlan, trainings: StoredTrainings):
+        self.plan = plan
+        self.trainings = trainings
+        self.seconds = 0.0
+        means = dict[str, float]()
+        for setting in plan.settings:
+            validation = {
+                factor: self._mean(setting, factor, GRID_SEEDS, "validation") for factor in FACTORS
+            }
+            factor = max(validation, key=lambda one: validation[one])
+            means[setting.name] = self.test(setting, factor)
+            print(
+                f"{setting.name}: rate x {factor:g}, test RSUM {means[setting.name]:.1f}",
+                flush=True,
+            )
+        self.means = means
+        self.best = max(means.values())
+
+    def test(self, setting: Setting, factor: float) -> float:
+        """Mean test RSUM of a setting at a rate."""
+        return self._mean(setting, factor, TRUE_SEEDS, "test")
+
+    def _mean(self, setting: Setting, factor: float, seeds: Sequence[int], key: str) -> float:
+        results = [
+            self.trainings.train(with_rate(setting, factor).recipe_values, setting.name, seed)
+            for seed in seeds
+        ]
+        self.seconds += len(results) * self.trainings.seconds(setting.recipe_values)
+        values = [result[key] for result in results if result[key] is not None]
+        return statistics.fmean(values) if len(values) == len(results) else float("-inf")
+
+
+def choose(
+    plan: ExperimentPlan,
+    batches: dict[str, int],
+    trainings: StoredTrainings,
+    minutes: float,
+    repetition: int,
+) -> tuple[Setting, float, Regret | None, float]:
+    """One choice: the setting, the factor of its rate, its stated regret, and the minutes spent."""
+    folder = trainings.folder / f"repetition-{repetition}"
+    if (folder / SCREENING_FILE).exists():
+        storage.remove_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    trainings.now = 0.0
+    screening = Screening(
+        folder,
+        plan.settings,
+        batches,
+        60 * minutes,
+        WORKERS,
+        trainings.jobs_runner(repetition),
+        NoProgress(),
+        started=0.0,
+        clock=trainings.clock,
+    )
+    finalists, rates = screening.finalists()
+    factors = {rate.setting: rate.factor for rate in rates}
+    test = dict[str, dict[int, float]]()
+    validation = dict[str, list[float]]()
+
+    def train(seeds: int) -> list[RunOutcome]:
+        outcomes = []
+        for seed in range(1, min(seeds, CONFIRMATION_SEEDS) + 1):
+            for setting in finalists:
+                if seed in test.get(setting.name, {}):
+                    continue
+                own = 1 + (seed + repetition) % CONFIRMATION_SEEDS
+                values = with_rate(setting, factors[setting.name]).recipe_values
+                result = trainings.train(values, setting.name, own)
+                trainings.now += trainings.seconds(values) / WORKERS
+                test.setdefault(setting.name, {})[seed] = result["test"]
+                validation.setdefault(setting.name, []).append(result["validation"])
+                outcomes.append(RunOutcome(setting.name, seed, folder))
+        return outcomes or [RunOutcome("", 0, folder)]
+
+    screening.confirm(len(finalists), 1, train)
+    means = {name: statistics.fmean(values) for name, values in validation.items()}
+    choice = max(means, key=lambda name: means[name])
+    regret = estimate_regret(test, choice, screening.state.screened, means)
+    setting = next(one for one in plan.settings if one.name == choice)
+    return setting, factors[choice], regret, trainings.now / 60
+
+
+def random_search(
+    plan: ExperimentPlan, trainings: StoredTrainings, minutes: float, repetition: int
+) -> tuple[Setting, float]:
+    """The best on validation of random settings at random rates in the same time."""
+    random = np.random.default_rng(repetition)
+    trainings.now = 0.0
+    best: tuple[float, Setting, float] | None = None
+    while trainings.now < 60 * minutes:
+        setting = plan.settings[random.integers(len(plan.settings))]
+        factor = FACTORS[random.integers(len(FACTORS))]
+        seed = int(random.integers(len(GRID_SEEDS)))
+        values = with_rate(setting, factor).recipe_values
+        result = trainings.train(values, setting.name, GRID_SEEDS[seed])
+        trainings.now += trainings.seconds(values) / WORKERS
+        if result["validation"] is not None and (best is None or result["validation"] > best[0]):
+            best = (result["validation"], setting, factor)
+    assert best is not None
+    return best[1], best[2]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--world", choices=("scenes", "clips", "children"), default="scenes")
+    parser.add_argument("--flickr8k", type=Path, help="folder with flickr8k and backbone")
+    parser.add_argument("--share", type=float, default=0.5)
+    parser.add_argument("--repetitions", type=int, default=20)
+    parser.add_argument("--candidates", type=int)
+    parser.add_argument("--out", type=Path, default=Path("runs/timed-choice"))
+    options = parser.parse_args()
+    plan = open_world(options)
+    batches = {name: one.batches for name, one in prepare_settings(plan, NoProgress()).items()}
+    trainings = StoredTrainings(options.out / options.world, next(iter(batches.values())))
+    truth = Truth(plan, trainings)
+    minutes = options.share * truth.seconds / WORKERS / 60
+    print(
+        f"best of the grid {truth.best:.1f}, {truth.seconds / WORKERS / 60:.1f} minutes on two workers"
+    )
+    rows = []
+    for repetition in range(options.repetitions):
+        setting, factor, regret, spent = choose(plan, batches, trainings, minutes, repetition)
+        true = truth.best - truth.test(setting, factor)
+        other = truth.best - truth.test(*random_search(plan, trainings, minutes, repetition))
+        rows.append((true, other, regret, spent / minutes))
+        stated = "unknown" if regret is None else f"{regret.expected:.1f} ({regret.interval})"
+        print(
+            f"{repetition + 1:2d}: {setting.name} at x {factor:g}, regret {true:.1f}, stated {stated}, "
+            f"random search {other:.1f}, {spent / minutes:.0%} of {minutes:.1f} minutes",
+            flush=True,
+        )
+    known = [(true, regret) for true, _, regret, _ in rows if regret is not None]
+    # The grid's own best has an error: a choice can be better than it.
+    covered = [max(true, 0.0) in regret.interval for true, regret in known]
+    print(
+        f"\n{options.world}, {len(rows)} choices: mean regret {statistics.fmean(row[0] for row in rows):.2f}, "
+        f"random search {statistics.fmean(row[1] for row in rows):.2f}. Better than random search in "
+        f"{statistics.fmean(row[0] < row[1] for row in rows):.0%}, equal in "
+        f"{statistics.fmean(row[0] == row[1] for row in rows):.0%}. Stated in {len(known)}: the interval covers "
+        f"{statistics.fmean(covered):.0%}, mean {statistics.fmean(regret.expected for _, regret in known):.2f}. "
+        f"Time {min(row[3] for row in rows):.0%} to {max(row[3] for row in rows):.0%}."
+    )
+
+
+if __name__ == "__main__":
+    main()
