@@ -63,11 +63,11 @@ class IndexDatabase:
                 "it."
             )
         with storage.storage_errors(self.path):
-            folder.mkdir(parents=True, exist_ok=True)
+            storage.create_folder(folder)
         if not exists:
             _create(self.path)
         with self._errors():
-            self.connection = sqlite3.connect(
+            self.connection = storage.current_disk().connect(
                 self.path,
                 timeout=storage.SQLITE_SECONDS,
                 isolation_level=None,
@@ -195,7 +195,7 @@ def _create(path: Path) -> None:
 
     # A process that is killed meanwhile leaves no file that other processes would open.
     with storage.atomic_file(path) as part, storage.sqlite_errors(path):
-        connection = sqlite3.connect(part, isolation_level=None)
+        connection = storage.current_disk().connect(part, isolation_level=None)
         try:
             for statement in (*_STATEMENTS, *VOTES):
                 connection.execute(statement)

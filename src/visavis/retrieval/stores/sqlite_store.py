@@ -428,7 +428,8 @@ class SqliteStore:
             for path in folder.iterdir() if os.path.isdir(folder) else ():
                 if path.name not in kept and _OWN_FILES.fullmatch(path.name):
                     with suppress(StorageError, OSError):
-                        storage.remove_folder(path) if os.path.isdir(path) else path.unlink()
+                        remove = storage.current_disk().unlink
+                        (storage.remove_folder if os.path.isdir(path) else remove)(path)
 
     @contextmanager
     def _version(self) -> Iterator[ItemSnapshot]:
