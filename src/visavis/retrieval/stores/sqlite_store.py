@@ -150,7 +150,7 @@ class SqliteStore:
         self._intact_rows = dict[str, int]()
         self._has_coarse = False
         self._snapshot: tuple[int, ItemSnapshot] | None = None
-        self.database = IndexDatabase(self.folder, create=embedding_dim is not None)
+        self.database = IndexDatabase(self.folder, create=None if embedding_dim is None else {})
         try:
             self._open(embedding_dim)
         except BaseException:
