@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import os
 import random
 import shutil
 import tempfile
+import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -231,11 +233,8 @@ class History:
                 self.scheduler.run_all()
                 if not self.scheduler.problems:
                     self._check_end()
-        except Exception as error:  # noqa: BLE001 - a violation
-            import traceback
-
+        except Exception:  # noqa: BLE001 - a violation
             self.scheduler.fail(f"at the end: {traceback.format_exc()}")
-            del error
         finally:
             shutil.rmtree(root, ignore_errors=True)
         return self.scheduler.problems
@@ -248,8 +247,8 @@ class History:
             self._add_client(f"server{name}", self._serve, choose.randrange(2, 6))
         for number in range(choose.randrange(0, 5)):
             self._add_client(f"voter{number}", self._vote, choose.randrange(1, 6))
-        if choose.random() < 0.6:
-            self._add_client("switch", self._switch_queries, choose.randrange(1, 4))
+        if choose.random() < 0.7:
+            self._add_client("switch", self._switch_queries, choose.randrange(1, 5))
 
     def _add_client(self, name: str, work: Callable[..., None], count: int) -> None:
         """A client that does some work several times, over all of its lives."""
@@ -409,20 +408,25 @@ class History:
         elif kind == "verify":
             store.verify()
         else:
-            with closing(IndexDatabase(self.folder)) as database, database.reading():
-                manifest = storage.parse_json(
-                    (database.value(MANIFEST) or "").encode(), IndexManifest, "manifest"
-                )
-                content = database.value(SCALE)
-            active = manifest.query_model.fingerprint
-            self.fail(
-                f"query model {active}", self.active.check_read(start, self.now, active.__eq__)
-            )
-            if content is not None:
-                scale = storage.parse_json(content.encode(), ScoreScale, "scale")
-                if scale.fingerprint != active:
-                    self.fail("scale", f"of {scale.fingerprint}, and the model is {active}")
+            active = self._check_query_model()
+            problem = self.active.check_read(start, self.now, active.__eq__)
+            self.fail(f"query model {active}", problem)
         self.count(kind)
+
+    def _check_query_model(self) -> str:
+        """The fingerprint of the query model, which was written together with its scale."""
+        with closing(IndexDatabase(self.folder)) as database, database.reading():
+            content = (database.value(MANIFEST) or "").encode()
+            scale = database.value(SCALE)
+        manifest: IndexManifest = storage.parse_json(content, IndexManifest, "manifest")
+        active = manifest.query_model.fingerprint
+        found = ""
+        if scale is not None:
+            found = storage.parse_json(scale.encode(), ScoreScale, "scale").fingerprint
+        # Only the first model has no scale.
+        if found != active and (scale is not None or active != FINGERPRINTS[0]):
+            self.fail("scale", f"of {found!r}, and the query model is {active}")
+        return active
 
     # Votes
 
@@ -472,10 +476,9 @@ class History:
                 self.fail("items at the end", f"{state} instead of {self.items.current}")
             if index.manifest.digest != index.store.digest():
                 self.fail("digest at the end", f"{index.manifest.digest}")
-            active = index.manifest.query_model.fingerprint
-            self.fail(
-                "query model at the end", self.active.check_read(self.now, self.now, active.__eq__)
-            )
+            active = self._check_query_model()
+            problem = self.active.check_read(self.now, self.now, active.__eq__)
+            self.fail(f"query model {active} at the end", problem)
         with open_votes(folder) as table:
             records = [each for each in table.records() if isinstance(each, Judgment)]
         names = [each.vote for each in records]
@@ -563,6 +566,7 @@ def _small_limits() -> Iterator[None]:
         return ScoreScale(manifest.query_model.fingerprint, reason="none"), None
 
     with (
+        mock.patch.object(logging.getLogger(opening.__name__), "disabled", True),
         mock.patch.object(sqlite_store, "MIN_REMOVED_ROWS", 3),
         mock.patch.object(exact_search, "MIN_ROWS", 6),
         mock.patch.object(exact_search, "MIN_DIM", DIM),
