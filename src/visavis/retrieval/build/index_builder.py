@@ -524,6 +524,8 @@ def _open_or_create_manifest(
     """The manifest of an index of this model and source. A new one is written before any vector."""
     model_name = recorded_model(model)
     store = relative_store(folder, store) if store else None
+    # Of a process that was killed.
+    storage.remove_partial_files(folder)
     if not is_index(folder):
         late_interaction = retriever.matcher.late_interaction
         find_store_kind(store or OWN_STORE, late_interaction)
