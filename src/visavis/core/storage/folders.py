@@ -13,7 +13,13 @@ from itertools import count
 from pathlib import Path
 
 from visavis.core.errors import RefusedOverwrite, RunError, StorageError, closest_name
-from visavis.core.storage.writing import CHANGE_FOLDER, cannot_write, storage_errors
+from visavis.core.storage.writing import (
+    CHANGE_FOLDER,
+    cannot_write,
+    flush_folder,
+    make_folder,
+    storage_errors,
+)
 
 
 def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) -> Path:
@@ -36,7 +42,7 @@ def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) ->
                 "in it."
             )
         if not will_be_replaced:
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path)
         # The name appears with the content. Until then, its nearest folder shows what can be written.
         existing = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
         with tempfile.TemporaryFile(dir=existing):
@@ -86,7 +92,7 @@ def save_new_file(
     chosen = Path(stem if path is None else path)
     prefix = f".{chosen.name}."
     with storage_errors(chosen):
-        chosen.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(chosen.parent)
         with tempfile.TemporaryDirectory(prefix=prefix, suffix=".part", dir=chosen.parent) as part:
             content = Path(part) / chosen.name
             save(content)
@@ -113,6 +119,7 @@ def _place(content: Path, target: Path) -> bool:
         except FileExistsError:
             return False
         content.replace(target)
+    flush_folder(target.parent)
     return True
 
 
@@ -139,11 +146,12 @@ def create_numbered_folder(stem: str | Path) -> Path:
     """Create the first of the folders ``stem-1``, ``stem-2``, ... that does not exist."""
     stem = Path(stem)
     with storage_errors(stem):
-        stem.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(stem.parent)
         for number in count(1):
             folder = stem.with_name(f"{stem.name}-{number}")
             with suppress(FileExistsError):
                 folder.mkdir()
+                flush_folder(folder.parent)
                 break
     return folder
 
@@ -161,7 +169,7 @@ def folder_lock(
     lock = FileLock(_lock_file(path), timeout=-1 if wait else 0)
     subject = subject or path
     with storage_errors(subject):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         try:
             lock.acquire()
         except Timeout:

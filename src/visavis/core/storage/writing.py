@@ -118,16 +118,16 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
         os.close(handle)
         part = Path(name)
         try:
             yield part
-            _flush(part)
+            flush_path(part)
             part.chmod(0o644)
             _move(part, path)
-            _flush(path.parent)
+            flush_folder(path.parent)
         finally:
             part.unlink(missing_ok=True)
 
@@ -137,21 +137,22 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
     """Fill a temporary folder, which becomes ``path`` in one step on success."""
     path = Path(path)
     with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         part = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
         try:
             yield part
             for file in part.rglob("*"):
-                _flush(file)
-            _flush(part)
+                flush_path(file)
+            flush_path(part)
             part.chmod(0o755)
             _move(part, path)
-            _flush(path.parent)
+            flush_folder(path.parent)
         finally:
             shutil.rmtree(part, ignore_errors=True)
 
 
-def _flush(path: Path) -> None:
+def flush_path(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk."""
     # Windows flushes only files that are open for writing, and opens no folders.
     opens_folders = hasattr(os, "O_DIRECTORY")
     if not opens_folders and os.path.isdir(path):
@@ -166,7 +167,17 @@ def _flush(path: Path) -> None:
 def flush_folder(folder: Path) -> None:
     """Flush the names of new files of a folder to the disk. Windows has no such call."""
     if hasattr(os, "O_DIRECTORY"):
-        _flush(folder)
+        flush_path(folder)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and the missing ones above it. Their names are flushed to the disk, because a
+    flushed file in a folder without a name is lost with the power.
+    """
+    missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        flush_folder(folder.parent)
 
 
 def _move(source: Path, target: Path) -> None:
@@ -218,6 +229,7 @@ def append_json_line(path: str | Path, row: Any) -> None:
             written = 0
             while written < len(line):
                 written += log.write(line[written:])
+            os.fsync(log.fileno())
         except BaseException:
             log.truncate(end)
             raise
@@ -324,7 +336,7 @@ def create_array(path: str | Path, *, shape: tuple[int, ...], dtype: str) -> Non
 
     path = Path(path)
     with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         array = np.lib.format.open_memmap(path, mode="w+", shape=shape, dtype=np.dtype(dtype))
         start = array.offset
         row_bytes = array[:1].nbytes
@@ -346,7 +358,7 @@ def sqlite_database(path: str | Path) -> Iterator[sqlite3.Connection]:
     """
     path = Path(path)
     with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
     with (
         sqlite_errors(path),
         closing(sqlite3.connect(path, timeout=SQLITE_SECONDS)) as connection,
