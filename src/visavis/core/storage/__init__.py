@@ -15,6 +15,7 @@ from visavis.core.storage.cache import write_checksummed_json as write_checksumm
 from visavis.core.storage.folders import create_numbered_folder as create_numbered_folder
 from visavis.core.storage.folders import create_output_folder as create_output_folder
 from visavis.core.storage.folders import folder_lock as folder_lock
+from visavis.core.storage.folders import lock_file as lock_file
 from visavis.core.storage.folders import prepare_empty_folder as prepare_empty_folder
 from visavis.core.storage.folders import remove_folder as remove_folder
 from visavis.core.storage.folders import remove_lock as remove_lock

@@ -23,14 +23,17 @@ from visavis.core.storage.writing import (
 
 
 def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) -> Path:
-    """Create a folder that can be written to. An existing folder is accepted if it is empty. One that
-    ``atomic_folder`` will create later is only checked.
+    """Create a folder that can be written to. An existing folder is accepted if it is empty, except
+    for temporary files of a killed process, which are removed. One that ``atomic_folder`` will create
+    later is only checked.
     """
     path = Path(path)
     if re.search("[\0\ud800-\udfff]", str(path)):
         raise StorageError(f"{str(path)!r} cannot be a file name. Choose another folder.")
     try:
-        if os.path.lexists(path) and (not os.path.isdir(path) or any(path.iterdir())):
+        if os.path.lexists(path) and not (
+            os.path.isdir(path) and all(_PARTIAL_NAME.fullmatch(name) for name in os.listdir(path))
+        ):
             raise RefusedOverwrite(
                 f"{path} already exists and is not an empty folder. Nothing was changed. Choose "
                 "another folder."
@@ -41,6 +44,8 @@ def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) ->
                 f"{path} is a {kind} and cannot be replaced. Nothing was changed. Choose a folder "
                 "in it."
             )
+        if os.path.isdir(path):
+            remove_partial_files(path)
         if not will_be_replaced:
             make_folder(path)
         # The name appears with the content. Until then, its nearest folder shows what can be written.
@@ -49,6 +54,10 @@ def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) ->
             return path
     except OSError as error:
         raise cannot_write(path, f"{error.strerror or error}. {CHANGE_FOLDER}") from None
+
+
+_PARTIAL_NAME = re.compile(r"\..+\.[a-z0-9_]{8}\.part")
+"""Name of a temporary file or folder of ``atomic_file``, ``atomic_folder`` or ``remove_folder``."""
 
 
 @contextmanager
@@ -166,7 +175,7 @@ def folder_lock(
     from filelock import FileLock, Timeout
 
     path = Path(path)
-    lock = FileLock(_lock_file(path), timeout=-1 if wait else 0)
+    lock = FileLock(lock_file(path), timeout=-1 if wait else 0)
     subject = subject or path
     with storage_errors(subject):
         make_folder(path.parent)
@@ -186,10 +195,11 @@ def remove_lock(path: str | Path) -> None:
     """Remove the lock file of a path once no process will work on it again."""
     # A lock that is held and cannot be removed now is removed by its release.
     with suppress(OSError):
-        _lock_file(Path(path)).unlink()
+        lock_file(Path(path)).unlink()
 
 
-def _lock_file(path: Path) -> Path:
+def lock_file(path: Path) -> Path:
+    """Return the lock file of a path."""
     return path.parent / f".{path.name}.lock"
 
 

@@ -41,7 +41,7 @@ from visavis.training.recipes.recipe import build_recipe
 from visavis.training.runs.open_run import open_peer_network, open_run, read_run_recipe
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.stop_signals import Stopped, StopRequest
-from visavis.training.training_run import TrainingResult, resolve, resume_training, start_training
+from visavis.training.training_run import TrainingResult, resolve, resume_training, start_subfolder
 
 POLL_SECONDS = 0.3
 MAX_RUNS = 1000
@@ -176,11 +176,8 @@ def run_job(job: Job, progress: Progress) -> RunOutcome:
             if os.path.exists(folder.recipe) or os.path.exists(folder.ensemble):
                 result = resume_training(job.folder, RunContext(progress))
             else:
-                # A killed process may have left files of a folder that is not a run yet.
-                folder.remove()
-                storage.remove_partial_files(job.folder)
                 recipe = build_recipe(job.recipe_values, {}, job.setting)
-                result = start_training(resolve(recipe), job.folder, RunContext(progress))
+                result = start_subfolder(resolve(recipe), job.folder, RunContext(progress))
     except VisavisError as error:
         return RunOutcome(job.setting, job.seed, job.folder, failure=str(error))
     outcome = RunOutcome.from_result(job, result)
