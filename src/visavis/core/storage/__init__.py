@@ -57,6 +57,8 @@ from visavis.core.storage.writing import cannot_write as cannot_write
 from visavis.core.storage.writing import create_array as create_array
 from visavis.core.storage.writing import disk_full as disk_full
 from visavis.core.storage.writing import flush_folder as flush_folder
+from visavis.core.storage.writing import flush_path as flush_path
+from visavis.core.storage.writing import make_folder as make_folder
 from visavis.core.storage.writing import resumable as resumable
 from visavis.core.storage.writing import set_toml_value as set_toml_value
 from visavis.core.storage.writing import sqlite_database as sqlite_database
