@@ -48,7 +48,7 @@ def test_failed_start_removes_only_created_folders(recipe, tmp_path, monkeypatch
     assert sorted(path.name for path in tmp_path.iterdir()) == ["linked", "mine"]
 
 
-@pytest.mark.parametrize("name", ["environment.json", ".run.toml.k3_x9a0b.part"])
+@pytest.mark.parametrize("name", ["environment.json", ".run.toml.0a1b2c3d.part"])
 def test_start_replaces_what_a_killed_start_left(recipe, scenes, tmp_path, name):
     run = tmp_path / "run"
     run.mkdir()

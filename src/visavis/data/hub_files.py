@@ -301,8 +301,8 @@ def verify_hashes(name: str, files: Iterable[Path]) -> None:
             if digest != target.name:
                 # A link of the cache and its target: otherwise the next download would use the
                 # damaged file.
-                file.unlink()
-                target.unlink()
+                storage.current_disk().unlink(file)
+                storage.current_disk().unlink(target)
                 damaged.append(
                     f"{file.name}: expected SHA-256 {target.name[:12]}..., got {digest[:12]}..."
                 )
@@ -368,7 +368,7 @@ def fetch_hub_files(
 
     # A file that was cut short when the power failed is downloaded again.
     missing = [file for file in files if file.will_download or _is_damaged(file)]
-    storage.make_folder(Path(constants.HF_HUB_CACHE))
+    storage.create_folder(Path(constants.HF_HUB_CACHE))
     total = sum(file.file_size or 0 for file in missing)
     received = 0
 
@@ -429,7 +429,7 @@ def flush_repository(folder: Path) -> None:
         with storage.storage_errors(repository):
             for path in [repository.parent, repository, *repository.rglob("*")]:
                 if not path.is_symlink():
-                    storage.flush_path(path)
+                    storage.current_disk().sync_path(path)
 
 
 def _fetch_large_file(repository: str, kind: HubKind, file: Any, bar: type[Any] | None) -> None:
@@ -448,7 +448,7 @@ def _fetch_large_file(repository: str, kind: HubKind, file: Any, bar: type[Any] 
     part = target.with_name(f"{etag}.part")
     with storage.folder_lock(part, wait=True):
         if not os.path.exists(target):
-            with part.open("ab") as opened:
+            with storage.current_disk().open(part, "ab") as opened:
                 if opened.tell() > file.file_size:
                     opened.truncate(0)
                 http_get(
@@ -459,8 +459,8 @@ def _fetch_large_file(repository: str, kind: HubKind, file: Any, bar: type[Any] 
                     expected_size=file.file_size,
                     tqdm_class=bar,
                 )
-            storage.flush_path(part)
-            os.replace(part, target)
+            storage.current_disk().sync_path(part)
+            storage.move(part, target)
     storage.remove_lock(part)
 
 

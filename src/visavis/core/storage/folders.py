@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,11 +11,12 @@ from itertools import count
 from pathlib import Path
 
 from visavis.core.errors import RefusedOverwrite, RunError, StorageError, closest_name
+from visavis.core.storage.disk import current_disk
 from visavis.core.storage.writing import (
     CHANGE_FOLDER,
     cannot_write,
-    flush_folder,
-    make_folder,
+    create_folder,
+    part_of,
     storage_errors,
 )
 
@@ -47,7 +46,7 @@ def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) ->
         if os.path.isdir(path):
             remove_partial_files(path)
         if not will_be_replaced:
-            make_folder(path)
+            create_folder(path)
         # The name appears with the content. Until then, its nearest folder shows what can be written.
         existing = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
         with tempfile.TemporaryFile(dir=existing):
@@ -56,8 +55,8 @@ def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) ->
         raise cannot_write(path, f"{error.strerror or error}. {CHANGE_FOLDER}") from None
 
 
-_PARTIAL_NAME = re.compile(r"\..+\.[a-z0-9_]{8}\.part")
-"""Name of a temporary file or folder of ``atomic_file``, ``atomic_folder`` or ``remove_folder``."""
+_PARTIAL_NAME = re.compile(r"\..+\.[0-9a-f]{8}\.part")
+"""Name that ``part_of`` chooses."""
 
 
 @contextmanager
@@ -80,7 +79,7 @@ def create_output_folder(
         # The folders that were created for it. A folder that holds something stays.
         for created in [folder, *missing] if path is None else missing:
             with suppress(OSError):
-                created.rmdir()
+                current_disk().rmdir(created)
         raise
 
 
@@ -99,16 +98,19 @@ def save_new_file(
     if the file appeared during the work, its name is the first free ``stem-N``.
     """
     chosen = Path(stem if path is None else path)
-    prefix = f".{chosen.name}."
     with storage_errors(chosen):
-        make_folder(chosen.parent)
-        with tempfile.TemporaryDirectory(prefix=prefix, suffix=".part", dir=chosen.parent) as part:
-            content = Path(part) / chosen.name
+        create_folder(chosen.parent)
+        part = part_of(chosen)
+        try:
+            current_disk().mkdir(part, exist_ok=False)
+            content = part / chosen.name
             save(content)
             if path is not None and _place(content, chosen):
                 return chosen
             numbered = (chosen.with_stem(f"{chosen.stem}-{number}") for number in count(1))
             file = next(candidate for candidate in numbered if _place(content, candidate))
+        finally:
+            current_disk().rmtree(part)
     if path is not None:
         raise RefusedOverwrite(
             f"{path} already exists. Nothing was changed. The result is in {file}."
@@ -118,17 +120,18 @@ def save_new_file(
 
 def _place(content: Path, target: Path) -> bool:
     """Give a complete file its name, unless a file has it already."""
+    disk = current_disk()
     try:
-        os.link(content, target)
+        disk.link(content, target)
     except FileExistsError:
         return False
     except OSError:  # a file system without hard links
         try:
-            target.touch(exist_ok=False)
+            disk.open(target, "xb").close()
         except FileExistsError:
             return False
-        content.replace(target)
-    flush_folder(target.parent)
+        disk.replace(content, target)
+    disk.sync_path(target.parent)
     return True
 
 
@@ -155,12 +158,12 @@ def create_numbered_folder(stem: str | Path) -> Path:
     """Create the first of the folders ``stem-1``, ``stem-2``, ... that does not exist."""
     stem = Path(stem)
     with storage_errors(stem):
-        make_folder(stem.parent)
+        create_folder(stem.parent)
         for number in count(1):
             folder = stem.with_name(f"{stem.name}-{number}")
             with suppress(FileExistsError):
-                folder.mkdir()
-                flush_folder(folder.parent)
+                current_disk().mkdir(folder, exist_ok=False)
+                current_disk().sync_path(folder.parent)
                 break
     return folder
 
@@ -172,19 +175,15 @@ def folder_lock(
     """Hold the lock of a path, so that one process at a time works on it. A crash releases the
     lock.
     """
-    from filelock import FileLock, Timeout
-
     path = Path(path)
-    lock = FileLock(lock_file(path), timeout=-1 if wait else 0)
     subject = subject or path
     with storage_errors(subject):
-        make_folder(path.parent)
-        try:
-            lock.acquire()
-        except Timeout:
+        create_folder(path.parent)
+        lock = current_disk().lock(lock_file(path), wait=wait)
+        if lock is None:
             raise RunError(
                 f"{subject} is locked by another process. Wait until it ends, or stop it first."
-            ) from None
+            )
     try:
         yield
     finally:
@@ -195,7 +194,7 @@ def remove_lock(path: str | Path) -> None:
     """Remove the lock file of a path once no process will work on it again."""
     # A lock that is held and cannot be removed now is removed by its release.
     with suppress(OSError):
-        lock_file(Path(path)).unlink()
+        current_disk().unlink(lock_file(Path(path)))
 
 
 def lock_file(path: Path) -> Path:
@@ -207,10 +206,10 @@ def remove_partial_files(folder: str | Path) -> None:
     """Remove temporary files and folders that a killed process left behind."""
     for part in list(Path(folder).rglob(".*.part")):
         if os.path.isdir(part):
-            shutil.rmtree(part, ignore_errors=True)
+            current_disk().rmtree(part)
         else:
             with suppress(PermissionError):  # Windows keeps files that another process has open
-                part.unlink(missing_ok=True)
+                current_disk().unlink(part)
 
 
 def remove_folder(path: str | Path) -> None:
@@ -218,7 +217,7 @@ def remove_folder(path: str | Path) -> None:
     path = Path(path)
     # Under another name first, so that a folder that cannot be removed stays complete. Windows keeps
     # files that another process maps, and a later removal may succeed.
-    removed = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    removed = part_of(path)
     with suppress(OSError):
-        path.rename(removed)
-        shutil.rmtree(removed, ignore_errors=True)
+        current_disk().replace(path, removed)
+        current_disk().rmtree(removed)

@@ -127,8 +127,8 @@ def download_hub_model(name: str, on_bytes: OnBytes | None = None) -> Path:
         verify_hashes(name, sorted(folder.iterdir()))
     flush_repository(folder)
     if cached is None:
-        unfinished.unlink(missing_ok=True)
-        storage.flush_folder(unfinished.parent)
+        storage.current_disk().unlink(unfinished)
+        storage.current_disk().sync_path(unfinished.parent)
     return folder
 
 

@@ -129,7 +129,7 @@ class RunFolder:
             own = {lock.name, self.environment.name}
             if any(name not in own for name in os.listdir(self.path) if not name.endswith(".part")):
                 return
-            self.environment.unlink(missing_ok=True)
+            storage.current_disk().unlink(self.environment)
         storage.remove_lock(self.lock)
 
     def remove(self) -> None:
@@ -142,7 +142,7 @@ class RunFolder:
             self.result,
             self.trackers,
         ):
-            file.unlink(missing_ok=True)
+            storage.current_disk().unlink(file)
         for folder in (self.model, self.peer, self.checkpoints, self.tensorboard, self.wandb):
             storage.remove_folder(folder)
         storage.remove_lock(self.lock)
