@@ -582,6 +582,8 @@ def _train_members(plan: TrainingPlan, folder: Path, context: RunContext) -> Tra
                 raise Stopped(str(folder), stopped.signal) from None
 
         group.barrier()  # until rank 0 has written the models
+        if group.is_first:
+            storage.remove_partial_files(folder)
         settings = plan.recipe.evaluation
         options = EvaluationOptions(
             protocol="plain", split=settings.validation, max_images=settings.validation_images
