@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -185,6 +186,8 @@ def folder_lock(
                 f"{subject} is locked by another process. Wait until it ends, or stop it first."
             )
     try:
+        # What a killed process did not complete: a reserved array of a cache can be large.
+        _remove_parts(path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.part"))
         yield
     finally:
         lock.release()
@@ -204,7 +207,11 @@ def lock_file(path: Path) -> Path:
 
 def remove_partial_files(folder: str | Path) -> None:
     """Remove temporary files and folders that a killed process left behind."""
-    for part in list(Path(folder).rglob(".*.part")):
+    _remove_parts(Path(folder).rglob(".*.part"))
+
+
+def _remove_parts(parts: Iterable[Path]) -> None:
+    for part in list(parts):
         if os.path.isdir(part):
             current_disk().rmtree(part)
         else:
