@@ -301,8 +301,8 @@ def verify_hashes(name: str, files: Iterable[Path]) -> None:
             if digest != target.name:
                 # A link of the cache and its target: otherwise the next download would use the
                 # damaged file.
-                file.unlink()
-                target.unlink()
+                storage.current_disk().unlink(file)
+                storage.current_disk().unlink(target)
                 damaged.append(
                     f"{file.name}: expected SHA-256 {target.name[:12]}..., got {digest[:12]}..."
                 )
@@ -424,7 +424,7 @@ def _fetch_large_file(repository: str, kind: HubKind, file: Any, bar: type[Any] 
     part = target.with_name(f"{etag}.part")
     with storage.folder_lock(part, wait=True):
         if not os.path.exists(target):
-            with part.open("ab") as opened:
+            with storage.current_disk().open(part, "ab") as opened:
                 if opened.tell() > file.file_size:
                     opened.truncate(0)
                 http_get(
@@ -435,7 +435,8 @@ def _fetch_large_file(repository: str, kind: HubKind, file: Any, bar: type[Any] 
                     expected_size=file.file_size,
                     tqdm_class=bar,
                 )
-            os.replace(part, target)
+            storage.current_disk().sync_path(part)
+            storage.move(part, target)
     storage.remove_lock(part)
 
 

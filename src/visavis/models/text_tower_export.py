@@ -327,7 +327,7 @@ def _write_graph(model: Retriever, folder: Path) -> tuple[str, ...]:
     # A graph of more than 2 GiB has a file for each weight.
     for file in folder.iterdir():
         if file.name not in {GRAPH_FILE, WEIGHTS_FILE}:
-            file.unlink()
+            storage.current_disk().unlink(file)
     return inputs
 
 
@@ -367,10 +367,10 @@ def _quantize(folder: Path) -> None:
         )
     finally:
         root.setLevel(level)
-    (folder / GRAPH_FILE).unlink()
-    (folder / WEIGHTS_FILE).unlink()
+    for name in (GRAPH_FILE, WEIGHTS_FILE):
+        storage.current_disk().unlink(folder / name)
     _save_optimized(quantized, folder, onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL)
-    quantized.unlink()
+    storage.current_disk().unlink(quantized)
 
 
 @contextmanager
@@ -529,15 +529,16 @@ def quantize_text_tower(index: Path, model: Retriever, progress: Progress) -> No
         write_text_tower(model, quantized, int8=True)
     # Until the last step, the index has one of both.
     storage.remove_folder(folder)
-    quantized.replace(folder)
+    storage.move(quantized, folder)
 
 
 def _link(source: Path, target: Path) -> None:
     """Give a file a second name, or copy it to another file system."""
     try:
-        os.link(source, target)
+        storage.current_disk().link(source, target)
     except OSError:
-        shutil.copyfile(source, target)
+        with open(source, "rb") as read, storage.current_disk().open(target, "wb") as written:
+            shutil.copyfileobj(read, written)
 
 
 def remove_text_towers(index: Path, used: Sequence[str]) -> None:

@@ -71,6 +71,8 @@ if TYPE_CHECKING:
     from visavis.retrieval.stores.set_codec import SetCodec
 
 CODEC_FILE = "codec.npy"
+MANIFEST = "manifest"
+"""Name of the manifest in the database of an index."""
 CORRECTION_FILE = "correction.safetensors"
 OWN_STORE = "."
 """Location of the store in the folder of the index."""
@@ -522,7 +524,7 @@ def read_manifest(folder: Path) -> IndexManifest:
     try:
         with closing(IndexDatabase(folder)) as database:
             # Without a value, the parser reports the empty text.
-            content = database.value("manifest") or ""
+            content = database.value(MANIFEST) or ""
         manifest: IndexManifest = storage.parse_json(
             content.encode(), IndexManifest, f"{folder / DATABASE}: manifest", error=RunError
         )
@@ -550,14 +552,15 @@ def read_manifest(folder: Path) -> IndexManifest:
 
 
 def write_manifest(folder: Path, manifest: IndexManifest) -> None:
-    """Write the manifest of an index."""
-    with closing(IndexDatabase(folder, create=True)) as database:
+    """Write the manifest of an index. A new database appears together with it."""
+    values = {MANIFEST: json.dumps(asdict(manifest))}
+    with closing(IndexDatabase(folder, create=values)) as database:
         set_manifest(database, manifest)
 
 
 def set_manifest(database: IndexDatabase, manifest: IndexManifest) -> None:
     """Write the manifest into the database of its index."""
-    database.set_value("manifest", json.dumps(asdict(manifest)))
+    database.set_value(MANIFEST, json.dumps(asdict(manifest)))
 
 
 def is_index(folder: str | Path) -> bool:

@@ -351,7 +351,7 @@ def start_training(
             if group.is_first and not any(
                 os.path.exists(RunFolder(path / name).recipe) for name in plan.members
             ):
-                file.unlink()
+                storage.current_disk().unlink(file)
 
 
 def resume_training(folder: Path, context: RunContext | None = None) -> TrainingResult:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,7 +11,14 @@ from itertools import count
 from pathlib import Path
 
 from visavis.core.errors import RefusedOverwrite, RunError, StorageError, closest_name
-from visavis.core.storage.writing import CHANGE_FOLDER, cannot_write, storage_errors
+from visavis.core.storage.disk import current_disk
+from visavis.core.storage.writing import (
+    CHANGE_FOLDER,
+    cannot_write,
+    create_folder,
+    part_of,
+    storage_errors,
+)
 
 
 def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) -> Path:
@@ -36,7 +41,7 @@ def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) ->
                 "in it."
             )
         if not will_be_replaced:
-            path.mkdir(parents=True, exist_ok=True)
+            create_folder(path)
         # The name appears with the content. Until then, its nearest folder shows what can be written.
         existing = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
         with tempfile.TemporaryFile(dir=existing):
@@ -65,7 +70,7 @@ def create_output_folder(
         # The folders that were created for it. A folder that holds something stays.
         for created in [folder, *missing] if path is None else missing:
             with suppress(OSError):
-                created.rmdir()
+                current_disk().rmdir(created)
         raise
 
 
@@ -84,16 +89,19 @@ def save_new_file(
     if the file appeared during the work, its name is the first free ``stem-N``.
     """
     chosen = Path(stem if path is None else path)
-    prefix = f".{chosen.name}."
     with storage_errors(chosen):
-        chosen.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=prefix, suffix=".part", dir=chosen.parent) as part:
-            content = Path(part) / chosen.name
+        create_folder(chosen.parent)
+        part = part_of(chosen)
+        try:
+            current_disk().mkdir(part, exist_ok=False)
+            content = part / chosen.name
             save(content)
             if path is not None and _place(content, chosen):
                 return chosen
             numbered = (chosen.with_stem(f"{chosen.stem}-{number}") for number in count(1))
             file = next(candidate for candidate in numbered if _place(content, candidate))
+        finally:
+            current_disk().rmtree(part)
     if path is not None:
         raise RefusedOverwrite(
             f"{path} already exists. Nothing was changed. The result is in {file}."
@@ -103,16 +111,18 @@ def save_new_file(
 
 def _place(content: Path, target: Path) -> bool:
     """Give a complete file its name, unless a file has it already."""
+    disk = current_disk()
     try:
-        os.link(content, target)
+        disk.link(content, target)
     except FileExistsError:
         return False
     except OSError:  # a file system without hard links
         try:
-            target.touch(exist_ok=False)
+            disk.open(target, "xb").close()
         except FileExistsError:
             return False
-        content.replace(target)
+        disk.replace(content, target)
+    disk.sync_path(target.parent)
     return True
 
 
@@ -139,11 +149,11 @@ def create_numbered_folder(stem: str | Path) -> Path:
     """Create the first of the folders ``stem-1``, ``stem-2``, ... that does not exist."""
     stem = Path(stem)
     with storage_errors(stem):
-        stem.parent.mkdir(parents=True, exist_ok=True)
+        create_folder(stem.parent)
         for number in count(1):
             folder = stem.with_name(f"{stem.name}-{number}")
             with suppress(FileExistsError):
-                folder.mkdir()
+                current_disk().mkdir(folder, exist_ok=False)
                 break
     return folder
 
@@ -155,19 +165,15 @@ def folder_lock(
     """Hold the lock of a path, so that one process at a time works on it. A crash releases the
     lock.
     """
-    from filelock import FileLock, Timeout
-
     path = Path(path)
-    lock = FileLock(_lock_file(path), timeout=-1 if wait else 0)
     subject = subject or path
     with storage_errors(subject):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire()
-        except Timeout:
+        create_folder(path.parent)
+        lock = current_disk().lock(_lock_file(path), wait=wait)
+        if lock is None:
             raise RunError(
                 f"{subject} is locked by another process. Wait until it ends, or stop it first."
-            ) from None
+            )
     try:
         yield
     finally:
@@ -178,7 +184,7 @@ def remove_lock(path: str | Path) -> None:
     """Remove the lock file of a path once no process will work on it again."""
     # A lock that is held and cannot be removed now is removed by its release.
     with suppress(OSError):
-        _lock_file(Path(path)).unlink()
+        current_disk().unlink(_lock_file(Path(path)))
 
 
 def _lock_file(path: Path) -> Path:
@@ -189,10 +195,10 @@ def remove_partial_files(folder: str | Path) -> None:
     """Remove temporary files and folders that a killed process left behind."""
     for part in list(Path(folder).rglob(".*.part")):
         if os.path.isdir(part):
-            shutil.rmtree(part, ignore_errors=True)
+            current_disk().rmtree(part)
         else:
             with suppress(PermissionError):  # Windows keeps files that another process has open
-                part.unlink(missing_ok=True)
+                current_disk().unlink(part)
 
 
 def remove_folder(path: str | Path) -> None:
@@ -200,7 +206,7 @@ def remove_folder(path: str | Path) -> None:
     path = Path(path)
     # Under another name first, so that a folder that cannot be removed stays complete. Windows keeps
     # files that another process maps, and a later removal may succeed.
-    removed = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    removed = part_of(path)
     with suppress(OSError):
-        path.rename(removed)
-        shutil.rmtree(removed, ignore_errors=True)
+        current_disk().replace(path, removed)
+        current_disk().rmtree(removed)

@@ -4,7 +4,6 @@ that it helps.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -67,8 +66,7 @@ def correct_index(
     ):
         if not correction:
             for name in (CORRECTION_FILE, BANK_FILE):
-                with suppress(FileNotFoundError):
-                    os.remove(folder / name)
+                storage.current_disk().unlink(folder / name)
             return None
         index = open_index(folder, store=store, memory=memory)
         with closing(index.store):

@@ -150,7 +150,7 @@ class SqliteStore:
         self._intact_rows = dict[str, int]()
         self._has_coarse = False
         self._snapshot: tuple[int, ItemSnapshot] | None = None
-        self.database = IndexDatabase(self.folder, create=embedding_dim is not None)
+        self.database = IndexDatabase(self.folder, create=None if embedding_dim is None else {})
         try:
             self._open(embedding_dim)
         except BaseException:
@@ -428,7 +428,8 @@ class SqliteStore:
             for path in folder.iterdir() if os.path.isdir(folder) else ():
                 if path.name not in kept and _OWN_FILES.fullmatch(path.name):
                     with suppress(StorageError, OSError):
-                        storage.remove_folder(path) if os.path.isdir(path) else path.unlink()
+                        remove = storage.current_disk().unlink
+                        (storage.remove_folder if os.path.isdir(path) else remove)(path)
 
     @contextmanager
     def _version(self) -> Iterator[ItemSnapshot]:

@@ -127,7 +127,7 @@ class RunFolder:
             self.result,
             self.trackers,
         ):
-            file.unlink(missing_ok=True)
+            storage.current_disk().unlink(file)
         for folder in (self.model, self.peer, self.checkpoints, self.tensorboard, self.wandb):
             storage.remove_folder(folder)
         storage.remove_lock(self.lock)
