@@ -19,11 +19,16 @@ from tests.fixtures.recipes import write_recipe
 import visavis
 from visavis.core.errors import VisavisError
 from visavis.data.synthetic import write_synthetic_scenes
+from visavis.models.text_tower import GRAPH_FILE, TOWERS_FOLDER, missing_reason, tower_folder
+from visavis.retrieval.calibrate.index_correction import read_correction_file
+from visavis.retrieval.index_folder import CORRECTION_FILE
 from visavis.retrieval.items import NO_FILTER
 from visavis.retrieval.open_index import open_index
 from visavis.retrieval.search import SearchQuery, search_collection
 
 TEXT = "a red circle"
+CORRECTION = "QueryBankNorm()"
+LATE_BYTES = "200B"
 View = dict[str, Any]
 
 
@@ -43,6 +48,15 @@ def inputs() -> Path:
     )
     write_recipe(root / "tiny.toml", model={"embedding_dim": 8})
     visavis.train(root / "tiny.toml", data=root / "scenes", out=root / "run")
+    write_recipe(
+        root / "late.toml",
+        visual={"granularity": "regions"},
+        model={"kind": "MaxSim", "embedding_dim": 16, "word_dim": 4},
+    )
+    visavis.train(root / "late.toml", data=root / "scenes", out=root / "late")
+    visavis.index(root / "run", root / "scenes", out=root / "index")
+    changes = {"epochs": 1}
+    visavis.train(data=root / "scenes", index=root / "index", out=root / "words", overrides=changes)
     return root
 
 
@@ -81,10 +95,28 @@ def view(folder: Path) -> View:
                 for item, vector in zip(items, vectors, strict=True)
             },
             "queries": index.manifest.query_model.fingerprint,
+            "source": index.manifest.source,
             "finished": not index.is_unfinished,
+            "tower": _tower(folder, index.manifest.query_model.fingerprint),
+            "correction": _correction(folder),
             "scale": None if scale is None else scale.fingerprint,
             "hits": {hit.key: (hit.score, hit.match_probability) for hit in results.hits},
         }
+
+
+def _tower(folder: Path, fingerprint: str) -> int:
+    """Size of the graph of a text tower, by which both precisions differ. 0: it is missing."""
+    if missing_reason(folder, fingerprint):
+        return 0
+    return (tower_folder(folder, fingerprint) / GRAPH_FILE).stat().st_size
+
+
+def _correction(folder: Path) -> tuple[object, ...]:
+    """Settings and biases of the correction of an index."""
+    if not (folder / CORRECTION_FILE).exists():
+        return ()
+    arrays, settings = read_correction_file(folder / CORRECTION_FILE)
+    return settings.correction, settings.is_on, arrays["bias"]
 
 
 def same(left: Any, right: Any) -> bool:
@@ -113,7 +145,7 @@ class IndexCase:
 
     Attributes:
         make: Makes the state before the command.
-        arguments: Arguments of ``visavis`` for a folder.
+        arguments: Words of the command for a folder.
         finish: Does the operation again, as the next writer.
         view: What a reader sees.
         is_new: Whether the index does not exist before.
@@ -143,7 +175,7 @@ class IndexCase:
 
     def command(self, folder: Path) -> Sequence[str]:
         """The command on a folder."""
-        return ["visavis", *map(str, self.arguments(folder))]
+        return list(map(str, self.arguments(folder)))
 
     def check(self, folder: Path, acknowledged: str) -> None:
         """Read the index, then do the operation again."""
@@ -189,8 +221,21 @@ def update(folder: Path) -> object:
     return visavis.index(inputs() / "run", folder / "photos", out=folder / "index")
 
 
-def _index_arguments(folder: Path) -> Sequence[object]:
-    return ["index", inputs() / "run", folder / "photos", "--out", folder / "index"]
+def _update_arguments(folder: Path) -> Sequence[object]:
+    return ["visavis", "index", inputs() / "run", folder / "photos", "--out", folder / "index"]
+
+
+def _compact_arguments(folder: Path) -> Sequence[object]:
+    return ["python", "-m", "tests.crashes.index_commands", "compact", *_update_arguments(folder)]
+
+
+def _on_index(*words: object) -> Callable[[Path], Sequence[object]]:
+    """Arguments of a command of ``visavis indexes``."""
+    return lambda folder: ["visavis", "indexes", words[0], folder / "index", *words[1:]]
+
+
+def _copy_photos(folder: Path) -> None:
+    copy_photos(folder, images()[:16])
 
 
 def _change_photos(folder: Path) -> None:
@@ -203,14 +248,142 @@ def _change_photos(folder: Path) -> None:
     files[2].write_bytes(images()[25].read_bytes())
 
 
+def _remove_photos(folder: Path, count: int) -> None:
+    make_index(folder)
+    for file in sorted((folder / "photos").iterdir())[:count]:
+        file.unlink()
+
+
+def _move_photos(folder: Path) -> None:
+    make_index(folder)
+    (folder / "photos").rename(folder / "moved")
+
+
+def _without_tower(folder: Path) -> None:
+    make_index(folder)
+    shutil.rmtree(folder / "index" / TOWERS_FOLDER)
+
+
+def _with_queries(folder: Path) -> None:
+    index = make_index(folder)
+    visavis.indexes_use_queries(index, inputs() / "words")
+
+
+def _with_correction(folder: Path) -> None:
+    index = make_index(folder)
+    visavis.indexes_correct(index, CORRECTION)
+
+
+def _update_with_correction(folder: Path) -> None:
+    _with_correction(folder)
+    copy_photos(folder, images()[20:23])
+
+
+def _without_probabilities(folder: Path) -> None:
+    visavis.indexes_calibrate(make_index(folder), "off")
+
+
+def _late_index(folder: Path) -> None:
+    photos = copy_photos(folder, images()[:16])
+    visavis.index(inputs() / "late", photos, out=folder / "index")
+
+
+add("index: new", IndexCase(_copy_photos, _update_arguments, update, is_new=True, is_gradual=True))
+add("index: update", IndexCase(_change_photos, _update_arguments, update, is_gradual=True))
 add(
-    "index: new",
+    "index: delete",
+    IndexCase(lambda folder: _remove_photos(folder, 3), _update_arguments, update, is_gradual=True),
+)
+add(
+    "index: compaction",
     IndexCase(
-        lambda folder: copy_photos(folder, images()[:16]),
-        _index_arguments,
-        update,
-        is_new=True,
+        lambda folder: _remove_photos(folder, 7), _compact_arguments, update, is_gradual=True
+    ),
+)
+add(
+    "index: prune",
+    IndexCase(
+        lambda folder: _remove_photos(folder, 12),
+        _on_index("prune"),
+        lambda folder: visavis.indexes_prune(folder / "index"),
         is_gradual=True,
     ),
 )
-add("index: update", IndexCase(_change_photos, _index_arguments, update, is_gradual=True))
+add(
+    "index: move",
+    IndexCase(
+        _move_photos,
+        lambda folder: [*_on_index("move")(folder), folder / "moved"],
+        lambda folder: visavis.indexes_move(folder / "index", folder / "moved"),
+        is_gradual=True,
+    ),
+)
+add("text tower: new", IndexCase(_without_tower, _update_arguments, update))
+add(
+    "text tower: 8 bits",
+    IndexCase(
+        make_index,
+        _on_index("use-queries", "items", "--int8"),
+        lambda folder: visavis.indexes_use_queries(folder / "index", "items", int8=True),
+    ),
+)
+add(
+    "query model: new",
+    IndexCase(
+        make_index,
+        lambda folder: _on_index("use-queries", inputs() / "words")(folder),
+        lambda folder: visavis.indexes_use_queries(folder / "index", inputs() / "words"),
+    ),
+)
+add(
+    "query model: items",
+    IndexCase(
+        _with_queries,
+        _on_index("use-queries", "items"),
+        lambda folder: visavis.indexes_use_queries(folder / "index", "items"),
+    ),
+)
+add(
+    "correction: new",
+    IndexCase(
+        make_index,
+        _on_index("correct", CORRECTION),
+        lambda folder: visavis.indexes_correct(folder / "index", CORRECTION),
+    ),
+)
+add(
+    "correction: update",
+    IndexCase(_update_with_correction, _update_arguments, update, is_gradual=True),
+)
+add(
+    "correction: remove",
+    IndexCase(
+        _with_correction,
+        _on_index("correct", "none"),
+        lambda folder: visavis.indexes_correct(folder / "index", "none"),
+    ),
+)
+add(
+    "calibration: off",
+    IndexCase(
+        make_index,
+        _on_index("calibrate", "off"),
+        lambda folder: visavis.indexes_calibrate(folder / "index", "off"),
+    ),
+)
+add(
+    "calibration: collection",
+    IndexCase(
+        _without_probabilities,
+        _on_index("calibrate", "collection"),
+        lambda folder: visavis.indexes_calibrate(folder / "index", "collection"),
+    ),
+)
+add(
+    "index: compress",
+    IndexCase(
+        _late_index,
+        _on_index("compress", LATE_BYTES),
+        lambda folder: visavis.indexes_compress(folder / "index", LATE_BYTES),
+    ),
+)
