@@ -25,7 +25,7 @@ import torch
 
 from visavis.core import storage
 from visavis.core.child_processes import current_folder_excluded
-from visavis.core.errors import RunError, VisavisError
+from visavis.core.errors import RunError, StorageError, VisavisError
 from visavis.core.fields import validate_int
 from visavis.core.progress import NoProgress, Progress
 from visavis.core.run_context import RunContext
@@ -165,7 +165,7 @@ def read_outcome(job: Job) -> RunOutcome | None:
 
 def run_job(job: Job, progress: Progress) -> RunOutcome:
     """Return the outcome of a job, and train the run if it is not finished. An error of the
-    training is its ``failure``.
+    training is its ``failure``, except for an error of the disk.
     """
     if (outcome := read_outcome(job)) is not None:
         return outcome
@@ -178,6 +178,9 @@ def run_job(job: Job, progress: Progress) -> RunOutcome:
             else:
                 recipe = build_recipe(job.recipe_values, {}, job.setting)
                 result = start_subfolder(resolve(recipe), job.folder, RunContext(progress))
+    except StorageError:
+        # A full disk is not a failure of the setting, which a comparison would leave out.
+        raise
     except VisavisError as error:
         return RunOutcome(job.setting, job.seed, job.folder, failure=str(error))
     outcome = RunOutcome.from_result(job, result)
