@@ -16,6 +16,7 @@ from visavis.core.storage.writing import (
     CHANGE_FOLDER,
     cannot_write,
     create_folder,
+    move,
     part_of,
     storage_errors,
 )
@@ -193,12 +194,26 @@ def _lock_file(path: Path) -> Path:
 
 def remove_partial_files(folder: str | Path) -> None:
     """Remove temporary files and folders that a killed process left behind."""
-    for part in list(Path(folder).rglob(".*.part")):
+    # safetensors writes to a temporary file of its own first.
+    parts = [path for name in (".*.part", ".tmp??????") for path in Path(folder).rglob(name)]
+    for part in parts:
         if os.path.isdir(part):
             current_disk().rmtree(part)
         else:
             with suppress(PermissionError):  # Windows keeps files that another process has open
                 current_disk().unlink(part)
+
+
+def replace_folder(source: Path, target: Path) -> None:
+    """Rename a folder over another one, also on the disk. A process that is killed between two
+    renames leaves only the new one, under its old name.
+    """
+    removed = part_of(target)
+    with storage_errors(target):
+        if os.path.lexists(target):
+            current_disk().replace(target, removed)
+        move(source, target)
+        current_disk().rmtree(removed)
 
 
 def remove_folder(path: str | Path) -> None:
