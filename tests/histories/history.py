@@ -204,6 +204,8 @@ class History:
         self.is_created = False
         self.num_updates = 0
         self.counts = dict[str, int]()
+        # The last state of each server, by the choices of its client.
+        self.served = dict[random.Random, ServedIndex]()
 
     def fail(self, what: str, problem: str | None) -> None:
         """Record a violation, if there is one."""
@@ -272,6 +274,8 @@ class History:
     def _update_once(self, choose: random.Random) -> None:
         """One update of the index, in the order of ``build_index``."""
         folder = self.folder
+        if not is_index(folder) and not is_free_folder(folder) and not is_index(folder):
+            self.fail("an update is refused", f"{sorted(os.listdir(folder))}")
         try:
             with storage.folder_lock(folder / "index", wait=False, subject=folder):
                 self._update(choose)
@@ -284,8 +288,6 @@ class History:
         folder = self.folder
         storage.remove_partial_files(folder)
         if not is_index(folder):
-            if not is_free_folder(folder):
-                raise AssertionError(f"not free: {sorted(os.listdir(folder))}")
             write_manifest(folder, _new_manifest())
         self.is_created = True
         manifest = read_manifest(folder)
@@ -376,10 +378,11 @@ class History:
                 opened["served"] = ServedIndex(index, "index")
                 self.count("open")
             served = opened["served"]
+            self.served[choose] = served
             newer = served.newer() if choose.random() < 0.6 else None
             if newer is not None:
                 served.index.close()
-                opened["served"] = served = newer
+                self.served[choose] = opened["served"] = served = newer
                 self.count("newer")
         except RunError as error:
             # Before the first update has ended.
@@ -465,10 +468,21 @@ class History:
 
     # The end
 
+    def _check_servers(self) -> None:
+        """Each server finds the last update, if it was completed."""
+        for served in self.served.values():
+            final = read_manifest(self.folder)
+            newer = None if final.digest is None else served.newer()
+            if newer is not None:
+                newer.index.close()
+            elif final.digest is not None and served.index.manifest != final:
+                self.fail("server at the end", "it does not find the last update")
+
     def _check_end(self) -> None:
         """One more update, then compare all with the model."""
-        self._update_once(random.Random(self.seed))
         folder = self.folder
+        self._check_servers()
+        self._update_once(random.Random(self.seed))
         with closing(open_index(folder, encoder=QueryModel(FINGERPRINTS[0]))) as index:  # type: ignore[arg-type]
             index.store.verify()
             state = _state(*index.store.all_items())

@@ -114,6 +114,18 @@ BUGS = (
         "if encoder is None:",
     ),
     PlantedBug(
+        "a folder is refused after a killed creation",
+        "retrieval/index_folder.py",
+        '(".lock", ".part")',
+        '".lock"',
+    ),
+    PlantedBug(
+        "an index is opened with one try",
+        "retrieval/open_index.py",
+        "            if was_equal and newer == manifest:\n",
+        "            if True:\n",
+    ),
+    PlantedBug(
         "updates do not exclude each other",
         "core/storage/folders.py",
         'return path.parent / f".{path.name}.lock"',

@@ -208,7 +208,7 @@ class Scheduler:
             client.blocked_at = None
             self.steps += 1
             client.steps += 1
-        self.now_ns += self.random.randrange(2_000_000)
+        self.now_ns += self.random.randrange(200_000)
         self.calls += 1
         if self.calls > MAX_STEPS:
             client.die()
