@@ -294,6 +294,7 @@ class History:
         with closing(open_index_store(folder, manifest, create=True)) as store:
             found = _state(*store.all_items())
             self.fail("content before an update", self.items.resolve(found, self.now))
+            store.verify()
             write_manifest(folder, replace(manifest, digest=None))
             for _ in range(choose.randrange(1, 4)):
                 self._change(store, choose)
