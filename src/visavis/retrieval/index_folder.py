@@ -7,8 +7,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -579,8 +579,18 @@ def is_free_folder(folder: Path) -> bool:
     # A lock file remains where an update was refused before it wrote anything, and a part of the
     # database where a process was killed before.
     return os.path.isdir(folder) and all(
-        file.name.endswith((".lock", ".part")) for file in folder.iterdir()
+        re.fullmatch(r".*\.lock|\..*\.part", file.name) for file in folder.iterdir()
     )
+
+
+@contextmanager
+def index_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of an index to change it, without waiting. What a killed process left is
+    removed.
+    """
+    with storage.folder_lock(folder / "index", wait=False, subject=folder):
+        storage.remove_partial_files(folder)
+        yield
 
 
 def store_location(store: str | Path) -> str:
