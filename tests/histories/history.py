@@ -36,6 +36,7 @@ from visavis.retrieval.index_folder import (
     MANIFEST,
     IndexManifest,
     IndexModel,
+    index_lock,
     is_free_folder,
     is_index,
     open_index_store,
@@ -228,7 +229,7 @@ class History:
         self.folder = root / "index"
         disk = SimulatedDisk(self.scheduler)
         try:
-            with storage.replaced_disk(disk), _small_limits():
+            with storage.replaced_disk(disk), _small_limits(self):
                 if self.random.random() < 0.7:
                     self._update_once(self.random)
                 self._add_clients()
@@ -277,7 +278,7 @@ class History:
         if not is_index(folder) and not is_free_folder(folder) and not is_index(folder):
             self.fail("an update is refused", f"{sorted(os.listdir(folder))}")
         try:
-            with storage.folder_lock(folder / "index", wait=False, subject=folder):
+            with index_lock(folder):
                 self._update(choose)
         except RunError as error:
             if "is locked by another process" not in str(error):
@@ -286,7 +287,6 @@ class History:
 
     def _update(self, choose: random.Random) -> None:
         folder = self.folder
-        storage.remove_partial_files(folder)
         if not is_index(folder):
             write_manifest(folder, _new_manifest())
         self.is_created = True
@@ -346,26 +346,31 @@ class History:
         self.items.end(self.now)
 
     def _switch_queries(self, choose: random.Random) -> None:
-        """Let another model encode the queries, as ``use_queries`` does."""
-        folder = self.folder
+        """Let another model encode the queries, or the previous one again."""
         if not self.is_created:
             return
         try:
-            with storage.folder_lock(folder / "index", wait=False, subject=folder):
-                manifest = read_manifest(folder)
-                found = manifest.query_model.fingerprint
-                self.fail("query model before a switch", self.active.resolve(found, self.now))
-                new = choose.choice([each for each in FINGERPRINTS if each != found])
-                model = IndexModel(f"runs/{new}", new)
-                manifest = index_queries._with_active(manifest, model)
-                self.active.begin(new, self.now)
-                index_queries._activate(folder, manifest, NoProgress(), adds_tower=False)
-                self.active.end(self.now)
-                self.count("switch")
+            if choose.random() < 0.8:
+                index_queries.use_queries(self.folder, choose.choice(FINGERPRINTS), NoProgress())
+            else:
+                index_queries.restore_queries(self.folder, NoProgress())
+            self.active.end(self.now)
+            self.count("switch")
         except RunError as error:
-            if not {"is locked by another process", "expected an index"} & _sentences(error):
+            allowed = (
+                "is locked by another process",
+                "expected an index",
+                "a previous query model",
+            )
+            if not any(each in str(error) for each in allowed):
                 raise
             self.count("refused switch")
+
+    def _begin_switch(self, new: IndexManifest) -> None:
+        """A switch has the lock of the index, and will write a manifest."""
+        found = read_manifest(self.folder).query_model.fingerprint
+        self.fail("query model before a switch", self.active.resolve(found, self.now))
+        self.active.begin(new.query_model.fingerprint, self.now)
 
     # Servers
 
@@ -542,6 +547,7 @@ def _new_manifest() -> IndexManifest:
         index_id=_INDEX_ID,
         # Its files are not on a disk.
         is_dataset=True,
+        queries=tuple(IndexModel(f"runs/{each}", each) for each in FINGERPRINTS[1:]),
     )
 
 
@@ -557,11 +563,6 @@ def _state(items: Sequence[IndexItem], vectors: Any) -> State:
     return state
 
 
-def _sentences(error: Exception) -> set[str]:
-    known = ("is locked by another process", "expected an index")
-    return {each for each in known if each in str(error)}
-
-
 def _new_name(_: int) -> str:
     client = current_client()
     assert client is not None
@@ -571,13 +572,14 @@ def _new_name(_: int) -> str:
 
 
 @contextmanager
-def _small_limits() -> Iterator[None]:
+def _small_limits(history: History) -> Iterator[None]:
     """Limits that an index of a few items reaches, and models that are made at once."""
 
     def open_encoder(folder: Path, manifest: IndexManifest, *_: Any) -> QueryModel:
         return QueryModel(manifest.query_model.fingerprint)
 
     def scale(folder: Path, manifest: IndexManifest, _: Any) -> tuple[ScoreScale, None]:
+        history._begin_switch(manifest)
         return ScoreScale(manifest.query_model.fingerprint, reason="none"), None
 
     with (
@@ -588,6 +590,7 @@ def _small_limits() -> Iterator[None]:
         mock.patch.object(opening, "open_query_encoder", open_encoder),
         mock.patch.object(index_queries, "open_query_encoder", open_encoder),
         mock.patch.object(index_queries, "_missing_scale", scale),
+        mock.patch.object(index_queries, "add_query_tower"),
         mock.patch.object(vote_store, "secrets", types.SimpleNamespace(token_hex=_new_name)),
     ):
         yield

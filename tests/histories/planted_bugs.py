@@ -116,8 +116,8 @@ BUGS = (
     PlantedBug(
         "a folder is refused after a killed creation",
         "retrieval/index_folder.py",
-        '(".lock", ".part")',
-        '".lock"',
+        'r".*\\.lock|\\..*\\.part"',
+        'r".*\\.lock"',
     ),
     PlantedBug(
         "an index is opened with one try",
