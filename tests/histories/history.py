@@ -584,7 +584,7 @@ def _small_limits(history: History) -> Iterator[None]:
 
     with (
         mock.patch.object(logging.getLogger(opening.__name__), "disabled", True),
-        mock.patch.object(sqlite_store, "MIN_REMOVED_ROWS", 3),
+        mock.patch.object(sqlite_store, "MIN_REMOVED_ROWS", 1),
         mock.patch.object(exact_search, "MIN_ROWS", 6),
         mock.patch.object(exact_search, "MIN_DIM", DIM),
         mock.patch.object(opening, "open_query_encoder", open_encoder),

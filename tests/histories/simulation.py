@@ -24,6 +24,18 @@ from visavis.core.storage.disk import Disk
 
 MAX_STEPS = 100_000
 """Calls of a history after which it counts as hung."""
+CHANGES = (
+    "write",
+    "sync",
+    "replace",
+    "unlink",
+    "mkdir",
+    "map",
+    "BEGIN IMMEDIATE",
+    "COMMIT",
+    "changed",
+)
+"""Calls after which clients crash more often."""
 TICK_NS = 4_000_000
 """Resolution of the times of files, as of Linux."""
 
@@ -51,6 +63,8 @@ class Client:
         self.is_dead = False
         self.is_done = False
         self.crash_at: int | None = None
+        # A call, and how often it is made before the crash.
+        self.crash_after = ("", 0)
         self.steps = 0
         # The progress of others at which it found a lock taken.
         self.blocked_at: int | None = None
@@ -94,7 +108,7 @@ class Client:
         self.is_dead = False
         self.blocked_at = None
         self.steps = 0
-        self.crash_at = self.scheduler.choose_crash()
+        self.scheduler.choose_crash(self)
 
     def die(self) -> None:
         """Stop the client: the system closes its files and gives up its locks."""
@@ -141,21 +155,26 @@ class Scheduler:
         self.on_power_loss: Callable[[], None] = lambda: None
         # Histories with rare switches run long parts of one client, others mix all.
         self.switch_share = self.random.choice([0.03, 0.1, 0.3, 0.7, 1.0])
-        self.crash_share = self.random.choice([0.0, 0.3, 0.7]) if crashes else 0.0
+        self.crash_share = self.random.choice([0.0, 0.5, 0.9]) if crashes else 0.0
         loses_power = crashes and self.random.random() < 0.3
         self.power_loss_at = self.random.randrange(1, 1200) if loses_power else None
         self.log: Callable[[str], None] | None = None
 
-    def choose_crash(self) -> int | None:
-        """Choose the step at which a client crashes."""
+    def choose_crash(self, client: Client) -> None:
+        """Choose the step at which a client crashes, or a call after which it does."""
+        client.crash_at = None
+        client.crash_after = ("", 0)
         if self.random.random() >= self.crash_share:
-            return None
-        return int(2 ** self.random.uniform(0, 8.5))
+            return
+        if self.random.random() < 0.5:
+            client.crash_at = int(2 ** self.random.uniform(0, 8.5))
+        else:
+            client.crash_after = (self.random.choice(CHANGES), self.random.randrange(1, 9))
 
     def add(self, name: str, run: Callable[[Client], None]) -> Client:
         """Add a client."""
         client = Client(name, self, run)
-        client.crash_at = self.choose_crash()
+        self.choose_crash(client)
         self.clients.append(client)
         return client
 
@@ -228,8 +247,13 @@ class Scheduler:
                 if not each.is_done:
                     each.die()
             self.on_power_loss()
-        if client.crash_at is not None and client.steps >= client.crash_at:
+        name, count = client.crash_after
+        if (client.crash_at is not None and client.steps >= client.crash_at) or (
+            name and not count
+        ):
             client.die()
+        if name in {call, str(path)} and not blocked:
+            client.crash_after = (name, count - 1)
         if client.is_dead:
             if self.log is not None:
                 self.log(f"{self.steps:5} {client.name:10} CRASH")
