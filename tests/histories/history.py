@@ -1,5 +1,5 @@
 """One history: an index, its writers, two servers and their clients, chosen by a seed, and the plain
-model that says what each may see.
+model that states what each may see.
 """
 
 from __future__ import annotations

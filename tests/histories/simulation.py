@@ -7,16 +7,17 @@ all clients, and drops what was not synced. Commits of SQLite are durable.
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import shutil
 import sqlite3
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -120,7 +121,7 @@ class Client:
         for connection in self.connections:
             connection.close_at_once()
         for file in self.files:
-            file.raw.close()
+            file.opened.close()
         for lock in self.locks:
             lock.lock.release(force=True)
         for held in (self.connections, self.files, self.locks):
@@ -263,21 +264,16 @@ class Scheduler:
             self.progress += 1
 
 
-class SimulatedFile:
+class SimulatedFile(io.BufferedIOBase):
     """A file that is open for writing. Its buffer is lost in a crash."""
 
     def __init__(self, disk: SimulatedDisk, path: Path, mode: str):
+        super().__init__()
         self.disk = disk
         self.path = path
         mode = mode.replace("b", "")
-        self.raw = open(path, f"{mode}b", buffering=0)  # noqa: SIM115 - closed below
+        self.opened = open(path, f"{mode}b", buffering=0)  # noqa: SIM115 - closed below
         self.buffer = bytearray()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def write(self, data: Any) -> int:
         """Keep data in the buffer."""
@@ -285,21 +281,16 @@ class SimulatedFile:
         self.buffer += content
         return len(content)
 
-    def writelines(self, parts: Iterator[bytes]) -> None:
-        """Write several parts."""
-        for part in parts:
-            self.write(part)
-
     def flush(self) -> None:
         """Write the buffer. A crash may write a part of it."""
         if not self.buffer:
             return
-        if self.raw.closed:
+        if self.opened.closed:
             raise Crash
         content = bytes(self.buffer)
         self.buffer.clear()
         self.disk.keep_synced(self.path)
-        position = self.raw.tell()
+        position = self.opened.tell()
         num_power_losses = self.disk.scheduler.num_power_losses
         try:
             self.disk.step("write", self.path)
@@ -311,40 +302,41 @@ class SimulatedFile:
                     file.seek(position)
                     file.write(part)
             raise
-        self.raw.write(content)
+        self.opened.write(content)
 
     def seek(self, offset: int, whence: int = 0) -> int:
         """Move the position."""
         self.flush()
-        return self.raw.seek(offset, whence)
-
-    def tell(self) -> int:
-        """Return the position."""
-        self.flush()
-        return self.raw.tell()
+        return self.opened.seek(offset, whence)
 
     def read(self, size: int = -1) -> bytes:
         """Read from the position."""
         self.flush()
-        return self.raw.read(size) or b""
+        return self.opened.read(size) or b""
 
     def truncate(self, size: int | None = None) -> int:
         """Cut the file."""
         self.flush()
         self.disk.step("truncate", self.path)
         self.disk.keep_synced(self.path)
-        return self.raw.truncate(size)
+        return self.opened.truncate(size)
 
     def fileno(self) -> int:
         """Return the descriptor."""
-        return self.raw.fileno()
+        return self.opened.fileno()
 
     def close(self) -> None:
         """Write the buffer and close the file."""
-        if not self.raw.closed:
+        # The end of the object closes it again.
+        if not self.opened.closed:
             self.flush()
-            self.raw.close()
+            self.opened.close()
             self.disk.stamp(self.path)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed."""
+        return self.opened.closed
 
 
 class SimulatedLock:
