@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-MODULES = ("index_operations", "vote_operations", "run_operations", "output_operations")
+MODULES = ("index_operations", "vote_operations", "run_operations", "output_operations", "download_operations")
 """Modules that define operations."""
 
 
