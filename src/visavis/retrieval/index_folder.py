@@ -7,8 +7,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -270,12 +270,16 @@ class Index:
             )
         raise VisavisError(f"query: expected {problem}")
 
+    def one_version(self) -> AbstractContextManager[None]:
+        """Read one version of the items, see ``Collection.one_version``."""
+        return self.store.one_version()
+
     def nearest(
         self, encoded: Queries | CorrectedQuery, count: int, item_filter: ItemFilter
     ) -> tuple[list[SearchResult], bool]:
         """Find the items with the highest scores, see ``Collection.nearest``."""
         neighbors = self.neighbors(encoded, count, item_filter)
-        # Only the items of the results are read. A shared store may have lost an item since.
+        # Only the items of the results are read. A shared server may have lost an item since.
         items = self.store.get([key for key, _ in neighbors])
         results = [SearchResult(items[key], score) for key, score in neighbors if key in items]
         return results, len(neighbors) == count
@@ -572,8 +576,21 @@ def is_free_folder(folder: Path) -> bool:
     """Check whether a new index can be made in a folder."""
     if not os.path.lexists(folder):
         return True
-    # A lock file remains where an update was refused before it wrote anything.
-    return os.path.isdir(folder) and all(file.name.endswith(".lock") for file in folder.iterdir())
+    # A lock file remains where an update was refused before it wrote anything, and a part of the
+    # database where a process was killed before.
+    return os.path.isdir(folder) and all(
+        re.fullmatch(r".*\.lock|\..*\.part", file.name) for file in folder.iterdir()
+    )
+
+
+@contextmanager
+def index_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of an index to change it, without waiting. What a killed process left is
+    removed.
+    """
+    with storage.folder_lock(folder / "index", wait=False, subject=folder):
+        storage.remove_partial_files(folder)
+        yield
 
 
 def store_location(store: str | Path) -> str:

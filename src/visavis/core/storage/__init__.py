@@ -28,6 +28,7 @@ from visavis.core.storage.folders import (
     remove_folder as remove_folder,
     remove_lock as remove_lock,
     remove_partial_files as remove_partial_files,
+    replace_folder as replace_folder,
     require_new_file as require_new_file,
     save_new_file as save_new_file,
     similar_path as similar_path,

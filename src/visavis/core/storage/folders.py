@@ -17,6 +17,7 @@ from visavis.core.storage.writing import (
     CHANGE_FOLDER,
     cannot_write,
     create_folder,
+    move,
     part_of,
     storage_errors,
 )
@@ -217,6 +218,18 @@ def _remove_parts(parts: Iterable[Path]) -> None:
         else:
             with suppress(PermissionError):  # Windows keeps files that another process has open
                 current_disk().unlink(part)
+
+
+def replace_folder(source: Path, target: Path) -> None:
+    """Rename a folder over another one, also on the disk. A process that is killed between two
+    renames leaves only the new one, under its old name.
+    """
+    removed = part_of(target)
+    with storage_errors(target):
+        if os.path.lexists(target):
+            current_disk().replace(target, removed)
+        move(source, target)
+        current_disk().rmtree(removed)
 
 
 def remove_folder(path: str | Path) -> None:

@@ -196,10 +196,15 @@ def _create(path: Path, values: Mapping[str, str]) -> None:
     with storage.atomic_file(path) as part, storage.sqlite_errors(path):
         connection = storage.current_disk().connect(part, isolation_level=None)
         try:
+            # The file is flushed before it gets its name. A journal would stay after a kill.
+            connection.execute("PRAGMA journal_mode = MEMORY")
+            connection.execute("PRAGMA synchronous = OFF")
+            connection.execute("BEGIN")
             for statement in (*_STATEMENTS, *VOTES):
                 connection.execute(statement)
             for name, value in values.items():
                 connection.execute(_SET_VALUE, (name, value, _checksum(value)))
+            connection.execute("COMMIT")
         except sqlite3.OperationalError as error:
             if "no such module: fts5" in str(error):
                 raise _no_full_text(path) from None
