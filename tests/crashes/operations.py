@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
-MODULES = ("index_operations", "vote_operations", "run_operations")
+MODULES = ("index_operations", "vote_operations", "run_operations", "output_operations")
 """Modules that define operations."""
 
 
@@ -42,6 +41,5 @@ OPERATIONS: list[Operation] = []
 def all_operations() -> list[Operation]:
     """Return the operations of all modules."""
     for name in MODULES:
-        if find_spec(f"{__package__}.{name}") is not None:
-            import_module(f"{__package__}.{name}")
+        import_module(f"{__package__}.{name}")
     return OPERATIONS

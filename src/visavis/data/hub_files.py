@@ -366,7 +366,9 @@ def fetch_hub_files(
 
     from visavis.core.stopping import kept_if_stopped
 
-    missing = [file for file in files if file.will_download]
+    # A file that was cut short when the power failed is downloaded again.
+    missing = [file for file in files if file.will_download or _is_damaged(file)]
+    storage.create_folder(Path(constants.HF_HUB_CACHE))
     total = sum(file.file_size or 0 for file in missing)
     received = 0
 
@@ -403,9 +405,31 @@ def fetch_hub_files(
                     repo_type=kind,
                     revision=file.commit_hash,
                     tqdm_class=bar,
+                    force_download=_is_damaged(file),
                 )
     finally:
         constants.DOWNLOAD_CHUNK_SIZE = chunk_bytes
+
+
+def _is_damaged(file: Any) -> bool:
+    """Whether a file of ``list_hub_files`` is in the cache with another size than on the hub."""
+    return (
+        os.path.isfile(file.local_path)
+        and file.file_size is not None
+        and os.path.getsize(file.local_path) != file.file_size
+    )
+
+
+def flush_repository(folder: Path) -> None:
+    """Flush the files and links of a downloaded repository to the disk, of which ``folder`` is a
+    snapshot. The hub's library does not.
+    """
+    repository = hub_repository(folder)
+    if repository is not None:
+        with storage.storage_errors(repository):
+            for path in [repository.parent, repository, *repository.rglob("*")]:
+                if not path.is_symlink():
+                    storage.current_disk().sync_path(path)
 
 
 def _fetch_large_file(repository: str, kind: HubKind, file: Any, bar: type[Any] | None) -> None:
@@ -483,6 +507,7 @@ def download_dataset(name: str) -> Path:
             )
         )
     verify_hashes(name, [snapshot / file for file in files])
+    flush_repository(snapshot)
     folder = snapshot / _config_of(files[0])
     storage.write_checksummed_json(record, [str(folder), *(str(snapshot / file) for file in files)])
     return folder

@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -270,12 +270,16 @@ class Index:
             )
         raise VisavisError(f"query: expected {problem}")
 
+    def one_version(self) -> AbstractContextManager[None]:
+        """Read one version of the items, see ``Collection.one_version``."""
+        return self.store.one_version()
+
     def nearest(
         self, encoded: Queries | CorrectedQuery, count: int, item_filter: ItemFilter
     ) -> tuple[list[SearchResult], bool]:
         """Find the items with the highest scores, see ``Collection.nearest``."""
         neighbors = self.neighbors(encoded, count, item_filter)
-        # Only the items of the results are read. A shared store may have lost an item since.
+        # Only the items of the results are read. A shared server may have lost an item since.
         items = self.store.get([key for key, _ in neighbors])
         results = [SearchResult(items[key], score) for key, score in neighbors if key in items]
         return results, len(neighbors) == count

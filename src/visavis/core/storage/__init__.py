@@ -23,6 +23,7 @@ from visavis.core.storage.folders import (
     create_numbered_folder as create_numbered_folder,
     create_output_folder as create_output_folder,
     folder_lock as folder_lock,
+    lock_file as lock_file,
     prepare_empty_folder as prepare_empty_folder,
     remove_folder as remove_folder,
     remove_lock as remove_lock,

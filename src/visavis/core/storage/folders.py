@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -23,14 +24,17 @@ from visavis.core.storage.writing import (
 
 
 def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) -> Path:
-    """Create a folder that can be written to. An existing folder is accepted if it is empty. One that
-    ``atomic_folder`` will create later is only checked.
+    """Create a folder that can be written to. An existing folder is accepted if it is empty, except
+    for temporary files of a killed process, which are removed. One that ``atomic_folder`` will create
+    later is only checked.
     """
     path = Path(path)
     if re.search("[\0\ud800-\udfff]", str(path)):
         raise StorageError(f"{str(path)!r} cannot be a file name. Choose another folder.")
     try:
-        if os.path.lexists(path) and (not os.path.isdir(path) or any(path.iterdir())):
+        if os.path.lexists(path) and not (
+            os.path.isdir(path) and all(_PARTIAL_NAME.fullmatch(name) for name in os.listdir(path))
+        ):
             raise RefusedOverwrite(
                 f"{path} already exists and is not an empty folder. Nothing was changed. Choose "
                 "another folder."
@@ -41,6 +45,8 @@ def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) ->
                 f"{path} is a {kind} and cannot be replaced. Nothing was changed. Choose a folder "
                 "in it."
             )
+        if os.path.isdir(path):
+            remove_partial_files(path)
         if not will_be_replaced:
             create_folder(path)
         # The name appears with the content. Until then, its nearest folder shows what can be written.
@@ -49,6 +55,10 @@ def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) ->
             return path
     except OSError as error:
         raise cannot_write(path, f"{error.strerror or error}. {CHANGE_FOLDER}") from None
+
+
+_PARTIAL_NAME = re.compile(r"\..+\.[0-9a-f]{8}\.part")
+"""Name that ``part_of`` chooses."""
 
 
 @contextmanager
@@ -155,6 +165,7 @@ def create_numbered_folder(stem: str | Path) -> Path:
             folder = stem.with_name(f"{stem.name}-{number}")
             with suppress(FileExistsError):
                 current_disk().mkdir(folder, exist_ok=False)
+                current_disk().sync_path(folder.parent)
                 break
     return folder
 
@@ -170,12 +181,14 @@ def folder_lock(
     subject = subject or path
     with storage_errors(subject):
         create_folder(path.parent)
-        lock = current_disk().lock(_lock_file(path), wait=wait)
+        lock = current_disk().lock(lock_file(path), wait=wait)
         if lock is None:
             raise RunError(
                 f"{subject} is locked by another process. Wait until it ends, or stop it first."
             )
     try:
+        # What a killed process did not complete: a reserved array of a cache can be large.
+        _remove_parts(path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.part"))
         yield
     finally:
         lock.release()
@@ -185,18 +198,21 @@ def remove_lock(path: str | Path) -> None:
     """Remove the lock file of a path once no process will work on it again."""
     # A lock that is held and cannot be removed now is removed by its release.
     with suppress(OSError):
-        current_disk().unlink(_lock_file(Path(path)))
+        current_disk().unlink(lock_file(Path(path)))
 
 
-def _lock_file(path: Path) -> Path:
+def lock_file(path: Path) -> Path:
+    """Return the lock file of a path."""
     return path.parent / f".{path.name}.lock"
 
 
 def remove_partial_files(folder: str | Path) -> None:
     """Remove temporary files and folders that a killed process left behind."""
-    # safetensors writes to a temporary file of its own first.
-    parts = [path for name in (".*.part", ".tmp??????") for path in Path(folder).rglob(name)]
-    for part in parts:
+    _remove_parts(Path(folder).rglob(".*.part"))
+
+
+def _remove_parts(parts: Iterable[Path]) -> None:
+    for part in list(parts):
         if os.path.isdir(part):
             current_disk().rmtree(part)
         else:

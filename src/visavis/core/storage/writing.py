@@ -218,6 +218,7 @@ def append_json_line(path: str | Path, row: Any) -> None:
             written = 0
             while written < len(line):
                 written += log.write(line[written:])
+            current_disk().sync_file(log)
         except BaseException:
             log.truncate(end)
             raise
@@ -274,38 +275,54 @@ def write_tensors(
     """Write tensors with their hash, by which ``read_tensors`` detects damage. Equal tensors give
     equal files.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    with atomic_file(path) as part:
-        try:
-            metadata = (
-                {"format": "pt"} if for_transformers else {TENSORS_HASH: tensors_hash(tensors)}
-            )
-            save_file(
-                {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
-                part,
-                metadata,
-            )
-        except SafetensorError:
-            raise disk_full(path) from None
+    with _file_of_safetensors(path) as part:
+        metadata = {"format": "pt"} if for_transformers else {TENSORS_HASH: tensors_hash(tensors)}
+        save_file(
+            {name: tensor.detach().contiguous() for name, tensor in tensors.items()}, part, metadata
+        )
 
 
 def write_arrays(path: str | Path, arrays: dict[str, np.ndarray]) -> None:
     """Write arrays as ``write_tensors`` writes tensors, without torch. ``read_arrays`` reads them."""
     import numpy as np
-    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    with atomic_file(path) as part:
+    with _file_of_safetensors(path) as part:
+        save_file(
+            {name: np.ascontiguousarray(array) for name, array in arrays.items()},
+            part,
+            {TENSORS_HASH: tensors_hash(arrays)},
+        )
+
+
+@contextmanager
+def _file_of_safetensors(path: str | Path) -> Iterator[Path]:
+    """Let safetensors write a file, which replaces ``path`` in one step."""
+    from safetensors import SafetensorError
+
+    path = Path(path)
+    disk = current_disk()
+    with storage_errors(path):
+        create_folder(path.parent)
+        # In a folder of its own, because the library first writes another file next to it, which
+        # stays if the process is killed.
+        folder = part_of(path)
+        part = folder / path.name
         try:
-            save_file(
-                {name: np.ascontiguousarray(array) for name, array in arrays.items()},
-                part,
-                {TENSORS_HASH: tensors_hash(arrays)},
-            )
-        except SafetensorError:
+            disk.mkdir(folder, exist_ok=False)
+            yield part
+            # The library lets no other user read its files.
+            part.chmod(0o644)
+            disk.sync_path(part)
+            move(part, path)
+        except SafetensorError as error:
+            if os.name == "posix" and (code := re.search(r"\(os error (\d+)\)", str(error))):
+                raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None
             raise disk_full(path) from None
+        finally:
+            disk.rmtree(folder)
 
 
 def write_array(path: str | Path, array: np.ndarray) -> None:

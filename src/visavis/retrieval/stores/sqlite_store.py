@@ -12,7 +12,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -441,7 +441,8 @@ class SqliteStore:
             if self._snapshot is None or self._snapshot[0] != stored.version:
                 self._snapshot = stored.version, self._open_snapshot(stored)
             yield self._snapshot[1]
-        if self._verified:
+        # A block inside another one could not write before its end.
+        if self._verified and not self.database.connection.in_transaction:
             self._record_verified()
 
     def _record_verified(self) -> None:
@@ -640,6 +641,10 @@ class SqliteStore:
     def table(self) -> ItemTable:
         """Return the items, see ``VectorStore.table``."""
         return ItemTable(self.database.connection, self.database.reading)
+
+    def one_version(self) -> AbstractContextManager[None]:
+        """Read one version, see ``VectorStore.one_version``."""
+        return self.database.reading()
 
     def vectors(self, keys: Sequence[str]) -> ItemVectors:
         """Read the vectors of some items, see ``VectorStore.vectors``."""
