@@ -1,7 +1,7 @@
 """Table of all crash points and failures: ``python -m tests.crashes.table [OPTIONS] [PATTERN]``.
 
-``--size N`` checks a sample of N states and N failures of each operation. The pattern selects operations
-by name.
+``--states N`` and ``--failures N`` check a sample of N states and N failures of each operation. The pattern
+selects operations by name.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ COLUMNS = (
 )
 
 
-def row(operation: Operation, size: int) -> tuple[object, ...]:
+def row(operation: Operation, num_states: int, num_failures: int) -> tuple[object, ...]:
     """Check an operation. Problems go to stderr."""
     start = time.monotonic()
     recorded = study(operation)
-    states = spread_sample(recorded.states(), state_group, size, operation.name)
+    states = spread_sample(recorded.states(), state_group, num_states, operation.name)
     problems = list(filter(None, map(recorded.problem_of, states)))
-    cases = spread_sample(failures(recorded.trace.operations), failure_group, size, operation.name)
+    cases = spread_sample(
+        failures(recorded.trace.operations), failure_group, num_failures, operation.name
+    )
     results = [recorded.fail(done.number, failure) for done, failure in cases]
     wrong = [result.problem for result in results if result.problem]
     optional = [result for result in results if result.succeeded]
@@ -70,7 +72,8 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pattern", nargs="?", default="")
-    parser.add_argument("--size", type=int, default=10**9)
+    parser.add_argument("--states", type=int, default=10**9)
+    parser.add_argument("--failures", type=int, default=10**9)
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     if os.access("/dev/shm", os.W_OK):
@@ -80,7 +83,7 @@ def main() -> None:
         sys.stdout.write(f"| {' | '.join(cells)} |\n")
     for operation in all_operations():
         if re.search(options.pattern, operation.name):
-            rows.append(row(operation, options.size))
+            rows.append(row(operation, options.states, options.failures))
             sys.stdout.write(f"| {' | '.join(map(str, rows[-1]))} |\n")
             sys.stdout.flush()
     sums = [sum(int(str(each[column])) for each in rows) for column in range(1, len(COLUMNS))]
