@@ -35,6 +35,7 @@ from visavis.retrieval.search import SearchQuery, search_collection
 TEXT = "a red circle"
 CORRECTION = "QueryBankNorm()"
 LATE_BYTES = "200B"
+PHOTOS = 8
 View = dict[str, Any]
 
 
@@ -80,7 +81,7 @@ def copy_photos(folder: Path, chosen: Sequence[Path]) -> Path:
     return photos
 
 
-def make_index(folder: Path, count: int = 16) -> Path:
+def make_index(folder: Path, count: int = PHOTOS) -> Path:
     """Index some photos."""
     photos = copy_photos(folder, images()[:count])
     visavis.index(inputs() / "run", photos, out=folder / "index")
@@ -252,7 +253,7 @@ def _on_index(*words: object) -> Callable[[Path], Sequence[object]]:
 
 
 def _copy_photos(folder: Path) -> None:
-    copy_photos(folder, images()[:16])
+    copy_photos(folder, images()[:PHOTOS])
 
 
 def _change_photos(folder: Path) -> None:
@@ -301,7 +302,7 @@ def _without_probabilities(folder: Path) -> None:
 
 
 def _late_index(folder: Path) -> None:
-    photos = copy_photos(folder, images()[:16])
+    photos = copy_photos(folder, images()[:PHOTOS])
     visavis.index(inputs() / "late", photos, out=folder / "index")
 
 
@@ -309,18 +310,18 @@ add("index: new", IndexCase(_copy_photos, _update_arguments, update, is_new=True
 add("index: update", IndexCase(_change_photos, _update_arguments, update, is_gradual=True))
 add(
     "index: delete",
-    IndexCase(lambda folder: _remove_photos(folder, 3), _update_arguments, update, is_gradual=True),
+    IndexCase(lambda folder: _remove_photos(folder, 2), _update_arguments, update, is_gradual=True),
 )
 add(
     "index: compaction",
     IndexCase(
-        lambda folder: _remove_photos(folder, 7), _compact_arguments, update, is_gradual=True
+        lambda folder: _remove_photos(folder, 3), _compact_arguments, update, is_gradual=True
     ),
 )
 add(
     "index: prune",
     IndexCase(
-        lambda folder: _remove_photos(folder, 12),
+        lambda folder: _remove_photos(folder, 6),
         _on_index("prune"),
         lambda folder: visavis.indexes_prune(folder / "index"),
         is_gradual=True,
