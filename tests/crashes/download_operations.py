@@ -89,5 +89,5 @@ class DownloadCase:
 for _title, _name in {"model": "tiny/model", "data set": "hf:tiny/data"}.items():
     _case = DownloadCase(_name)
     OPERATIONS.append(
-        Operation(f"download: {_title}", _case.prepare, _case.command, _case.check)
+        Operation(f"download: {_title}", _case.prepare, _case.command, _case.check, is_long=True)
     )
