@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,7 +18,7 @@ from tests.fixtures.recipes import write_recipe
 
 import visavis
 from visavis.core import storage
-from visavis.core.errors import RunError, VisavisError
+from visavis.core.errors import RunError
 from visavis.core.progress import NoProgress, TrainingStep
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.training.stop_signals import Stopped

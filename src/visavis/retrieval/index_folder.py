@@ -577,10 +577,9 @@ def is_free_folder(folder: Path) -> bool:
     if not os.path.lexists(folder):
         return True
     # A lock file remains where an update was refused before it wrote anything, and a part of the
-    # database where it was killed.
+    # database where a process was killed before.
     return os.path.isdir(folder) and all(
-        re.fullmatch(rf".*\.lock|\.{re.escape(DATABASE)}\..*\.part", file.name)
-        for file in folder.iterdir()
+        re.fullmatch(r".*\.lock|\..*\.part", file.name) for file in folder.iterdir()
     )
 
 

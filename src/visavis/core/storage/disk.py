@@ -82,6 +82,10 @@ class Disk:
         """Remove a folder with its content. What cannot be removed stays."""
         shutil.rmtree(path, ignore_errors=True)
 
+    def chmod(self, path: Path, mode: int) -> None:
+        """Set the permissions of a file."""
+        path.chmod(mode)
+
     def touch(self, path: Path) -> None:
         """Set the times of a file to now."""
         os.utime(path)

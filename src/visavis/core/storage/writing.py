@@ -314,7 +314,7 @@ def _file_of_safetensors(path: str | Path) -> Iterator[Path]:
             disk.mkdir(folder, exist_ok=False)
             yield part
             # The library lets no other user read its files.
-            part.chmod(0o644)
+            disk.chmod(part, 0o644)
             disk.sync_path(part)
             move(part, path)
         except SafetensorError as error:
