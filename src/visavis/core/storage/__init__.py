@@ -3,6 +3,7 @@ user.
 """
 
 # An import of a name as itself exports it.
+from visavis.core.storage.cache import MAX_BYTES_HASHED_AT_OPEN as MAX_BYTES_HASHED_AT_OPEN
 from visavis.core.storage.cache import DamagedCacheError as DamagedCacheError
 from visavis.core.storage.cache import cache_folder as cache_folder
 from visavis.core.storage.cache import file_stats as file_stats
@@ -43,6 +44,7 @@ from visavis.core.storage.reading import read_json as read_json
 from visavis.core.storage.reading import read_json_lines as read_json_lines
 from visavis.core.storage.reading import read_tensors as read_tensors
 from visavis.core.storage.reading import read_text as read_text
+from visavis.core.storage.reading import read_text_lines as read_text_lines
 from visavis.core.storage.reading import read_toml as read_toml
 from visavis.core.storage.reading import reading_regular_file as reading_regular_file
 from visavis.core.storage.reading import tensor_names as tensor_names
