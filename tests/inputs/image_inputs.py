@@ -273,16 +273,16 @@ KINDS = [
     *(
         Kind(name, partial(make_image, format_name), inputs=inputs)
         for name, format_name, inputs in (
-            ("JPEG", "JPEG", 2000),
-            ("PNG", "PNG", 2000),
-            ("GIF", "GIF", 1500),
-            ("WebP", "WEBP", 1500),
-            ("TIFF", "TIFF", 2000),
-            ("BMP", "BMP", 500),
-            ("AVIF", "AVIF", 300),
-            ("HEIC", "HEIF", 500),
-            ("JPEG XL", "JXL", 500),
+            ("JPEG", "JPEG", 1000),
+            ("PNG", "PNG", 1000),
+            ("GIF", "GIF", 750),
+            ("WebP", "WEBP", 750),
+            ("TIFF", "TIFF", 1000),
+            ("BMP", "BMP", 250),
+            ("AVIF", "AVIF", 150),
+            ("HEIC", "HEIF", 250),
+            ("JPEG XL", "JXL", 250),
         )
     ),
-    Kind("camera raw", make_raw, prepare_raw, 500),
+    Kind("camera raw", make_raw, prepare_raw, 250),
 ]

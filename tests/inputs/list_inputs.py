@@ -712,11 +712,11 @@ def make_tar(rng: random.Random, folder: Path, _: Any) -> Case:
 
 
 KINDS = [
-    Kind("CSV captions", make_csv, inputs=2000),
-    Kind("JSON lines", make_lines, inputs=1500),
-    Kind("Karpathy lists", make_karpathy, inputs=1500),
-    Kind("COCO lists", make_coco, inputs=1000),
-    Kind("Parquet images", make_parquet, inputs=1000),
-    Kind("Parquet captions", make_table, inputs=1000),
-    Kind("tar shards", make_tar, inputs=1000),
+    Kind("CSV captions", make_csv, inputs=1000),
+    Kind("JSON lines", make_lines, inputs=750),
+    Kind("Karpathy lists", make_karpathy, inputs=750),
+    Kind("COCO lists", make_coco, inputs=500),
+    Kind("Parquet images", make_parquet, inputs=500),
+    Kind("Parquet captions", make_table, inputs=500),
+    Kind("tar shards", make_tar, inputs=500),
 ]

@@ -90,7 +90,7 @@ def make_text(rng: random.Random, folder: Path, _: Any) -> Case:
 
 
 KINDS = [
-    Kind("real photos", make_photo, prepare_photos, 500),
-    Kind("real lists", make_list, inputs=300),
-    Kind("real texts", make_text, inputs=300),
+    Kind("real photos", make_photo, prepare_photos, 250),
+    Kind("real lists", make_list, inputs=150),
+    Kind("real texts", make_text, inputs=150),
 ]

@@ -512,6 +512,6 @@ def make_message(rng: random.Random, folder: Path, opened: OpenedIndexes) -> Cas
 
 
 KINDS = [
-    Kind("HTTP requests", make_request, Server.prepare, 4000),
-    Kind("MCP messages", make_message, prepare_mcp, 1500),
+    Kind("HTTP requests", make_request, Server.prepare, 2000),
+    Kind("MCP messages", make_message, prepare_mcp, 750),
 ]

@@ -225,7 +225,7 @@ def in_folder(*parts: str) -> Callable[[Path], list[str]]:
 
 def make_values(rng: random.Random, folder: Path, state: Any) -> Case:
     """An index whose database has another value in a cell, as another program may write it."""
-    original, _ = state
+    original, expected = state
     index = folder / "index"
     shutil.copytree(original, index)
     with closing(sqlite3.connect(index / "index.db")) as database, database:
@@ -259,7 +259,11 @@ def make_values(rng: random.Random, folder: Path, state: Any) -> Case:
                 f'(SELECT rowid FROM "{table}" ORDER BY random() LIMIT 1)',
                 (value,),
             )
-    return Case(partial(answers, index), note=note)
+
+    def check(found: Any) -> str:
+        return "" if found == expected else f"other answers, {note}: {found!r:.600}"
+
+    return Case(partial(answers, index), check=check, note=note)
 
 
 def sampled_votes(rng: random.Random) -> list[Any]:
@@ -457,13 +461,13 @@ def make_texts(rng: random.Random, folder: Path, _: Any) -> Case:
 
 
 KINDS = [
-    Kind("recipes", make_recipe, inputs=2000),
-    Kind("run folders", make_run_folder, prepare_run, 600),
-    Kind("index database", partial(make_index, in_folder("index.db")), prepare_index, 1000),
-    Kind("index vectors", partial(make_index, in_folder("vectors")), prepare_index, 500),
-    Kind("index text encoder", partial(make_index, in_folder("text-towers")), prepare_index, 600),
-    Kind("index values", make_values, prepare_index, 600),
-    Kind("vote exports", make_votes, prepare_votes, 1000),
-    Kind("TREC files", make_trec, inputs=500),
-    Kind("text lists", make_texts, inputs=500),
+    Kind("recipes", make_recipe, inputs=1000),
+    Kind("run folders", make_run_folder, prepare_run, 300),
+    Kind("index database", partial(make_index, in_folder("index.db")), prepare_index, 500),
+    Kind("index vectors", partial(make_index, in_folder("vectors")), prepare_index, 250),
+    Kind("index text encoder", partial(make_index, in_folder("text-towers")), prepare_index, 300),
+    Kind("index values", make_values, prepare_index, 300),
+    Kind("vote exports", make_votes, prepare_votes, 500),
+    Kind("TREC files", make_trec, inputs=250),
+    Kind("text lists", make_texts, inputs=250),
 ]

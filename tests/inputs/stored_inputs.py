@@ -295,6 +295,6 @@ def with_odd_value(content: bytes, rng: random.Random) -> bytes:
 
 
 KINDS = [
-    *(Kind(name, partial(make_damaged, name), partial(prepare, name), 300) for name in FILES),
-    Kind("check records", make_record, inputs=300),
+    *(Kind(name, partial(make_damaged, name), partial(prepare, name), 150) for name in FILES),
+    Kind("check records", make_record, inputs=150),
 ]

@@ -213,3 +213,5 @@ def test_request_with_bytes_in_its_query_is_not_found(tiny_index):
         for path in (b"/api/image", b"/nowhere"):
             status, _, content = server.request("GET", path, b"key=\x89")
             assert status == 404 and json.loads(content)["error"], content
+        content = server.request("GET", b"/a\nb")[2]
+        assert json.loads(content)["error"].startswith("'/a\\nb': not found")

@@ -180,6 +180,6 @@ def make_takeout(rng: random.Random, folder: Path, _: Any) -> Case:
 
 
 KINDS = [
-    Kind("EXIF times", make_exif, inputs=2000),
-    Kind("Takeout times", make_takeout, inputs=1000),
+    Kind("EXIF times", make_exif, inputs=1000),
+    Kind("Takeout times", make_takeout, inputs=500),
 ]

@@ -99,4 +99,4 @@ def make_video(rng: random.Random, folder: Path, clips: dict[str, bytes]) -> Cas
     return Case(partial(read_video, folder / name), known, check, f"{name} {note}")
 
 
-KINDS = [Kind("videos", make_video, prepare, 1000)]
+KINDS = [Kind("videos", make_video, prepare, 500)]

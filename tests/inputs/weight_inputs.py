@@ -450,9 +450,9 @@ def make_vectors(rng: random.Random, folder: Path, _: Any) -> Case:
 
 
 KINDS = [
-    Kind("safetensors", make_safetensors, inputs=2000),
-    Kind("torch checkpoints", make_checkpoint, inputs=2000),
-    Kind("pickles", make_pickle, inputs=2000),
-    Kind("region features", make_regions, inputs=1000),
-    Kind("item vectors", make_vectors, inputs=1000),
+    Kind("safetensors", make_safetensors, inputs=1000),
+    Kind("torch checkpoints", make_checkpoint, inputs=1000),
+    Kind("pickles", make_pickle, inputs=1000),
+    Kind("region features", make_regions, inputs=500),
+    Kind("item vectors", make_vectors, inputs=500),
 ]

@@ -29,7 +29,7 @@ MEMORY = 2 * 2**30
 """Address space of one input, beyond what the process has before."""
 COMMAND_EVERY = 25
 """Inputs per command that is run."""
-MAX_MESSAGE = 4000
+MAX_MESSAGE = 7000
 
 
 class TooLong(BaseException):
