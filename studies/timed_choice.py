@@ -77,6 +77,7 @@ def open_world(options: argparse.Namespace) -> ExperimentPlan:
     overrides: dict[str, Any] = {"data.path": str(data), "training.threads": 1}
     if options.world == "scenes":
         recipe = "demo"
+        overrides |= {"epochs": 12}
         if not data.exists():
             write_synthetic_scenes(
                 data, num_train=300, num_val=100, num_test=150, captions_per_image=3, seed=77
@@ -90,7 +91,7 @@ def open_world(options: argparse.Namespace) -> ExperimentPlan:
         recipe = "study-flickr8k"
         features = str(data / "features.npy")
         overrides |= {"visual.features": features, "evaluation.protocol": "plain"}
-        overrides |= {"data.training_images": 700, "epochs": 2}
+        overrides |= {"data.training_images": 700, "epochs": 6}
         if not data.exists():
             write_children(options.flickr8k, data)
     objectives = candidate_objectives()[: options.candidates]

@@ -49,5 +49,12 @@ def test_trec_files_of_several_protocols_and_models(dual_encoders, scenes, tmp_p
     for name, evaluation in result.by_protocol.items():
         theirs = measured(trec / name, "clip+siglip", "t2i")
         assert theirs == pytest.approx({key: evaluation.metrics[key] for key in theirs})
+    # Files of a stopped call are completed, others stay.
+    (run, *others) = sorted((trec / "plain").glob("*.run"))
+    content = run.read_text()
+    run.unlink()
+    visavis.evaluate(models, data=scenes, trec=trec / "plain")
+    assert run.read_text() == content
+    others[0].write_text("of another model")
     with pytest.raises(RefusedOverwrite, match="already exists"):
         visavis.evaluate(models, data=scenes, trec=trec / "plain")

@@ -148,11 +148,11 @@ def test_folder_that_cannot_be_removed_stays_complete(tmp_path, monkeypatch):
     (tmp_path / "part").mkdir()
     (tmp_path / "part" / "a").write_bytes(b"1")
 
-    def rename(source, target):
+    def refuse(source, target):
         raise PermissionError(errno.EACCES, "Permission denied", str(source))
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", rename)
+        patch.setattr(os, "replace", refuse)
         storage.remove_folder(tmp_path / "part")
     assert (tmp_path / "part" / "a").read_bytes() == b"1"
     storage.remove_folder(tmp_path / "part")

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from visavis.core.errors import DataError
-from visavis.core.storage import cache
+from visavis.core.storage import cache, disk
 from visavis.data import dataset_cache, dataset_reader
 from visavis.data.dataset import ContentFingerprint, Dataset
 from visavis.data.dataset_reader import open_dataset
@@ -118,7 +118,7 @@ def test_content_changes_within_a_step_of_time(tmp_path, step, monkeypatch):
     file, start = tmp_path / "0.bmp", 10**18
     times, contents = range(start, start + step, step // 4), set()
     for number, now in enumerate(times):
-        monkeypatch.setattr(cache, "time", SimpleNamespace(time_ns=count(now).__next__))
+        monkeypatch.setattr(disk, "time", SimpleNamespace(time_ns=count(now).__next__))
         Image.new("RGB", (8, 8), (number, 0, 0)).save(file)
         # A file of the same size and time, as on a drive that stores times in steps.
         os.utime(file, ns=(start, start))
@@ -134,7 +134,7 @@ def test_time_of_recent_file_in_whole_seconds_is_new(tmp_path, seconds, fraction
     (tmp_path / "file").write_bytes(b"")
     os.utime(tmp_path / "file", ns=(modified, modified))
     clock = count(modified + int(seconds * 1e9), 5000)
-    monkeypatch.setattr(cache, "time", SimpleNamespace(time_ns=clock.__next__))
+    monkeypatch.setattr(disk, "time", SimpleNamespace(time_ns=clock.__next__))
     found = [cache.modified_ns(os.stat(tmp_path / "file")) for _ in range(3)]
     if fraction or abs(seconds) > 2:
         assert found == [modified] * 3

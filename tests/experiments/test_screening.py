@@ -10,6 +10,7 @@ import re
 import time
 from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
 from tests.fixtures.recipes import recipe_text
 from tests.processes import FORKED
@@ -27,7 +28,10 @@ from visavis.research.experiments.regret import estimate_regret
 from visavis.research.experiments.screening import (
     FIRST_FACTORS,
     MAX_SEEDS,
+    MIN_KEPT,
+    MIN_TRIAL_STEPS,
     SCREENING_FILE,
+    SPOT_CHECKS,
     ScreenedSetting,
     Screening,
     Speed,
@@ -228,11 +232,65 @@ def test_without_tuning_the_rate_of_the_recipe_stays(tmp_path):
 
 
 def test_schedules_become_shorter():
-    speed = Speed(run_seconds=20.0, start_seconds=1.0)
+    speed = Speed(run_seconds=20.0, start_seconds=1.0, run_steps=1000.0)
     schedules = possible_schedules(16, 1, speed, 3600.0)
     times = [each.screening_seconds(16, speed, tune=True) for each in schedules]
     assert (times[0], times[-1]) == (max(times), min(times))
     assert schedules[0].first_factors == FIRST_FACTORS
+
+
+def test_short_runs_are_screened_with_whole_trainings():
+    shares = {
+        steps: {
+            schedule.first_share
+            for schedule in possible_schedules(16, 1, Speed(20.0, 1.0, steps), 3600.0)
+            if schedule.run_share == 1 and schedule.kept > MIN_KEPT
+        }
+        for steps in (MIN_TRIAL_STEPS, 2 * MIN_TRIAL_STEPS, 10**4)
+    }
+    assert shares[MIN_TRIAL_STEPS] == {1.0}
+    assert min(shares[2 * MIN_TRIAL_STEPS]) > 1 / 2
+    assert min(shares[10**4]) < 1 / 6
+
+
+def test_spot_checks_of_dropped_candidates_train_in_the_last_round(tmp_path):
+    simulated = SimulatedJobs(quality(OBJECTIVES[0], 2.0), step_s=0.1)
+    screening = simulated.screening(tmp_path, 20)
+    finalists, _ = screening.finalists()
+    schedule = screening.state.schedule
+    trained = [one for one in screening.state.screened if one.best_by_round[-1] is not None]
+    survivors = schedule.survivors(len(SETTINGS), 2)
+    assert survivors < len(trained) == survivors + SPOT_CHECKS < len(SETTINGS)
+    # One was dropped after the first round, and its result there is kept.
+    assert any(one.best_by_round[1] is None for one in trained)
+    assert all(one.best_by_round[0] is not None for one in trained)
+    assert finalists[0].choice == OBJECTIVES[0]
+
+
+def test_spot_check_that_is_better_becomes_a_finalist(tmp_path):
+    def rsum_of(job):
+        steps = job.recipe_values["training"]["batches_per_epoch"]
+        epochs = sum(phase["epochs"] for phase in job.recipe_values["phases"])
+        # Every candidate but the first three is best only after all steps.
+        late = OBJECTIVES.index(job.setting) >= 3 and epochs * steps >= BATCHES[job.setting] * 9
+        return 500.0 if late else 300.0 - OBJECTIVES.index(job.setting)
+
+    simulated = SimulatedJobs(rsum_of, step_s=0.1)
+    finalists, _ = simulated.screening(tmp_path, 20).finalists()
+    assert OBJECTIVES.index(finalists[0].choice) >= 3
+
+
+def test_reading_a_finished_choice_again_takes_none_of_its_time(tmp_path):
+    simulated = SimulatedJobs(quality(OBJECTIVES[2]), step_s=0.05)
+    screening = simulated.screening(tmp_path, 30)
+    settings, _ = screening.finalists()
+    screening.confirm(len(settings), 1, lambda seeds: confirm(simulated, settings, seeds))
+    elapsed_s = screening.state.elapsed_s
+    simulated.now += 1000
+    again = simulated.screening(tmp_path, 30)
+    simulated.now += 1000
+    again.confirm(len(settings), 1, lambda seeds: confirm(simulated, settings, seeds))
+    assert again.state.elapsed_s == elapsed_s
 
 
 def test_candidates_need_only_captions():
@@ -244,49 +302,110 @@ def test_candidates_need_only_captions():
 SCREENED = (
     ScreenedSetting("a", 0, (100.0, 200.0, 300.0)),
     ScreenedSetting("b", 0, (90.0, 190.0, 290.0)),
-    ScreenedSetting("c", 0, (10.0, 100.0)),
-    ScreenedSetting("d", 0, (-100.0,)),
+    ScreenedSetting("c", 0, (10.0, 110.0, None)),
+    ScreenedSetting("d", 0, (-100.0, None, None)),
+    # Spot checks.
+    ScreenedSetting("e", 0, (20.0, 121.0, 219.0)),
+    ScreenedSetting("f", 0, (-50.0, None, 150.0)),
+    ScreenedSetting("g", 0, (40.0, 139.0, 241.0)),
 )
+VALIDATION = {"a": 300.0, "b": 290.0}
 
 
 def test_regret_of_a_settled_choice_is_small():
     test = {"a": {1: 300.0, 2: 301.0, 3: 302.0}, "b": {1: 290.0, 2: 291.0, 3: 292.0}}
-    regret = estimate_regret(test, "a", SCREENED, {"a": 300.0, "b": 290.0})
+    regret = estimate_regret(test, "a", SCREENED, VALIDATION)
     assert regret.interval.high == 0.0
-    # Dropped candidates keep a small chance.
-    assert regret.expected == pytest.approx(0.1, abs=0.1)
+    assert regret.expected == pytest.approx(0.0, abs=0.1)
     assert regret.by_candidate["b"] == 0.0
 
 
-def test_dropped_candidate_is_compared_within_its_model():
-    def regret(late):
-        screened = (
-            ScreenedSetting("a", 0, (100.0, 200.0, 300.0)),
-            ScreenedSetting("b", 1, (10.0, 50.0, 290.0)),
-            ScreenedSetting("late", 1, (late,)),
+def dropped_at(result, spread=0.0):
+    """Candidates of a model whose whole result is 200 above a third of the first one, and one that was
+    dropped with another first result.
+    """
+    known = [
+        ScreenedSetting(name, 0, (x, None, 200 + x / 3 + spread * sign))
+        for name, x, sign in (
+            ("a", 300.0, 1), ("b", 240.0, -1), ("c", 180.0, -1), ("d", 120.0, 1), ("e", 60.0, 0)
         )
-        test = {"a": {1: 300.0, 2: 301.0, 3: 302.0}, "b": {1: 290.0, 2: 291.0, 3: 292.0}}
-        return estimate_regret(test, "a", screened, {"a": 300.0, "b": 290.0})
+    ]  # fmt: skip
+    return (*known, ScreenedSetting("late", 0, (result, None, None)))
 
-    # Late in a slow model: as far above its finalist as the choice is.
-    assert regret(20.0).by_candidate["late"] == pytest.approx(50.0, abs=2.0)
-    assert regret(9.0).by_candidate["late"] < 0.1
-    assert regret(21.0).expected > regret(20.0).expected > regret(19.0).expected
+
+def regret_of_dropped(result, spread=0.0):
+    validation = {"a": 300.0, "b": 280.0}
+    test = {"a": {1: 300.0, 2: 301.0, 3: 302.0}, "b": {1: 280.0, 2: 281.0, 3: 282.0}}
+    return estimate_regret(test, "a", dropped_at(result, spread), validation)
+
+
+def test_dropped_candidate_is_predicted_by_a_line():
+    # A line without errors: the candidate is better by a third of its distance.
+    assert regret_of_dropped(330.0).expected == pytest.approx(10.0, abs=0.1)
+    assert regret_of_dropped(270.0).expected == pytest.approx(0.0, abs=0.1)
+
+
+def test_errors_of_the_line_widen_the_regret():
+    exact, noisy, noisier = (regret_of_dropped(297.0, spread) for spread in (0.0, 2.0, 8.0))
+    assert exact.expected < noisy.expected < noisier.expected
+    assert exact.interval.high < noisy.interval.high < noisier.interval.high
+    assert noisier.by_candidate["late"] > 5
+
+
+def test_dropped_candidate_far_below_is_excluded_in_spite_of_a_wide_range():
+    assert regret_of_dropped(-300.0, spread=3.0).by_candidate["late"] < 1.0
+
+
+def test_regret_interval_contains_the_regret_of_simulated_choices():
+    random = np.random.default_rng(0)
+    covered = []
+    for _ in range(200):
+        true = random.normal(300, 10, 12)
+        first = 3 * (true - 200) + random.normal(0, 12, 12)
+        order = np.argsort(-first)
+        # Four stay, two of the others are checked, and the best two of these six are confirmed.
+        trained = [*order[:4], *random.choice(order[4:], 2, replace=False)]
+        last = {i: true[i] + random.normal(0, 2) for i in trained}
+        finalists = sorted(trained, key=lambda i: -last[i])[:2]
+        validation = {str(i): true[i] + random.normal(0, 1) for i in finalists}
+        test = {
+            str(i): {seed: true[i] + random.normal(0, 2) for seed in range(4)} for i in finalists
+        }
+        screened = [
+            ScreenedSetting(str(i), 0, (first[i], None, last.get(i))) for i in range(len(true))
+        ]
+        choice = max(validation, key=validation.get)
+        regret = estimate_regret(test, choice, screened, validation)
+        covered.append(max(true) - true[int(choice)] in regret.interval)
+    assert np.mean(covered) >= 0.9
+
+
+def test_dropped_candidate_is_compared_within_its_model():
+    slow = tuple(
+        ScreenedSetting(f"slow {x}", 1, (x, None, 260 + x / 3)) for x in (0.0, 30.0, 60.0, 90.0)
+    )
+    late = ScreenedSetting("late of slow", 1, (150.0, None, None))
+    screened = (*dropped_at(100.0), *slow, late)
+    validation = {"a": 300.0, "b": 280.0}
+    test = {"a": {1: 300.0, 2: 301.0, 3: 302.0}, "b": {1: 280.0, 2: 281.0, 3: 282.0}}
+    regret = estimate_regret(test, "a", screened, validation)
+    assert regret.expected == pytest.approx(10.0, abs=0.1)
+    assert regret.by_candidate["late of slow"] > 95
 
 
 def test_regret_is_the_known_difference_without_spread():
     test = {"a": {1: 300.0, 2: 301.0, 3: 302.0}, "b": {1: 304.0, 2: 305.0, 3: 306.0}}
-    regret = estimate_regret(test, "a", SCREENED, {"a": 300.0, "b": 290.0})
+    regret = estimate_regret(test, "a", SCREENED, VALIDATION)
     assert regret.expected == pytest.approx(4.0, abs=0.2)
     assert regret.by_candidate["b"] > 99
 
 
 def test_regret_of_equal_settings_falls_with_more_seeds():
     noise = {"a": {1: 300.0, 2: 310.0, 3: 305.0}, "b": {1: 306.0, 2: 303.0, 3: 306.0}}
-    regret = estimate_regret(noise, "a", SCREENED, {"a": 300.0, "b": 290.0})
+    regret = estimate_regret(noise, "a", SCREENED, VALIDATION)
     assert 0 < regret.with_twice_the_seeds < regret.expected < regret.interval.high
     many = {name: {**by_seed, 4: 305.0, 5: 305.0, 6: 305.0} for name, by_seed in noise.items()}
-    assert estimate_regret(many, "a", SCREENED, {"a": 300.0, "b": 290.0}).expected < regret.expected
+    assert estimate_regret(many, "a", SCREENED, VALIDATION).expected < regret.expected
 
 
 def test_limits_leave_out_costly_models():
@@ -299,15 +418,21 @@ def test_limits_leave_out_costly_models():
 
 def test_regret_is_unknown_with_one_seed():
     test = {"a": {1: 300.0}, "b": {1: 299.0}}
-    assert estimate_regret(test, "a", SCREENED, {"a": 300.0, "b": 290.0}) is None
+    assert estimate_regret(test, "a", SCREENED, VALIDATION) is None
+
+
+def test_regret_is_unknown_if_too_few_candidates_trained_in_whole():
+    test = {"a": {1: 300.0, 2: 301.0, 3: 302.0}, "b": {1: 290.0, 2: 291.0, 3: 292.0}}
+    assert estimate_regret(test, "a", SCREENED[:4], VALIDATION) is None
 
 
 def test_regret_is_finite_after_failed_rounds():
-    screened = (*SCREENED[:2], ScreenedSetting("late", 0, (-math.inf, 250.0)))
+    screened = (*SCREENED, ScreenedSetting("late", 0, (-math.inf, 250.0, None)))
     test = {"a": {1: 300.0, 2: 301.0, 3: 302.0}, "b": {1: 290.0, 2: 291.0, 3: 292.0}}
-    assert estimate_regret(test, "a", screened, {"a": 300.0, "b": 290.0}).expected == 0.0
+    regret = estimate_regret(test, "a", screened, VALIDATION)
+    assert regret.expected == pytest.approx(0.0, abs=0.1)
     failed_once = (ScreenedSetting("a", 0, (-math.inf, 200.0, 300.0)), *SCREENED[1:])
-    assert math.isfinite(estimate_regret(test, "a", failed_once, {"a": 300.0, "b": 290.0}).expected)
+    assert math.isfinite(estimate_regret(test, "a", failed_once, VALIDATION).expected)
 
 
 def test_time_is_kept_with_many_models_of_one_objective(tmp_path):

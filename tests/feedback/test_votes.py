@@ -45,7 +45,7 @@ def judgment(item, fits, text="a dog", vote=""):
 @pytest.fixture
 def folder(tmp_path):
     """The folder of a database without items."""
-    IndexDatabase(tmp_path, create=True).close()
+    IndexDatabase(tmp_path, create={}).close()
     return tmp_path
 
 

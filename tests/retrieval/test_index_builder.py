@@ -24,7 +24,7 @@ import visavis
 from visavis.cli import app
 from visavis.core.errors import DataError, RefusedOverwrite, RunError, VisavisError
 from visavis.core.progress import NoProgress
-from visavis.core.storage import cache
+from visavis.core.storage import disk
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.retrieval.build import encoding
 from visavis.retrieval.build.default_index import index_if_images
@@ -180,7 +180,7 @@ def test_index_reads_file_changed_within_a_step_of_time(run, tmp_path, step, mon
     photo.parent.mkdir()
 
     def build_at(now, color):
-        monkeypatch.setattr(cache, "time", SimpleNamespace(time_ns=count(now).__next__))
+        monkeypatch.setattr(disk, "time", SimpleNamespace(time_ns=count(now).__next__))
         Image.new("RGB", (48, 48), color).save(photo)
         # A file of the same size and time, as on a drive that stores times in steps.
         os.utime(photo, ns=(start, start))

@@ -203,7 +203,7 @@ def test_sqlite_without_full_text_search_is_one_error(tmp_path, monkeypatch):
         lambda *values, **options: connect(*values, factory=Connection, **options),
     )
     with pytest.raises(StorageError, match=r"full-text search \(FTS5\)"):
-        IndexDatabase(tmp_path / "index", create=True)
+        IndexDatabase(tmp_path / "index", create={})
     assert not (tmp_path / "index" / "index.db").exists()
 
 

@@ -48,6 +48,19 @@ def test_failed_start_removes_only_created_folders(recipe, tmp_path, monkeypatch
     assert sorted(path.name for path in tmp_path.iterdir()) == ["linked", "mine"]
 
 
+@pytest.mark.parametrize("name", ["environment.json", ".run.toml.0a1b2c3d.part"])
+def test_start_replaces_what_a_killed_start_left(recipe, scenes, tmp_path, name):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / name).write_text("{")
+    if name == "environment.json":
+        with pytest.raises(RefusedOverwrite, match="not an empty folder"):
+            visavis.train(recipe, data=scenes, out=run)
+        (run / ".run.lock").touch()
+    visavis.train(recipe, data=scenes, out=run)
+    assert (run / "result.json").exists() and not list(run.glob("*.part"))
+
+
 def test_failed_start_leaves_existing_folder_empty(recipe, scenes, tmp_path, monkeypatch):
     def fail(self):
         raise VisavisError("the first validation cannot be.")

@@ -74,7 +74,7 @@ def evaluate(
 
     Raises:
         DataError: If the data do not suit the protocol.
-        RefusedOverwrite: If ``trec`` has files of this run, or of other queries.
+        RefusedOverwrite: If ``trec`` has other files of this run, or files of other queries.
         RunError: If the folder is not a run, or runs are of different data.
         VisavisError: If ``bank`` is given without ``correction``.
 

@@ -368,16 +368,15 @@ def indexes_calibrate(
         visavis indexes calibrate indexes/photos collection
         ```
     """
-    from visavis.core import storage
     from visavis.retrieval.build.no_match import write_scale
     from visavis.retrieval.calibrate.calibration import NoProbabilitiesError
-    from visavis.retrieval.index_folder import read_manifest, write_manifest
+    from visavis.retrieval.index_folder import index_lock, read_manifest, write_manifest
     from visavis.retrieval.open_index import open_index
 
     check_choice("basis", basis, get_args(Basis))
     folder = Path(index)
     progress = progress or NoProgress()
-    with storage.folder_lock(folder / "index", wait=False, subject=folder):
+    with index_lock(folder):
         manifest = replace(read_manifest(folder), probabilities=basis)
         if basis != "off":
             with closing(open_index(folder, store=store)) as opened:

@@ -301,8 +301,8 @@ def verify_hashes(name: str, files: Iterable[Path]) -> None:
             if digest != target.name:
                 # A link of the cache and its target: otherwise the next download would use the
                 # damaged file.
-                file.unlink()
-                target.unlink()
+                storage.current_disk().unlink(file)
+                storage.current_disk().unlink(target)
                 damaged.append(
                     f"{file.name}: expected SHA-256 {target.name[:12]}..., got {digest[:12]}..."
                 )
@@ -366,7 +366,9 @@ def fetch_hub_files(
 
     from visavis.core.stopping import kept_if_stopped
 
-    missing = [file for file in files if file.will_download]
+    # A file that was cut short when the power failed is downloaded again.
+    missing = [file for file in files if file.will_download or _is_damaged(file)]
+    storage.create_folder(Path(constants.HF_HUB_CACHE))
     total = sum(file.file_size or 0 for file in missing)
     received = 0
 
@@ -403,9 +405,31 @@ def fetch_hub_files(
                     repo_type=kind,
                     revision=file.commit_hash,
                     tqdm_class=bar,
+                    force_download=_is_damaged(file),
                 )
     finally:
         constants.DOWNLOAD_CHUNK_SIZE = chunk_bytes
+
+
+def _is_damaged(file: Any) -> bool:
+    """Whether a file of ``list_hub_files`` is in the cache with another size than on the hub."""
+    return (
+        os.path.isfile(file.local_path)
+        and file.file_size is not None
+        and os.path.getsize(file.local_path) != file.file_size
+    )
+
+
+def flush_repository(folder: Path) -> None:
+    """Flush the files and links of a downloaded repository to the disk, of which ``folder`` is a
+    snapshot. The hub's library does not.
+    """
+    repository = hub_repository(folder)
+    if repository is not None:
+        with storage.storage_errors(repository):
+            for path in [repository.parent, repository, *repository.rglob("*")]:
+                if not path.is_symlink():
+                    storage.current_disk().sync_path(path)
 
 
 def _fetch_large_file(repository: str, kind: HubKind, file: Any, bar: type[Any] | None) -> None:
@@ -424,7 +448,7 @@ def _fetch_large_file(repository: str, kind: HubKind, file: Any, bar: type[Any] 
     part = target.with_name(f"{etag}.part")
     with storage.folder_lock(part, wait=True):
         if not os.path.exists(target):
-            with part.open("ab") as opened:
+            with storage.current_disk().open(part, "ab") as opened:
                 if opened.tell() > file.file_size:
                     opened.truncate(0)
                 http_get(
@@ -435,7 +459,8 @@ def _fetch_large_file(repository: str, kind: HubKind, file: Any, bar: type[Any] 
                     expected_size=file.file_size,
                     tqdm_class=bar,
                 )
-            os.replace(part, target)
+            storage.current_disk().sync_path(part)
+            storage.move(part, target)
     storage.remove_lock(part)
 
 
@@ -482,6 +507,7 @@ def download_dataset(name: str) -> Path:
             )
         )
     verify_hashes(name, [snapshot / file for file in files])
+    flush_repository(snapshot)
     folder = snapshot / _config_of(files[0])
     storage.write_checksummed_json(record, [str(folder), *(str(snapshot / file) for file in files)])
     return folder

@@ -166,11 +166,11 @@ def local_copy(file: ShardFile) -> Path:
                 storage_access(file.url, "Check the connection and the free disk space."),
                 storage.atomic_file(path) as part,
                 filesystem.open_input_stream(source) as stream,
-                open(part, "wb") as target,
+                storage.current_disk().open(part, "wb") as target,
             ):
                 shutil.copyfileobj(stream, target, 2**22)
         # The time of the last use, by which old copies are removed.
-        os.utime(path)
+        storage.current_disk().touch(path)
     return path
 
 
@@ -187,7 +187,7 @@ def _remove_old_copies(folder: Path, limit: float) -> None:
         if limit < 0:
             # Windows keeps a file that a process has open. A later call removes it.
             with suppress(PermissionError):
-                path.unlink(missing_ok=True)
+                storage.current_disk().unlink(path)
 
 
 def _list_url(url: str) -> list[ShardFile]:

@@ -170,37 +170,38 @@ def write_trec(folder: str | Path, tag: str, lists: dict[Direction, TrecRankings
     """
     folder = Path(folder)
     stem = re.sub(r"[^\w.+=-]+", "_", tag)
-    run_files = {
-        direction: storage.require_new_file(folder / f"{stem}.{direction}.run")
-        for direction in lists
-    }
-    qrels = {
-        folder / f"{direction}.qrels": "".join(
-            f"{rankings.queries[query]} 0 {rankings.candidates[candidate]} {relevance}\n"
-            for query, candidate, relevance in rankings.relevant.tolist()
-        )
-        for direction, rankings in lists.items()
-    }
-    for path, content in qrels.items():
-        if os.path.exists(path) and storage.read_text(path) != content:
-            raise RefusedOverwrite(
-                f"{path} holds judgments of other queries. Nothing was changed. Choose another "
-                "folder."
-            )
-    for path, content in qrels.items():
-        storage.write_text(path, content)
-    (tag,) = escape_names([tag])
+    (run_tag,) = escape_names([tag])
+    runs = dict[Path, str]()
+    qrels = dict[Path, str]()
     for direction, rankings in lists.items():
         rows = zip(rankings.queries, rankings.order.tolist(), rankings.scores.tolist(), strict=True)
         lines = [
-            f"{query} Q0 {rankings.candidates[candidate]} {rank} {score:.9g} {tag}\n"
+            f"{query} Q0 {rankings.candidates[candidate]} {rank} {score:.9g} {run_tag}\n"
             for query, candidates, scores in rows
             for rank, (candidate, score) in enumerate(zip(candidates, scores, strict=True), 1)
             if candidate >= 0
         ]
-        text = "".join(lines)
-        storage.save_new_file(run_files[direction], partial(storage.write_text, content=text))
-    return [*run_files.values(), *qrels]
+        runs[folder / f"{stem}.{direction}.run"] = "".join(lines)
+        qrels[folder / f"{direction}.qrels"] = "".join(
+            f"{rankings.queries[query]} 0 {rankings.candidates[candidate]} {relevance}\n"
+            for query, candidate, relevance in rankings.relevant.tolist()
+        )
+    # Equal files are of this call, which was stopped before: it writes the others.
+    new = {
+        path: content
+        for path, content in (runs | qrels).items()
+        if not os.path.exists(path) or storage.read_text(path) != content
+    }
+    for path in new:
+        if path in qrels and os.path.exists(path):
+            raise RefusedOverwrite(
+                f"{path} holds judgments of other queries. Nothing was changed. Choose another "
+                "folder."
+            )
+        storage.require_new_file(path)
+    for path, content in new.items():
+        storage.save_new_file(path, partial(storage.write_text, content=content))
+    return [*runs, *qrels]
 
 
 def escape_names(texts: Sequence[str]) -> tuple[str, ...]:

@@ -214,13 +214,13 @@ def write_text_tower(model: Retriever, folder: Path, *, int8: bool = False) -> N
         import tokenizers  # noqa: F401
     model = _whole_vectors(model)
     with storage.atomic_folder(folder) as part:
-        with _refused(model.matcher, "a text side that torch can export"):
+        with _refused(model.matcher, "a text side that torch can export", part):
             inputs = _write_graph(model, part)
             vector = model.item_vectors(model.encode_text([model.processor.known_text]))[0]
         if int8:
-            with _refused(model.matcher, "weights that ONNX Runtime can convert to 8 bits"):
+            with _refused(model.matcher, "weights that ONNX Runtime can convert to 8 bits", part):
                 _quantize(part)
-        with _refused(model.matcher, "a tokenizer that the library tokenizers can read"):
+        with _refused(model.matcher, "a tokenizer that the library tokenizers can read", part):
             _write_tokens(model, part)
         files = {
             file.name: TowerFile(file.stat().st_size, storage.content_hash(file))
@@ -241,27 +241,36 @@ def write_text_tower(model: Retriever, folder: Path, *, int8: bool = False) -> N
         min_cosine = MIN_INT8_COSINE if int8 else MIN_COSINE
         expected = "a graph that ONNX Runtime can run"
         try:
-            with _refused(model.matcher, expected):
+            with _refused(model.matcher, expected, folder):
                 check_equal_vectors(model, TextTower.open(part), min_cosine)
         except RunError as error:
             raise _refusal(model.matcher, expected, error.__cause__ or error) from None
 
 
 @contextmanager
-def _refused(matcher: Matcher, expected: str) -> Iterator[None]:
-    """Within this block, errors of every kind mean that the model has no text tower."""
+def _refused(matcher: Matcher, expected: str, folder: Path) -> Iterator[None]:
+    """Within this block, errors of every kind mean that the model has no text tower, except for
+    errors of writing the folder.
+    """
     try:
         yield
     except (VisavisError, MemoryError):
         raise
     # torch, ONNX Runtime and tokenizers raise errors of every kind for models that they do not
     # support.
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            with storage.storage_errors(error.filename or folder):
+                raise error from None
         raise _refusal(matcher, expected, error) from None
 
 
+class _ExportError(VisavisError):
+    """A package raised an error, whose cause may be the model or the disk."""
+
+
 def _refusal(matcher: Matcher, expected: str, error: BaseException) -> VisavisError:
-    return VisavisError(
+    return _ExportError(
         f"{matcher.name}: expected {expected}, got an error ({first_line(error)}). The model "
         "encodes the texts itself."
     )
@@ -327,7 +336,7 @@ def _write_graph(model: Retriever, folder: Path) -> tuple[str, ...]:
     # A graph of more than 2 GiB has a file for each weight.
     for file in folder.iterdir():
         if file.name not in {GRAPH_FILE, WEIGHTS_FILE}:
-            file.unlink()
+            storage.current_disk().unlink(file)
     return inputs
 
 
@@ -367,10 +376,10 @@ def _quantize(folder: Path) -> None:
         )
     finally:
         root.setLevel(level)
-    (folder / GRAPH_FILE).unlink()
-    (folder / WEIGHTS_FILE).unlink()
+    for name in (GRAPH_FILE, WEIGHTS_FILE):
+        storage.current_disk().unlink(folder / name)
     _save_optimized(quantized, folder, onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL)
-    quantized.unlink()
+    storage.current_disk().unlink(quantized)
 
 
 @contextmanager
@@ -483,14 +492,19 @@ def text_tower(model: Retriever) -> Path:
             else:
                 return folder
         recorded = storage.read_checksummed_json(refusal, dict[str, Any])
-        if recorded is not None and recorded.get("versions") == versions:
+        if recorded is None or recorded.get("versions") != versions:
+            recorded = {}
+        elif recorded.get("is_certain", True):
             raise VisavisError(str(recorded["reason"]))
         try:
             write_text_tower(model, folder)
         except VisavisError as error:
-            # A missing package or a full disk is not a property of the model.
+            # A missing package or a full disk is not a property of the model. ONNX Runtime reports a
+            # failing disk as it reports a graph that it cannot run: such an error must be repeated.
             if not isinstance(error, MissingExtra | StorageError):
-                content = {"reason": str(error), "versions": versions}
+                reason = str(error)
+                is_certain = not isinstance(error, _ExportError) or recorded.get("reason") == reason
+                content = {"reason": reason, "versions": versions, "is_certain": is_certain}
                 storage.write_checksummed_json(refusal, content)
             raise
     return folder
@@ -527,17 +541,17 @@ def quantize_text_tower(index: Path, model: Retriever, progress: Progress) -> No
     storage.remove_folder(quantized)
     with progress.activity("exporting the text tower"):
         write_text_tower(model, quantized, int8=True)
-    # Until the last step, the index has one of both.
-    storage.remove_folder(folder)
-    quantized.replace(folder)
+    # If it is killed in between, the model encodes the texts until the next update.
+    storage.replace_folder(quantized, folder)
 
 
 def _link(source: Path, target: Path) -> None:
     """Give a file a second name, or copy it to another file system."""
     try:
-        os.link(source, target)
+        storage.current_disk().link(source, target)
     except OSError:
-        shutil.copyfile(source, target)
+        with open(source, "rb") as read, storage.current_disk().open(target, "wb") as written:
+            shutil.copyfileobj(read, written)
 
 
 def remove_text_towers(index: Path, used: Sequence[str]) -> None:

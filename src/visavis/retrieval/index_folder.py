@@ -7,8 +7,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -71,6 +71,8 @@ if TYPE_CHECKING:
     from visavis.retrieval.stores.set_codec import SetCodec
 
 CODEC_FILE = "codec.npy"
+MANIFEST = "manifest"
+"""Name of the manifest in the database of an index."""
 CORRECTION_FILE = "correction.safetensors"
 OWN_STORE = "."
 """Location of the store in the folder of the index."""
@@ -268,12 +270,16 @@ class Index:
             )
         raise VisavisError(f"query: expected {problem}")
 
+    def one_version(self) -> AbstractContextManager[None]:
+        """Read one version of the items, see ``Collection.one_version``."""
+        return self.store.one_version()
+
     def nearest(
         self, encoded: Queries | CorrectedQuery, count: int, item_filter: ItemFilter
     ) -> tuple[list[SearchResult], bool]:
         """Find the items with the highest scores, see ``Collection.nearest``."""
         neighbors = self.neighbors(encoded, count, item_filter)
-        # Only the items of the results are read. A shared store may have lost an item since.
+        # Only the items of the results are read. A shared server may have lost an item since.
         items = self.store.get([key for key, _ in neighbors])
         results = [SearchResult(items[key], score) for key, score in neighbors if key in items]
         return results, len(neighbors) == count
@@ -522,7 +528,7 @@ def read_manifest(folder: Path) -> IndexManifest:
     try:
         with closing(IndexDatabase(folder)) as database:
             # Without a value, the parser reports the empty text.
-            content = database.value("manifest") or ""
+            content = database.value(MANIFEST) or ""
         manifest: IndexManifest = storage.parse_json(
             content.encode(), IndexManifest, f"{folder / DATABASE}: manifest", error=RunError
         )
@@ -550,14 +556,15 @@ def read_manifest(folder: Path) -> IndexManifest:
 
 
 def write_manifest(folder: Path, manifest: IndexManifest) -> None:
-    """Write the manifest of an index."""
-    with closing(IndexDatabase(folder, create=True)) as database:
+    """Write the manifest of an index. A new database appears together with it."""
+    values = {MANIFEST: json.dumps(asdict(manifest))}
+    with closing(IndexDatabase(folder, create=values)) as database:
         set_manifest(database, manifest)
 
 
 def set_manifest(database: IndexDatabase, manifest: IndexManifest) -> None:
     """Write the manifest into the database of its index."""
-    database.set_value("manifest", json.dumps(asdict(manifest)))
+    database.set_value(MANIFEST, json.dumps(asdict(manifest)))
 
 
 def is_index(folder: str | Path) -> bool:
@@ -569,8 +576,21 @@ def is_free_folder(folder: Path) -> bool:
     """Check whether a new index can be made in a folder."""
     if not os.path.lexists(folder):
         return True
-    # A lock file remains where an update was refused before it wrote anything.
-    return os.path.isdir(folder) and all(file.name.endswith(".lock") for file in folder.iterdir())
+    # A lock file remains where an update was refused before it wrote anything, and a part of the
+    # database where a process was killed before.
+    return os.path.isdir(folder) and all(
+        re.fullmatch(r".*\.lock|\..*\.part", file.name) for file in folder.iterdir()
+    )
+
+
+@contextmanager
+def index_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of an index to change it, without waiting. What a killed process left is
+    removed.
+    """
+    with storage.folder_lock(folder / "index", wait=False, subject=folder):
+        storage.remove_partial_files(folder)
+        yield
 
 
 def store_location(store: str | Path) -> str:

@@ -67,16 +67,21 @@ def open_index(
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    if encoder is None or encoder.fingerprint != manifest.query_model.fingerprint:
-        encoder = open_query_encoder(folder, manifest, device, memory)
-    try:
-        vectors = open_index_store(folder, manifest, memory, confirmed=store)
-    except RunError:
-        # An update may have changed the store since the manifest was read.
-        if read_manifest(folder) == manifest:
-            raise
-        manifest = read_manifest(folder)
-        vectors = open_index_store(folder, manifest, memory, confirmed=store)
+    was_equal = False
+    while True:
+        if encoder is None or encoder.fingerprint != manifest.query_model.fingerprint:
+            encoder = open_query_encoder(folder, manifest, device, memory)
+        try:
+            vectors = open_index_store(folder, manifest, memory, confirmed=store)
+            break
+        except RunError:
+            # An update may have changed the store, and a switch the query model, since the manifest
+            # was read. A second try, because the update may have ended with an equal manifest.
+            newer = read_manifest(folder)
+            if was_equal and newer == manifest:
+                raise
+            was_equal = newer == manifest
+            manifest = newer
     index = Index(folder, manifest, encoder, vectors, _list_files)
     if index.is_unfinished:
         logging.getLogger(__name__).warning(

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,10 @@ class RunImages:
     def rated_scores(self, encoded: Any, item_filter: ItemFilter) -> tuple[np.ndarray, np.ndarray]:
         """Raise an error, see ``Collection.rated_scores``."""
         raise NoProbabilitiesError("they need an index.")
+
+    def one_version(self) -> AbstractContextManager[None]:
+        """The images do not change, see ``Collection.one_version``."""
+        return nullcontext()
 
     def encode_query(self, query: SearchQuery, encode_texts: EncodeTexts | None = None) -> Tensor:
         """Score all images for a query of one text: the mean over the models, ``[V]``."""

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, overload
 
@@ -327,6 +328,9 @@ class Collection(Protocol):
     def encode_query(self, query: SearchQuery, encode_texts: EncodeTexts | None = None) -> Any:
         """Encode a query once, for several calls of ``nearest``."""
 
+    def one_version(self) -> AbstractContextManager[None]:
+        """Read one version of the items in this block, for results that fit together."""
+
     def nearest(
         self, encoded: Any, count: int, item_filter: ItemFilter
     ) -> tuple[list[SearchResult], bool]:
@@ -395,25 +399,25 @@ def search_collection(
     for _, text in query.texts:
         validate_text_query(text)
     scale = _match_scale(collection, query, max_irrelevant, rerank)
-    named = tuple(collection.find_named(query, min(top, MAX_NAMED), item_filter))
+    find_named = partial(collection.find_named, query, min(top, MAX_NAMED), item_filter)
     try:
         for model in collection.models:
             known_texts(model, query)
     except VisavisError as error:
-        if not named:
+        if not (named := tuple(find_named())):
             raise
         return SearchResults((), message=_no_content(query, error), named=named)
-    results = _search_vectors(
-        collection,
-        query,
-        scale,
-        top,
-        item_filter,
-        group_duplicates,
-        rerank,
-        encode_texts,
-        max_irrelevant,
-    )
+    # The other model may find its best result far below the first search's best ones.
+    count = max(top, RERANK_DEPTH) if rerank else top
+    # Before the block, because models take longer than a search.
+    encoded = collection.encode_query(query, encode_texts)
+    with collection.one_version():
+        named = tuple(find_named())
+        results = _search_vectors(
+            collection, encoded, scale, count, item_filter, group_duplicates, max_irrelevant
+        )
+    if rerank is not None and results:
+        results = SearchResults(tuple(_rerank(collection, rerank, query, results)[:top]))
     return replace(results, named=named) if named else results
 
 
@@ -427,20 +431,15 @@ def _no_content(query: SearchQuery, error: VisavisError) -> str:
 
 def _search_vectors(
     collection: Collection,
-    query: SearchQuery,
+    encoded: Any,
     scale: MatchScale | None,
-    top: int,
+    count: int,
     item_filter: ItemFilter,
     group_duplicates: bool,
-    rerank: Retriever | None,
-    encode_texts: EncodeTexts | None,
     max_irrelevant: float | None,
 ) -> SearchResults:
     """Results by the vectors of the items."""
-    encoded = collection.encode_query(query, encode_texts)
     rated = None if scale is None else collection.rated_scores(encoded, item_filter)
-    # The other model may find its best result far below the first search's best ones.
-    count = max(top, RERANK_DEPTH) if rerank else top
     if group_duplicates:
         results = grouped_results(
             collection, lambda depth: collection.nearest(encoded, depth, item_filter), count
@@ -449,8 +448,6 @@ def _search_vectors(
         results = collection.nearest(encoded, count, item_filter)[0]
     if not results:
         return SearchResults((), message=collection.explain_no_results(item_filter))
-    if rerank is not None:
-        return SearchResults(tuple(_rerank(collection, rerank, query, results)[:top]))
     if isinstance(encoded, CorrectedQuery):
         return SearchResults(tuple(results), correction=str(encoded.correction.settings))
     if scale is None or rated is None:

@@ -351,7 +351,16 @@ def start_training(
             if group.is_first and not any(
                 os.path.exists(RunFolder(path / name).recipe) for name in plan.members
             ):
-                file.unlink()
+                storage.current_disk().unlink(file)
+
+
+def start_subfolder(plan: TrainingPlan, path: Path, context: RunContext) -> TrainingResult:
+    """Train a plan in a subfolder of an ensemble or an experiment."""
+    if context.group.is_first and os.path.isdir(path):
+        # A killed process may have left files of a folder that is not a run yet.
+        RunFolder(path).remove()
+        storage.remove_partial_files(path)
+    return start_training(plan, path, context)
 
 
 def resume_training(folder: Path, context: RunContext | None = None) -> TrainingResult:
@@ -568,11 +577,13 @@ def _train_members(plan: TrainingPlan, folder: Path, context: RunContext) -> Tra
                 if group.broadcast_text("run" if RunFolder(folder / name).is_run else ""):
                     members.append(_resume_run(folder / name, context))
                 else:
-                    members.append(start_training(member, folder / name, context))
+                    members.append(start_subfolder(member, folder / name, context))
             except Stopped as stopped:
                 raise Stopped(str(folder), stopped.signal) from None
 
         group.barrier()  # until rank 0 has written the models
+        if group.is_first:
+            storage.remove_partial_files(folder)
         settings = plan.recipe.evaluation
         options = EvaluationOptions(
             protocol="plain", split=settings.validation, max_images=settings.validation_images
@@ -612,6 +623,7 @@ def _create_run_folder(
         return
     if out is not None:
         _check_no_run(Path(out))
+        RunFolder(Path(out)).remove_killed_start()
     with storage.create_output_folder(out, Path("runs") / recipe.name) as path:
         group.broadcast_text(str(path))
         yield path
@@ -621,7 +633,7 @@ def _check_no_run(path: Path) -> None:
     """Refuse a folder that is a run already."""
     # os.path.exists is also False for a name that is too long. The error then comes from creating
     # the folder.
-    if os.path.exists(RunFolder(path).recipe):
+    if RunFolder(path).is_run:
         raise RunError(
             f"{path}: expected a new folder, got an existing run. Resume it with --resume {path}, "
             "or name another folder."

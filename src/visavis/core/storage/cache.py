@@ -8,7 +8,6 @@ import hashlib
 import json
 import logging
 import os
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from visavis.core.errors import DataError, StorageError, VisavisError
+from visavis.core.storage.disk import current_disk
 from visavis.core.storage.reading import RESTORE_COPY, parse_json, read_json
 from visavis.core.storage.writing import storage_errors, write_json
 
@@ -87,7 +87,7 @@ def modified_ns(status: os.stat_result) -> int:
     # Some file systems round times to 1 or 2 s. A file with such a recent time may change again at
     # the same time. Until then, it gets a new time at each call, up to 1 ms later.
     modified = status.st_mtime_ns
-    age = time.time_ns() - modified
+    age = current_disk().time_ns() - modified
     if modified % 10**9 or abs(age) >= TIME_RESOLUTION_NS:
         return modified
     # Calls that are 4 us apart give different times.
@@ -128,7 +128,7 @@ def remove_damaged(path: Path, files: Iterable[Path], reason: str) -> None:
     )
     for file in files:
         with storage_errors(file):
-            file.unlink(missing_ok=True)
+            current_disk().unlink(file)
 
 
 def _without_fix(reason: str) -> str:

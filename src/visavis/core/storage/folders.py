@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
-import secrets
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
 from visavis.core.errors import RefusedOverwrite, RunError, StorageError, closest_name
-from visavis.core.storage.writing import CHANGE_FOLDER, cannot_write, storage_errors
+from visavis.core.storage.disk import current_disk
+from visavis.core.storage.writing import (
+    CHANGE_FOLDER,
+    cannot_write,
+    create_folder,
+    move,
+    part_of,
+    storage_errors,
+)
 
 
 def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) -> Path:
-    """Create a folder that can be written to. An existing folder is accepted if it is empty. One that
-    ``atomic_folder`` will create later is only checked.
+    """Create a folder that can be written to. An existing folder is accepted if it is empty, except
+    for temporary files of a killed process, which are removed. One that ``atomic_folder`` will create
+    later is only checked.
     """
     path = Path(path)
     if re.search("[\0\ud800-\udfff]", str(path)):
         raise StorageError(f"{str(path)!r} cannot be a file name. Choose another folder.")
     try:
-        if os.path.lexists(path) and (not os.path.isdir(path) or any(path.iterdir())):
+        if os.path.lexists(path) and not (
+            os.path.isdir(path) and all(_PARTIAL_NAME.fullmatch(name) for name in os.listdir(path))
+        ):
             raise RefusedOverwrite(
                 f"{path} already exists and is not an empty folder. Nothing was changed. Choose "
                 "another folder."
@@ -35,14 +45,20 @@ def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) ->
                 f"{path} is a {kind} and cannot be replaced. Nothing was changed. Choose a folder "
                 "in it."
             )
+        if os.path.isdir(path):
+            remove_partial_files(path)
         if not will_be_replaced:
-            path.mkdir(parents=True, exist_ok=True)
+            create_folder(path)
         # The name appears with the content. Until then, its nearest folder shows what can be written.
         existing = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
         with tempfile.TemporaryFile(dir=existing):
             return path
     except OSError as error:
         raise cannot_write(path, f"{error.strerror or error}. {CHANGE_FOLDER}") from None
+
+
+_PARTIAL_NAME = re.compile(r"\..+\.[0-9a-f]{8}\.part")
+"""Name that ``part_of`` chooses."""
 
 
 @contextmanager
@@ -65,7 +81,7 @@ def create_output_folder(
         # The folders that were created for it. A folder that holds something stays.
         for created in [folder, *missing] if path is None else missing:
             with suppress(OSError):
-                created.rmdir()
+                current_disk().rmdir(created)
         raise
 
 
@@ -84,16 +100,19 @@ def save_new_file(
     if the file appeared during the work, its name is the first free ``stem-N``.
     """
     chosen = Path(stem if path is None else path)
-    prefix = f".{chosen.name}."
     with storage_errors(chosen):
-        chosen.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=prefix, suffix=".part", dir=chosen.parent) as part:
-            content = Path(part) / chosen.name
+        create_folder(chosen.parent)
+        part = part_of(chosen)
+        try:
+            current_disk().mkdir(part, exist_ok=False)
+            content = part / chosen.name
             save(content)
             if path is not None and _place(content, chosen):
                 return chosen
             numbered = (chosen.with_stem(f"{chosen.stem}-{number}") for number in count(1))
             file = next(candidate for candidate in numbered if _place(content, candidate))
+        finally:
+            current_disk().rmtree(part)
     if path is not None:
         raise RefusedOverwrite(
             f"{path} already exists. Nothing was changed. The result is in {file}."
@@ -103,16 +122,18 @@ def save_new_file(
 
 def _place(content: Path, target: Path) -> bool:
     """Give a complete file its name, unless a file has it already."""
+    disk = current_disk()
     try:
-        os.link(content, target)
+        disk.link(content, target)
     except FileExistsError:
         return False
     except OSError:  # a file system without hard links
         try:
-            target.touch(exist_ok=False)
+            disk.open(target, "xb").close()
         except FileExistsError:
             return False
-        content.replace(target)
+        disk.replace(content, target)
+    disk.sync_path(target.parent)
     return True
 
 
@@ -139,11 +160,12 @@ def create_numbered_folder(stem: str | Path) -> Path:
     """Create the first of the folders ``stem-1``, ``stem-2``, ... that does not exist."""
     stem = Path(stem)
     with storage_errors(stem):
-        stem.parent.mkdir(parents=True, exist_ok=True)
+        create_folder(stem.parent)
         for number in count(1):
             folder = stem.with_name(f"{stem.name}-{number}")
             with suppress(FileExistsError):
-                folder.mkdir()
+                current_disk().mkdir(folder, exist_ok=False)
+                current_disk().sync_path(folder.parent)
                 break
     return folder
 
@@ -155,20 +177,18 @@ def folder_lock(
     """Hold the lock of a path, so that one process at a time works on it. A crash releases the
     lock.
     """
-    from filelock import FileLock, Timeout
-
     path = Path(path)
-    lock = FileLock(_lock_file(path), timeout=-1 if wait else 0)
     subject = subject or path
     with storage_errors(subject):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire()
-        except Timeout:
+        create_folder(path.parent)
+        lock = current_disk().lock(lock_file(path), wait=wait)
+        if lock is None:
             raise RunError(
                 f"{subject} is locked by another process. Wait until it ends, or stop it first."
-            ) from None
+            )
     try:
+        # What a killed process did not complete: a reserved array of a cache can be large.
+        _remove_parts(path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.part"))
         yield
     finally:
         lock.release()
@@ -178,21 +198,38 @@ def remove_lock(path: str | Path) -> None:
     """Remove the lock file of a path once no process will work on it again."""
     # A lock that is held and cannot be removed now is removed by its release.
     with suppress(OSError):
-        _lock_file(Path(path)).unlink()
+        current_disk().unlink(lock_file(Path(path)))
 
 
-def _lock_file(path: Path) -> Path:
+def lock_file(path: Path) -> Path:
+    """Return the lock file of a path."""
     return path.parent / f".{path.name}.lock"
 
 
 def remove_partial_files(folder: str | Path) -> None:
     """Remove temporary files and folders that a killed process left behind."""
-    for part in list(Path(folder).rglob(".*.part")):
+    _remove_parts(Path(folder).rglob(".*.part"))
+
+
+def _remove_parts(parts: Iterable[Path]) -> None:
+    for part in list(parts):
         if os.path.isdir(part):
-            shutil.rmtree(part, ignore_errors=True)
+            current_disk().rmtree(part)
         else:
             with suppress(PermissionError):  # Windows keeps files that another process has open
-                part.unlink(missing_ok=True)
+                current_disk().unlink(part)
+
+
+def replace_folder(source: Path, target: Path) -> None:
+    """Rename a folder over another one, also on the disk. A process that is killed between two
+    renames leaves only the new one, under its old name.
+    """
+    removed = part_of(target)
+    with storage_errors(target):
+        if os.path.lexists(target):
+            current_disk().replace(target, removed)
+        move(source, target)
+        current_disk().rmtree(removed)
 
 
 def remove_folder(path: str | Path) -> None:
@@ -200,7 +237,7 @@ def remove_folder(path: str | Path) -> None:
     path = Path(path)
     # Under another name first, so that a folder that cannot be removed stays complete. Windows keeps
     # files that another process maps, and a later removal may succeed.
-    removed = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    removed = part_of(path)
     with suppress(OSError):
-        path.rename(removed)
-        shutil.rmtree(removed, ignore_errors=True)
+        current_disk().replace(path, removed)
+        current_disk().rmtree(removed)

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import re
-import shutil
+import secrets
 import sqlite3
-import tempfile
-import time
 import tomllib
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
-from io import FileIO
+from itertools import takewhile
 from pathlib import Path, PurePath, PureWindowsPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from visavis.core.errors import DataError, StorageError
+from visavis.core.storage.disk import current_disk
 from visavis.core.storage.reading import TENSORS_HASH, read_text, read_toml, tensors_hash
 
 if TYPE_CHECKING:
@@ -118,18 +118,16 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-        os.close(handle)
-        part = Path(name)
+        create_folder(path.parent)
+        disk = current_disk()
+        part = part_of(path)
         try:
+            disk.open(part, "xb").close()
             yield part
-            _flush(part)
-            part.chmod(0o644)
-            _move(part, path)
-            _flush(path.parent)
+            disk.sync_path(part)
+            move(part, path)
         finally:
-            part.unlink(missing_ok=True)
+            disk.unlink(part)
 
 
 @contextmanager
@@ -137,59 +135,61 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
     """Fill a temporary folder, which becomes ``path`` in one step on success."""
     path = Path(path)
     with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+        create_folder(path.parent)
+        disk = current_disk()
+        part = part_of(path)
         try:
+            disk.mkdir(part, exist_ok=False)
             yield part
             for file in part.rglob("*"):
-                _flush(file)
-            _flush(part)
-            part.chmod(0o755)
-            _move(part, path)
-            _flush(path.parent)
+                disk.sync_path(file)
+            disk.sync_path(part)
+            move(part, path)
         finally:
-            shutil.rmtree(part, ignore_errors=True)
+            disk.rmtree(part)
 
 
-def _flush(path: Path) -> None:
-    # Windows flushes only files that are open for writing, and opens no folders.
-    opens_folders = hasattr(os, "O_DIRECTORY")
-    if not opens_folders and os.path.isdir(path):
-        return
-    descriptor = os.open(path, os.O_RDONLY if opens_folders else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def part_of(path: Path) -> Path:
+    """Choose a name in the folder of a path, for what is not complete yet or is being removed."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
 
 
-def flush_folder(folder: Path) -> None:
-    """Flush the names of new files of a folder to the disk. Windows has no such call."""
-    if hasattr(os, "O_DIRECTORY"):
-        _flush(folder)
+def create_folder(path: Path) -> None:
+    """Create a folder and those above it, if they are missing, also on the disk."""
+    missing = list(
+        takewhile(lambda folder: not os.path.isdir(folder), (path, *path.absolute().parents))
+    )
+    current_disk().mkdir(path)
+    for folder in missing:
+        # A folder above may not be readable.
+        with suppress(PermissionError):
+            current_disk().sync_path(folder.parent)
 
 
-def _move(source: Path, target: Path) -> None:
-    """Rename a file over an existing one, or a folder over an empty one."""
+def move(source: Path, target: Path) -> None:
+    """Rename a file over an existing one, or a folder over an empty one, also on the disk."""
+    disk = current_disk()
     # Windows refuses this while a program has one of the files open, such as a reader or a virus
     # scanner. Most programs close it within a second.
     for seconds in RENAME_DELAYS_S:
         try:
-            source.replace(target)
-            return
+            disk.replace(source, target)
+            break
         except PermissionError:
             # Windows does not replace even an empty folder.
             if os.path.isdir(target):
-                target.rmdir()
+                disk.rmdir(target)
             else:
-                time.sleep(seconds)
-    source.replace(target)
+                disk.sleep(seconds)
+    else:
+        disk.replace(source, target)
+    disk.sync_path(target.parent)
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
     """Write a file."""
-    with atomic_file(path) as part:
-        part.write_bytes(content)
+    with atomic_file(path) as part, current_disk().open(part, "wb") as file:
+        file.write(content)
 
 
 def write_text(path: str | Path, content: str) -> None:
@@ -211,25 +211,26 @@ def append_json_line(path: str | Path, row: Any) -> None:
     """Append one line to a log, completely or not at all. Only one process at a time may append."""
     # A last line that a crash cut short is removed first. `read_json_lines` drops such a line, too.
     line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
-    with storage_errors(path), open(path, "a+b", buffering=0) as log:
+    with storage_errors(path), current_disk().open(path, "a+b", buffering=0) as log:
         end = _remove_incomplete_line(log)
         try:
             # A write that meets a full disk may write a part of its bytes and report no error.
             written = 0
             while written < len(line):
                 written += log.write(line[written:])
+            current_disk().sync_file(log)
         except BaseException:
             log.truncate(end)
             raise
 
 
-def _remove_incomplete_line(log: FileIO) -> int:
+def _remove_incomplete_line(log: BinaryIO) -> int:
     """Truncate a log after its last newline. Returns its size, at which the next line starts."""
     size = log.seek(0, os.SEEK_END)
     log.seek(max(size - 1, 0))
     if size and log.read(1) != b"\n":
         log.seek(0)
-        size = log.readall().rfind(b"\n") + 1
+        size = log.read().rfind(b"\n") + 1
         log.truncate(size)
     log.seek(size)
     return size
@@ -274,45 +275,61 @@ def write_tensors(
     """Write tensors with their hash, by which ``read_tensors`` detects damage. Equal tensors give
     equal files.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    with atomic_file(path) as part:
-        try:
-            metadata = (
-                {"format": "pt"} if for_transformers else {TENSORS_HASH: tensors_hash(tensors)}
-            )
-            save_file(
-                {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
-                part,
-                metadata,
-            )
-        except SafetensorError:
-            raise disk_full(path) from None
+    with _file_of_safetensors(path) as part:
+        metadata = {"format": "pt"} if for_transformers else {TENSORS_HASH: tensors_hash(tensors)}
+        save_file(
+            {name: tensor.detach().contiguous() for name, tensor in tensors.items()}, part, metadata
+        )
 
 
 def write_arrays(path: str | Path, arrays: dict[str, np.ndarray]) -> None:
     """Write arrays as ``write_tensors`` writes tensors, without torch. ``read_arrays`` reads them."""
     import numpy as np
-    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    with atomic_file(path) as part:
+    with _file_of_safetensors(path) as part:
+        save_file(
+            {name: np.ascontiguousarray(array) for name, array in arrays.items()},
+            part,
+            {TENSORS_HASH: tensors_hash(arrays)},
+        )
+
+
+@contextmanager
+def _file_of_safetensors(path: str | Path) -> Iterator[Path]:
+    """Let safetensors write a file, which replaces ``path`` in one step."""
+    from safetensors import SafetensorError
+
+    path = Path(path)
+    disk = current_disk()
+    with storage_errors(path):
+        create_folder(path.parent)
+        # In a folder of its own, because the library first writes another file next to it, which
+        # stays if the process is killed.
+        folder = part_of(path)
+        part = folder / path.name
         try:
-            save_file(
-                {name: np.ascontiguousarray(array) for name, array in arrays.items()},
-                part,
-                {TENSORS_HASH: tensors_hash(arrays)},
-            )
-        except SafetensorError:
+            disk.mkdir(folder, exist_ok=False)
+            yield part
+            # The library lets no other user read its files.
+            disk.chmod(part, 0o644)
+            disk.sync_path(part)
+            move(part, path)
+        except SafetensorError as error:
+            if os.name == "posix" and (code := re.search(r"\(os error (\d+)\)", str(error))):
+                raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None
             raise disk_full(path) from None
+        finally:
+            disk.rmtree(folder)
 
 
 def write_array(path: str | Path, array: np.ndarray) -> None:
     """Write a ``.npy`` file."""
     import numpy as np
 
-    with atomic_file(path) as part, open(part, "wb") as file:
+    with atomic_file(path) as part, current_disk().open(part, "wb") as file:
         np.save(file, array, allow_pickle=False)
 
 
@@ -324,19 +341,12 @@ def create_array(path: str | Path, *, shape: tuple[int, ...], dtype: str) -> Non
 
     path = Path(path)
     with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        array = np.lib.format.open_memmap(path, mode="w+", shape=shape, dtype=np.dtype(dtype))
-        start = array.offset
-        row_bytes = array[:1].nbytes
-        rows = len(array)
-        # Windows does not remove a mapped file, if the disk is full.
-        del array
-        with open(path, "r+b") as file:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, max(path.stat().st_size, 1))
-            else:
-                file.seek(start)
-                file.writelines(bytes(row_bytes) for _ in range(rows))
+        create_folder(path.parent)
+        descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+        header = {"descr": descr, "fortran_order": False, "shape": shape}
+        with current_disk().open(path, "wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            current_disk().allocate(file, math.prod(shape) * np.dtype(dtype).itemsize)
 
 
 @contextmanager
@@ -346,10 +356,10 @@ def sqlite_database(path: str | Path) -> Iterator[sqlite3.Connection]:
     """
     path = Path(path)
     with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        create_folder(path.parent)
     with (
         sqlite_errors(path),
-        closing(sqlite3.connect(path, timeout=SQLITE_SECONDS)) as connection,
+        closing(current_disk().connect(path, timeout=SQLITE_SECONDS)) as connection,
         connection,
     ):
         yield connection

@@ -347,7 +347,8 @@ def create_expert_store(
         storage.prepare_empty_folder(folder, will_be_replaced=True)
     with storage.atomic_folder(folder) as part, ExitStack() as opened:
         files = {
-            name: opened.enter_context(open(part / f"{name}.npy", "w+b")) for name in embedding_dims
+            name: opened.enter_context(storage.current_disk().open(part / f"{name}.npy", "w+b"))
+            for name in embedding_dims
         }
         for name, file in files.items():
             _write_header(file, 0, embedding_dims[name])

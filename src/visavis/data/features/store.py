@@ -393,7 +393,7 @@ class FeatureWriter:
             values.cpu().numpy().astype(np.float16).reshape(end - start, *array.shape[1:]).tobytes()
         )
         # Write instead of using a memory map, because a map kills the process if the disk is full.
-        with storage.storage_errors(path), open(path, "r+b") as file:
+        with storage.storage_errors(path), storage.current_disk().open(path, "r+b") as file:
             # The array begins after the header of the .npy, whose size is that of the file without
             # the array.
             file.seek(path.stat().st_size - array.nbytes + start * array[:1].nbytes)
@@ -403,8 +403,8 @@ class FeatureWriter:
 
     def save(self) -> None:
         """Flush all rows to disk, then record their number."""
-        with storage.storage_errors(self._vectors_path), open(self._vectors_path, "r+b") as file:
-            os.fsync(file.fileno())
+        with storage.storage_errors(self._vectors_path):
+            storage.current_disk().sync_path(self._vectors_path)
         storage.write_json(self.store.folder / "progress.json", asdict(self._progress))
         self.rows_saved = self.rows_written
 

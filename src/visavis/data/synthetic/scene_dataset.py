@@ -104,7 +104,7 @@ def write_synthetic_scenes(
     )
     with storage.atomic_folder(folder) as part:
         # The folder appears as a whole, or not at all.
-        (part / "images").mkdir()
+        storage.current_disk().mkdir(part / "images")
         for number, row in enumerate(rows):
             # A low compression, because rendering should not wait for it.
             render_scene(row.scene, size, STYLES[style].palette).save(

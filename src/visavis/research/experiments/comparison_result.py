@@ -35,7 +35,7 @@ from visavis.research.experiments.grid import Setting
 from visavis.research.experiments.jobs import RunOutcome
 from visavis.research.experiments.model_costs import ModelCost
 from visavis.research.experiments.regret import Regret, estimate_regret
-from visavis.research.experiments.screening import ROUND_SHARES, ScreeningState
+from visavis.research.experiments.screening import NUM_ROUNDS, ScreeningState
 from visavis.research.experiments.setting_results import (
     CAPTION_COLUMNS,
     SettingResults,
@@ -50,7 +50,6 @@ FEEDBACK_METRIC, FEEDBACK_LABEL = "judged_r10", "feedback R@10"
 SPLITS = ("validation", "test")
 MIN_VALUES = 3
 """Minimum number of values of a curve."""
-NUM_ROUNDS = len(ROUND_SHARES)
 LIKELY_SHARE = 5.0
 """Probability in percent from which a dropped candidate is named as possibly the best."""
 
@@ -152,17 +151,16 @@ class TimedChoice:
         )
         best_first = sorted(
             self.state.screened,
-            key=lambda one: (len(one.best_by_round), one.best_by_round[-1]),
+            key=lambda one: (one.last_round, one.best_by_round[one.last_round]),
             reverse=True,
         )
-        rows = tuple(
-            (one.name, *one.best_by_round, *[None] * (NUM_ROUNDS - len(one.best_by_round)))
-            for one in best_first
-        )
+        rows = tuple((one.name, *one.best_by_round) for one in best_first)
+        assert self.state.schedule is not None
+        shares = " %, ".join(f"{100 * share:.0f}" for share in self.state.schedule.round_shares)
         note = (
-            "Validation RSUM at the best learning rate of each round. The trainings of a round are "
-            "three times as long as those of the round before. Only the rows of one column can be "
-            "compared."
+            f"Validation RSUM at the best learning rate of each round, whose trainings have {shares} % "
+            "of the steps of a run. Only the rows of one column can be compared. Dropped candidates "
+            "in the last round are spot checks."
         )
         return Table(columns, rows, (note,))
 
@@ -400,8 +398,8 @@ class Comparison(Result):
         regret = self.regret
         if regret is None:
             sentences.append(
-                "The finalists have too few seeds to estimate the regret of the choice. Add time "
-                "with --resume and --minutes."
+                "Too few candidates and seeds were trained in whole to estimate the regret of the "
+                "choice. Add time with --resume and --minutes."
             )
         else:
             sentences.append(

@@ -25,7 +25,7 @@ import torch
 
 from visavis.core import storage
 from visavis.core.child_processes import current_folder_excluded
-from visavis.core.errors import RunError, VisavisError
+from visavis.core.errors import RunError, StorageError, VisavisError
 from visavis.core.fields import validate_int
 from visavis.core.progress import NoProgress, Progress
 from visavis.core.run_context import RunContext
@@ -41,7 +41,7 @@ from visavis.training.recipes.recipe import build_recipe
 from visavis.training.runs.open_run import open_peer_network, open_run, read_run_recipe
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.stop_signals import Stopped, StopRequest
-from visavis.training.training_run import TrainingResult, resolve, resume_training, start_training
+from visavis.training.training_run import TrainingResult, resolve, resume_training, start_subfolder
 
 POLL_SECONDS = 0.3
 MAX_RUNS = 1000
@@ -165,7 +165,7 @@ def read_outcome(job: Job) -> RunOutcome | None:
 
 def run_job(job: Job, progress: Progress) -> RunOutcome:
     """Return the outcome of a job, and train the run if it is not finished. An error of the
-    training is its ``failure``.
+    training is its ``failure``, except for an error of the disk.
     """
     if (outcome := read_outcome(job)) is not None:
         return outcome
@@ -176,11 +176,11 @@ def run_job(job: Job, progress: Progress) -> RunOutcome:
             if os.path.exists(folder.recipe) or os.path.exists(folder.ensemble):
                 result = resume_training(job.folder, RunContext(progress))
             else:
-                # A killed process may have left files of a folder that is not a run yet.
-                folder.remove()
-                storage.remove_partial_files(job.folder)
                 recipe = build_recipe(job.recipe_values, {}, job.setting)
-                result = start_training(resolve(recipe), job.folder, RunContext(progress))
+                result = start_subfolder(resolve(recipe), job.folder, RunContext(progress))
+    except StorageError:
+        # A full disk is not a failure of the setting, which a comparison would leave out.
+        raise
     except VisavisError as error:
         return RunOutcome(job.setting, job.seed, job.folder, failure=str(error))
     outcome = RunOutcome.from_result(job, result)

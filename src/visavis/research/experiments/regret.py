@@ -1,26 +1,27 @@
 """Expected regret of a choice: how much lower its test RSUM may be than the best of all candidates.
 
 The differences of the finalists to the choice are known from paired runs: their means over seeds have
-t distributions. A candidate that was dropped has results of short trainings only. Its confirmation is
-predicted from the best finalist of its model: it keeps the distance of its last round, with an error
-whose spread is estimated from the other finalists. The regret is the maximum of all these differences
-and 0. Its distribution is sampled.
+t distributions. A candidate that was dropped has results of short trainings only. What its
+confirmation would have been is predicted by a line from the results of its last round, fitted to the
+candidates that trained in the last round, too: the finalists, and spot checks of dropped ones. The
+regret is the maximum of all these differences and 0. Its distribution is sampled.
 
-The prediction assumes that candidates of one model learn alike. A candidate that learns late is
-underrated by it.
+The prediction assumes that candidates of one model learn alike, up to the errors that the line has for
+the known ones.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from visavis.evaluation.statistics import Interval
-from visavis.research.experiments.screening import ScreenedSetting
+from visavis.research.experiments.screening import NUM_ROUNDS, ScreenedSetting
 
 SAMPLES = 20_000
 TAIL = 0.025
@@ -65,10 +66,20 @@ def estimate_regret(
     for name, values in zip(others, differences, strict=True):
         noise = random.standard_t(freedom, SAMPLES) * spread / math.sqrt(len(values))
         samples[name] = statistics.fmean(values) + noise
-    for one in screened:
-        if one.name not in finalists and min(one.best_by_round) > -math.inf:
-            mean, std = _predicted(one, screened, validation)
-            samples[one.name] = mean - validation[choice] + std * random.standard_normal(SAMPLES)
+    dropped = [one for one in screened if one.name not in finalists and not one.has_failed]
+    known = _whole_results(screened, validation)
+    for round_number in sorted({one.last_round for one in dropped}):
+        group = [one for one in dropped if one.last_round == round_number]
+        if round_number == NUM_ROUNDS - 1:
+            noise = spread * random.standard_t(max(freedom, 1), (len(group), SAMPLES))
+            predicted = [known[one.name] + own for one, own in zip(group, noise, strict=True)]
+        else:
+            line = _fit_line(screened, known, round_number)
+            if line is None:
+                return None
+            predicted = line.sample(group, random)
+        for one, whole in zip(group, predicted, strict=True):
+            samples[one.name] = whole - validation[choice]
     # The choice itself has the difference 0.
     table = np.stack([np.zeros(SAMPLES), *samples.values()])
     regrets = table.max(axis=0)
@@ -80,27 +91,6 @@ def estimate_regret(
         _with_more_seeds(table, differences, spread, random),
         {name: 100 * float((best == number).mean()) for number, name in enumerate(samples, 1)},
     )
-
-
-def _predicted(
-    one: ScreenedSetting, screened: Sequence[ScreenedSetting], validation: Mapping[str, float]
-) -> tuple[float, float]:
-    """Mean and standard deviation of the validation RSUM that a dropped candidate would have had. The
-    mean is minus infinity if no finalist of its model was trained in all rounds.
-    """
-    peers = [
-        peer
-        for peer in screened
-        if peer.model == one.model
-        and peer.name in validation
-        and min(peer.best_by_round) > -math.inf
-    ]
-    if not peers:
-        return -math.inf, 0.0
-    best = max(peers, key=lambda peer: validation[peer.name])
-    number = len(one.best_by_round) - 1
-    distance = one.best_by_round[number] - best.best_by_round[number]
-    return validation[best.name] + distance, _prediction_std(screened, validation, number)
 
 
 def _differences(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:
@@ -118,35 +108,112 @@ def _pooled_spread(differences: Sequence[Sequence[float]]) -> tuple[float, int]:
     return (math.sqrt(sum(squares) / freedom), freedom) if freedom else (0.0, 0)
 
 
-def _prediction_std(
-    screened: Sequence[ScreenedSetting], validation: Mapping[str, float], number: int
-) -> float:
-    """Standard deviation of the error of a prediction from a round: of the finalists' gains from it
-    to the confirmation, around the mean of their model.
+def _whole_results(
+    screened: Sequence[ScreenedSetting], validation: Mapping[str, float]
+) -> dict[str, float]:
+    """Validation RSUM of all candidates that trained in the last round, as of a confirmation."""
+    last = {
+        one.name: result
+        for one in screened
+        if (result := one.best_by_round[-1]) is not None and result > -math.inf
+    }
+    # The result of the best of a few trials is too high.
+    gains = [validation[name] - last[name] for name in last if name in validation]
+    gain = statistics.fmean(gains) if gains else 0.0
+    return {name: validation.get(name, result + gain) for name, result in last.items()}
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line from the results of a round to whole results, one for each model with the same slope.
+
+    Attributes:
+        centers: Mean result in the round, and mean whole result, of each model.
+        counts: Number of known candidates of each model.
+        slope: Slope.
+        slope_std: Its standard error, as a share of the residuals' standard deviation.
+        residual_std: Standard deviation of the residuals.
+        freedom: Degrees of freedom.
     """
-    squares = 0.0
-    freedom = 0
-    spreads = list[float]()
-    for model in {one.model for one in screened}:
-        candidates = [
-            one for one in screened if one.model == model and len(one.best_by_round) > number
-        ]
-        results = [one.best_by_round[number] for one in candidates]
-        finite = [result for result in results if math.isfinite(result)]
-        if len(finite) > 1:
-            spreads.append(statistics.variance(finite))
-        gains = [
-            validation[one.name] - one.best_by_round[number]
-            for one in candidates
-            if one.name in validation and math.isfinite(one.best_by_round[number])
-        ]
-        if len(gains) > 1:
-            squares += statistics.variance(gains) * (len(gains) - 1)
-            freedom += len(gains) - 1
-    # Two or three finalists are few. The spread of all candidates in the round counts as one
-    # more of them.
-    prior = statistics.fmean(spreads) if spreads else 0.0
-    return math.sqrt((squares + prior) / (freedom + 1))
+
+    round_number: int
+    centers: Mapping[int, tuple[float, float]]
+    counts: Mapping[int, int]
+    slope: float
+    slope_std: float
+    residual_std: float
+    freedom: int
+
+    def sample(
+        self, candidates: Sequence[ScreenedSetting], random: np.random.Generator
+    ) -> list[np.ndarray]:
+        """Sample the whole results of candidates, with the errors of the line and their own."""
+        chi_square = random.chisquare(self.freedom, SAMPLES)
+        std = self.residual_std * np.sqrt(self.freedom / chi_square)
+        slope = self.slope + self.slope_std * std * random.standard_normal(SAMPLES)
+        # A candidate that is better after short trainings is not expected to be worse.
+        slope = np.maximum(slope, 0.0)
+        offsets = {
+            model: std / math.sqrt(count) * random.standard_normal(SAMPLES)
+            for model, count in self.counts.items()
+        }
+        samples = list[np.ndarray]()
+        for one in candidates:
+            result = one.best_by_round[self.round_number]
+            assert result is not None
+            model = one.model if one.model in self.centers else ALL_MODELS
+            if model not in self.centers:
+                samples.append(np.full(SAMPLES, -math.inf))
+                continue
+            center, whole = self.centers[model]
+            own = std * random.standard_normal(SAMPLES)
+            samples.append(whole + offsets[model] + slope * (result - center) + own)
+        return samples
+
+
+ALL_MODELS = -1
+
+
+def _fit_line(
+    screened: Sequence[ScreenedSetting], whole: Mapping[str, float], round_number: int
+) -> _Line | None:
+    """Fit the line of a round by least squares. None if too few candidates are known."""
+    points = [
+        (one.model, result, whole[one.name])
+        for one in screened
+        if one.name in whole
+        and (result := one.best_by_round[round_number]) is not None
+        and result > -math.inf
+    ]
+    # With few points, all models share one line.
+    for is_by_model in (True, False):
+        groups = defaultdict[int, list[tuple[float, float]]](list)
+        for model, result, value in points:
+            groups[model if is_by_model else ALL_MODELS].append((result, value))
+        freedom = len(points) - len(groups) - 1
+        if freedom >= MIN_FREEDOM:
+            break
+    else:
+        return None
+    centers = {
+        model: (statistics.fmean(x for x, _ in each), statistics.fmean(y for _, y in each))
+        for model, each in groups.items()
+    }
+    x = np.array([x - centers[model][0] for model, each in groups.items() for x, _ in each])
+    y = np.array([y - centers[model][1] for model, each in groups.items() for _, y in each])
+    squares = float(x @ x)
+    # Equal results keep their distance.
+    slope = float(x @ y) / squares if squares else 1.0
+    residuals = y - max(slope, 0.0) * x
+    return _Line(
+        round_number,
+        centers,
+        {model: len(each) for model, each in groups.items()},
+        slope,
+        1 / math.sqrt(squares) if squares else 0.0,
+        math.sqrt(float(residuals @ residuals) / freedom),
+        freedom,
+    )
 
 
 def _with_more_seeds(

@@ -3,9 +3,10 @@ best few are confirmed with fresh seeds.
 
 1. **Speed.** One short training of each model measures how many trainings the time allows.
 2. **Screening**, in half of the time: three rounds of successive halving (Karnin et al. 2013,
-   Jamieson and Talwalkar 2016), with a ninth, a third and all of the steps of a run. The rounds also
-   select the learning rate: three rates a factor of 4 apart, three a factor of 2 apart around the
-   best, then the best of these and the next one on its better side.
+   Jamieson and Talwalkar 2016), with a ninth, a third and all of the steps of a run, or more if the
+   time allows. The rounds also select the learning rate: three rates a factor of 4 apart, three a
+   factor of 2 apart around the best, then the best of these and the next one on its better side. Two
+   dropped candidates train in the last round, too. They show what short trainings can predict.
 3. **Confirmation**, in the rest of the time: the finalists train as the runs of a comparison do, each
    at its rate, with seeds that no trial had.
 
@@ -18,11 +19,15 @@ from __future__ import annotations
 
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from visavis.core import storage
 from visavis.core.errors import RunError
@@ -44,8 +49,17 @@ SCREENING_SHARE = 0.5
 """Share of the time for the screening."""
 REPORT_SHARE = 0.03
 """Share of the time that is left for the tables and the report."""
-ROUND_SHARES = (1 / 9, 1 / 3, 1.0)
-"""Steps of a trial of each round as a share of the steps of a run."""
+NUM_ROUNDS = 3
+SHORTEST_SHARE = 1 / 9
+"""Steps of a trial of the first round as a share of the steps of a run if the time is short. The last
+round has all steps, and the second one their geometric mean.
+"""
+MIN_TRIAL_STEPS = 30
+"""Steps of a trial that shorten a choice last. Shorter trainings hardly rank learning rates, and take
+little less time, because most of it is their start.
+"""
+SPOT_CHECKS = 2
+"""Dropped candidates in the last round: one of each earlier round, drawn at random."""
 FIRST_FACTORS = (1 / 4, 1.0, 4.0)
 """Factors of the recipe's learning rate in the first round."""
 NEIGHBORS = (1 / 2, 1.0, 2.0)
@@ -76,6 +90,7 @@ class Schedule:
         trial_seeds: Seeds of each trial.
         finalists: Number of confirmed settings.
         run_seconds: Time of a run on one worker, as it was expected.
+        first_share: Steps of a trial of the first round as a share of the steps of a run.
         first_factors: Factors of the recipe's learning rate in the first round.
     """
 
@@ -84,7 +99,13 @@ class Schedule:
     trial_seeds: int
     finalists: int
     run_seconds: float
+    first_share: float = SHORTEST_SHARE
     first_factors: tuple[float, ...] = FIRST_FACTORS
+
+    @property
+    def round_shares(self) -> tuple[float, ...]:
+        """Steps of a trial of each round as a share of the steps of a run."""
+        return self.first_share, math.sqrt(self.first_share), 1.0
 
     def survivors(self, candidates: int, round_number: int) -> int:
         """Number of candidates of a round."""
@@ -95,13 +116,16 @@ class Schedule:
         """Number of trainings of a round."""
         counts = (len(self.first_factors), len(NEIGHBORS), FINAL_RATES)
         rates = counts[round_number] if tune else 1
-        return self.survivors(candidates, round_number) * rates * self.trial_seeds
+        trained = self.survivors(candidates, round_number)
+        if round_number == NUM_ROUNDS - 1:
+            trained = min(candidates, trained + SPOT_CHECKS)
+        return trained * rates * self.trial_seeds
 
     def screening_seconds(self, candidates: int, speed: Speed, *, tune: bool) -> float:
         """Time of all trials on one worker."""
         return sum(
             self.trials(candidates, number, tune=tune) * speed.seconds(share * self.run_share)
-            for number, share in enumerate(ROUND_SHARES)
+            for number, share in enumerate(self.round_shares)
         )
 
 
@@ -112,10 +136,12 @@ class Speed:
     Attributes:
         run_seconds: Seconds of the steps of a run of the recipe, as a mean over the candidates.
         start_seconds: Seconds of a training that do not depend on its steps.
+        run_steps: Number of these steps, as a mean over the candidates.
     """
 
     run_seconds: float
     start_seconds: float
+    run_steps: float
 
     def seconds(self, run_share: float) -> float:
         """Time of a training with a share of the steps."""
@@ -144,15 +170,25 @@ class ScreenedSetting:
     Attributes:
         name: Name of the setting.
         model: Number of its model, in the order of the candidates.
-        best_by_round: Best mean validation RSUM over the rates of each round that it was in. Minus
-            infinity if all trainings failed.
+        best_by_round: Best mean validation RSUM over the rates of each round. None: it was not in
+            this round. Minus infinity: all trainings failed.
         failure: First error message, if all trainings of a round failed.
     """
 
     name: str
     model: int
-    best_by_round: tuple[float, ...]
+    best_by_round: tuple[float | None, ...]
     failure: str = ""
+
+    @property
+    def last_round(self) -> int:
+        """Last round that it was in, from 0."""
+        return max(n for n, result in enumerate(self.best_by_round) if result is not None)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether all trainings of a round failed."""
+        return -math.inf in self.best_by_round
 
 
 SPEED_SEED = MAX_RUNS + 101
@@ -171,6 +207,7 @@ class ScreeningState:
         screened: Results of all candidates. Empty before the end of the screening.
         seeds: Seeds of the confirmation. 0 before they are known.
         has_all_seeds: Whether the rest of the time is already part of ``seeds``.
+        is_complete: Whether all of them are trained.
     """
 
     seconds: float = 0.0
@@ -180,6 +217,7 @@ class ScreeningState:
     screened: tuple[ScreenedSetting, ...] = ()
     seeds: int = 0
     has_all_seeds: bool = False
+    is_complete: bool = False
 
 
 def possible_schedules(
@@ -189,19 +227,26 @@ def possible_schedules(
     workers together. Each model has a finalist.
     """
 
-    def schedule(run_share: float, kept: float, trial_seeds: int, **fields: Any) -> Schedule:
+    def schedule(
+        run_share: float, kept: float, first_share: float, trial_seeds: int = 1, **fields: Any
+    ) -> Schedule:
         run_s = speed.seconds(run_share)
         affordable = int((1 - SCREENING_SHARE) * capacity_s / (AIMED_SEEDS * run_s))
         finalists = min(candidates, max(MIN_FINALISTS, models, min(affordable, MAX_FINALISTS)))
-        return Schedule(run_share, kept, trial_seeds, finalists, run_s, **fields)
+        return Schedule(run_share, kept, trial_seeds, finalists, run_s, first_share, **fields)
 
+    shortest = max(SHORTEST_SHARE, min(1.0, MIN_TRIAL_STEPS / speed.run_steps))
     return [
-        *(schedule(1.0, 1.0, trial_seeds) for trial_seeds in range(MAX_TRIAL_SEEDS, 0, -1)),
-        *(schedule(1.0, kept / 12, 1) for kept in range(11, 3, -1)),
+        *(schedule(1.0, 1.0, 1.0, trial_seeds) for trial_seeds in range(MAX_TRIAL_SEEDS, 0, -1)),
         *(
-            schedule(percent / 100, MIN_KEPT, 1, first_factors=first_factors)
+            # Both from 1 to their least value.
+            schedule(1.0, MIN_KEPT ** (part / 8), shortest ** (part / 8))
+            for part in range(1, 9)
+        ),
+        *(
+            schedule(percent / 100, MIN_KEPT, SHORTEST_SHARE, first_factors=first_factors)
             for first_factors in (FIRST_FACTORS, (1.0,))
-            for percent in range(95, 0, -5)
+            for percent in range(100, 0, -5)
         ),
     ]
 
@@ -280,8 +325,11 @@ class Screening:
         schedule = self.state.schedule or self._schedule()
         self.progress.message(self._describe(schedule))
         remaining = list(self.settings)
-        last = len(ROUND_SHARES) - 1
-        for number in range(len(ROUND_SHARES)):
+        dropped = list[list[Setting]]()
+        last = NUM_ROUNDS - 1
+        for number in range(NUM_ROUNDS):
+            if number == last:
+                remaining += self._spot_checks(dropped)
             self._train_round(number, remaining, schedule)
             remaining.sort(key=lambda setting: -self._best(setting, number)[1])
             count = (
@@ -289,7 +337,9 @@ class Screening:
                 if number < last
                 else schedule.finalists
             )
-            remaining = best_of_models(remaining, count)
+            kept = best_of_models(remaining, count)
+            dropped.append([setting for setting in remaining if setting not in kept])
+            remaining = kept
             self.save()
         remaining = [setting for setting in remaining if self._best(setting, last)[1] > -math.inf]
         if not remaining:
@@ -302,6 +352,19 @@ class Screening:
         runs = tuple(self._shortened(setting, schedule.run_share) for setting in remaining)
         return runs, rates
 
+    def _spot_checks(self, dropped: Sequence[Sequence[Setting]]) -> list[Setting]:
+        """Draw dropped candidates that train in the last round, from each earlier round in turn."""
+        random = np.random.default_rng(0)
+        drawn = list[Setting]()
+        groups = [
+            [group[i] for i in random.permutation(len(group)) if not self._has_failed(group[i])]
+            for group in dropped
+        ]
+        for setting in chain.from_iterable(zip_longest(*groups)):
+            if setting is not None and len(drawn) < SPOT_CHECKS:
+                drawn.append(setting)
+        return drawn
+
     def _results(self) -> tuple[ScreenedSetting, ...]:
         """Results of all candidates."""
         models = list(dict.fromkeys(map(model_key, self.settings)))
@@ -310,9 +373,8 @@ class Screening:
                 setting.name,
                 models.index(model_key(setting)),
                 tuple(
-                    max(means.values())
-                    for number in range(len(ROUND_SHARES))
-                    if (means := self._means(setting, number))
+                    max(self._means(setting, number).values(), default=None)
+                    for number in range(NUM_ROUNDS)
                 ),
                 self._failures.get(setting.name, "") if self._has_failed(setting) else "",
             )
@@ -327,13 +389,19 @@ class Screening:
         """
         schedule = self.state.schedule
         assert schedule is not None
+        has_more = self.seconds > self.state.seconds or min_seeds > self.state.seeds
+        if self.state.is_complete and not has_more:
+            # Reading the results again takes none of the time.
+            return train(self.state.seeds)
         run_s = schedule.run_seconds / self.workers
         if not self.state.seeds:
             first = int(BATCH_SHARE * self.left_s / (run_s * finalists))
             self.save(seeds=max(min_seeds, min(first, MAX_SEEDS)))
-        elif self.seconds > self.state.seconds or min_seeds > self.state.seeds:
+        elif has_more:
             has_all = self.seconds == self.state.seconds
-            self.save(seeds=max(min_seeds, self.state.seeds), has_all_seeds=has_all)
+            self.save(
+                seeds=max(min_seeds, self.state.seeds), has_all_seeds=has_all, is_complete=False
+            )
         started = self.clock()
         outcomes = train(self.state.seeds)
         if not self.state.has_all_seeds:
@@ -344,7 +412,7 @@ class Screening:
             most = max(self.state.seeds, MAX_SEEDS)
             self.save(seeds=min(self.state.seeds + more, most), has_all_seeds=True)
             outcomes = train(self.state.seeds)
-        self.save()
+        self.save(is_complete=True)
         return outcomes
 
     def _schedule(self) -> Schedule:
@@ -392,7 +460,7 @@ class Screening:
         # If the first setting of a model fails, the next one is measured.
         for number in range(max(map(len, groups.values()))):
             jobs = {
-                key: self._job(settings[number], 1.0, ROUND_SHARES[0], SPEED_SEED)
+                key: self._job(settings[number], 1.0, SHORTEST_SHARE, SPEED_SEED)
                 for key, settings in groups.items()
                 if key not in step_s and number < len(settings)
             }
@@ -410,17 +478,15 @@ class Screening:
                     step_s[key] = outcome.seconds / _num_steps(job.recipe_values)
         if not step_s:
             raise RunError(f"{self.folder}: expected a model that can be trained, got {failure}")
-        run_s = [
-            step_s[key] * self._steps(setting)
-            for setting in self.settings
-            if (key := step_key(setting)) in step_s
-        ]
-        return Speed(sum(run_s) / len(run_s), start_s[0])
+        measured = [setting for setting in self.settings if step_key(setting) in step_s]
+        return Speed(
+            statistics.fmean(step_s[step_key(one)] * self._steps(one) for one in measured),
+            start_s[0],
+            statistics.fmean(map(self._steps, measured)),
+        )
 
     def _describe(self, schedule: Schedule) -> str:
-        counts = [
-            schedule.survivors(len(self.settings), number) for number in range(len(ROUND_SHARES))
-        ]
+        counts = [schedule.survivors(len(self.settings), number) for number in range(NUM_ROUNDS)]
         length = (
             "all steps of the recipe"
             if schedule.run_share == 1
@@ -429,12 +495,13 @@ class Screening:
         return (
             f"Screening {', '.join(map(str, counts[:-1]))} and {counts[-1]} candidates, then "
             f"confirming {schedule.finalists}. A run has {length} and takes about "
-            f"{schedule.run_seconds:.0f} s."
+            f"{schedule.run_seconds:.0f} s, a trial of the first round "
+            f"{schedule.first_share:.0%} of its steps."
         )
 
     def _train_round(self, number: int, settings: Sequence[Setting], schedule: Schedule) -> None:
         """Train the trials of a round that are not finished, and keep their results."""
-        share = ROUND_SHARES[number] * schedule.run_share
+        share = schedule.round_shares[number] * schedule.run_share
         first_seed = MAX_RUNS + 1 + number * MAX_TRIAL_SEEDS
         jobs = list[Job]()
         tries = dict[Path, Try]()
@@ -460,11 +527,14 @@ class Screening:
             return [1.0]
         if number == 0:
             return list(schedule.first_factors)
-        means = self._means(setting, number - 1)
+        means = next(filter(None, (self._means(setting, n) for n in range(number - 1, -1, -1))))
         # Of equal rates, those closer to the recipe first.
         best_first = sorted(means, key=lambda one: (-means[one], abs(math.log(one))))
         if number == 1:
             return [best_first[0] * neighbor for neighbor in NEIGHBORS]
+        if not self._means(setting, 1):
+            # A spot check that was dropped after the first round: also the middle of its best two.
+            return list(dict.fromkeys((best_first[0], math.sqrt(math.prod(best_first[:2])))))
         # Short trainings prefer smaller rates than whole ones, so the climb continues.
         return [best_first[0], next_factor(best_first)]
 
@@ -488,12 +558,12 @@ class Screening:
         """Whether all trainings of a setting in a round failed."""
         return any(
             max(means.values()) == -math.inf
-            for number in range(len(ROUND_SHARES))
+            for number in range(NUM_ROUNDS)
             if (means := self._means(setting, number))
         )
 
     def _rate(self, setting: Setting) -> TunedRate:
-        factor, _ = self._best(setting, len(ROUND_SHARES) - 1)
+        factor, _ = self._best(setting, NUM_ROUNDS - 1)
         learning_rate = setting.recipe_values["phases"][0]["optimizer"]["lr"] * factor
         tries = tuple(trial.tried for trial in self.trials if trial.setting == setting.name)
         return TunedRate(setting.name, factor, learning_rate, tries)

@@ -21,7 +21,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from visavis.core import storage
 from visavis.core.errors import RefusedOverwrite, RunError, VisavisError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import OTHER_STAGE, BarsOnly, NoProgress, Progress, StageClock
@@ -58,6 +57,7 @@ from visavis.retrieval.index_folder import (
     Index,
     IndexManifest,
     SkippedFile,
+    index_lock,
     is_free_folder,
     is_index,
     open_index_store,
@@ -282,7 +282,7 @@ def build_index(
     with clock.stage("listing"), progress.activity("listing files"):
         collection = _with_vectors(_list_files(source, exclude, previous), retriever)
     # Without waiting: a second update of the same files would only repeat the first.
-    with storage.folder_lock(folder / "index", wait=False, subject=folder):
+    with index_lock(folder):
         # The manifest is read again under the lock. Another update may have ended since.
         manifest = _open_or_create_manifest(
             folder, model, retriever, collection, store, moment_seconds, embedding_dim, moved
@@ -777,7 +777,7 @@ def calibrate_index(
 
 def move_model(folder: Path, model: str | Path, progress: Progress) -> None:
     """Record the new location of the model of the items of an index."""
-    with storage.folder_lock(folder / "index", wait=False, subject=folder):
+    with index_lock(folder):
         manifest = read_manifest(folder)
         with progress.activity("loading the model"):
             check_model(folder, manifest.fingerprint, str(model), _open_model(model, None, None))

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from visavis.core import storage
 from visavis.core.errors import RunError
 from visavis.core.progress import Progress
 from visavis.core.result import Result
@@ -29,6 +28,7 @@ from visavis.retrieval.index_folder import (
     Index,
     IndexManifest,
     IndexModel,
+    index_lock,
     open_index_store,
     read_manifest,
     set_manifest,
@@ -100,7 +100,7 @@ def use_queries(
     """Let a model encode the text queries of an index. A new one is added, and the others are kept.
     ``int8``: its text tower has weights of 8 bits.
     """
-    with storage.folder_lock(folder / "index", wait=False, subject=folder):
+    with index_lock(folder):
         manifest = read_manifest(folder)
         known = {each.fingerprint: each for each in manifest.all_queries}
         is_run = os.path.exists(queries)
@@ -130,7 +130,7 @@ def restore_queries(folder: Path, progress: Progress) -> QueryModels:
     """Let the previous model encode the text queries of an index again. A second call undoes the
     first.
     """
-    with storage.folder_lock(folder / "index", wait=False, subject=folder):
+    with index_lock(folder):
         manifest = read_manifest(folder)
         known = {each.fingerprint: each for each in manifest.all_queries}
         if manifest.previous_queries not in known:

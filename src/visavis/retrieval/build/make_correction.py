@@ -4,7 +4,6 @@ that it helps.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -30,7 +29,7 @@ from visavis.retrieval.build.correction_builder import (
 from visavis.retrieval.calibrate.index_correction import (
     CorrectionSettings,
 )
-from visavis.retrieval.index_folder import CORRECTION_FILE, Index
+from visavis.retrieval.index_folder import CORRECTION_FILE, Index, index_lock
 from visavis.retrieval.open_index import open_index
 from visavis.retrieval.run_data import OpenRunData, RunData
 from visavis.retrieval.stores.base import ItemVectors, VectorSets
@@ -62,13 +61,15 @@ def correct_index(
     from visavis.losses.corrections import parse_correction
 
     with (
-        storage.folder_lock(folder / "index", wait=False, subject=folder),
+        index_lock(folder),
         kept_if_stopped(lambda: "All files are in the index."),
     ):
         if not correction:
-            for name in (CORRECTION_FILE, BANK_FILE):
-                with suppress(FileNotFoundError):
-                    os.remove(folder / name)
+            with storage.storage_errors(folder):
+                for name in (CORRECTION_FILE, BANK_FILE):
+                    storage.current_disk().unlink(folder / name)
+                # Otherwise it is back after a power loss.
+                storage.current_disk().sync_path(folder)
             return None
         index = open_index(folder, store=store, memory=memory)
         with closing(index.store):

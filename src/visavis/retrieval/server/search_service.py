@@ -186,11 +186,12 @@ class ServedIndex:
     ) -> SearchResults:
         """Find the best items, or the newest ones for an empty query."""
         if not key:
-            newest = grouped_results(
-                self.index, partial(self._find_newest, item_filter=item_filter), top
-            )
-            if not newest:
-                self.index.check_filter_names(item_filter)
+            with self.index.one_version():
+                newest = grouped_results(
+                    self.index, partial(self._find_newest, item_filter=item_filter), top
+                )
+                if not newest:
+                    self.index.check_filter_names(item_filter)
             return SearchResults(tuple(newest))
         query = SearchQuery(
             texts=parse_query(key.text),

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from starlette.exceptions import HTTPException
 
+from visavis.core import storage
 from visavis.core.errors import StorageError
 from visavis.data.feedback.records import Judgment, Preference, QueryKey
 from visavis.data.feedback.vote_table import VoteTable
@@ -120,4 +121,5 @@ class VoteStore:
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+    now = storage.current_disk().time_ns() / 1e9
+    return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")

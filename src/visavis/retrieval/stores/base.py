@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -93,6 +93,9 @@ class VectorStore(Protocol):
 
     def table(self) -> ItemTable:
         """Return the items, without their vectors."""
+
+    def one_version(self) -> AbstractContextManager[None]:
+        """Read one version of the store in this block, if other processes can change it."""
 
     def prepare_search(self) -> None:
         """Write what makes searches faster, after the last change of an update."""

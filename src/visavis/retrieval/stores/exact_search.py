@@ -551,9 +551,9 @@ def has_int8_products() -> bool:
 def write_int8_codes(folder: Path, vectors: np.ndarray) -> None:
     """Write the int8 codes of vectors into a folder that readers do not see yet."""
     storage.create_array(folder / CODES, shape=_codes_shape(vectors), dtype="int8")
-    codes = np.lib.format.open_memmap(folder / CODES, mode="r+")
+    codes = storage.current_disk().map_array(folder / CODES)
     scales, mean = _quantize(vectors, codes)
-    codes.flush()
+    codes.flush()  # type: ignore[attr-defined]
     storage.write_array(folder / SCALES, scales)
     storage.write_array(folder / MEAN, mean)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import RLock
@@ -39,6 +39,7 @@ _STATEMENTS = (
     f"PRAGMA application_id = {APPLICATION_ID}",
     f"PRAGMA user_version = {FORMAT}",
 )
+_SET_VALUE = "INSERT OR REPLACE INTO state VALUES (?, ?, ?)"
 
 
 class OtherFormatError(DataError):
@@ -50,24 +51,24 @@ class IndexDatabase:
 
     Args:
         folder: Folder of the index.
-        create: Whether to create the database if it is missing.
+        create: Named texts of a new database, if it is missing. None: it must exist.
     """
 
-    def __init__(self, folder: Path, *, create: bool = False):
+    def __init__(self, folder: Path, *, create: Mapping[str, str] | None = None):
         self.path = folder / DATABASE
         self._lock = RLock()
         exists = os.path.exists(self.path)
-        if not exists and not create:
+        if not exists and create is None:
             raise DataError(
                 f"{folder}: expected an index ({DATABASE}), got none. Run visavis index to create "
                 "it."
             )
         with storage.storage_errors(self.path):
-            folder.mkdir(parents=True, exist_ok=True)
+            storage.create_folder(folder)
         if not exists:
-            _create(self.path)
+            _create(self.path, create or {})
         with self._errors():
-            self.connection = sqlite3.connect(
+            self.connection = storage.current_disk().connect(
                 self.path,
                 timeout=storage.SQLITE_SECONDS,
                 isolation_level=None,
@@ -178,9 +179,7 @@ class IndexDatabase:
     def set_value(self, name: str, value: str | bytes) -> None:
         """Write a named text, or the bytes of an array."""
         with self.change():
-            self.connection.execute(
-                "INSERT OR REPLACE INTO state VALUES (?, ?, ?)", (name, value, _checksum(value))
-            )
+            self.connection.execute(_SET_VALUE, (name, value, _checksum(value)))
 
     def close(self) -> None:
         """Close the database."""
@@ -188,17 +187,24 @@ class IndexDatabase:
             self.connection.close()
 
 
-def _create(path: Path) -> None:
+def _create(path: Path, values: Mapping[str, str]) -> None:
     """Create a database without items, as a whole."""
     # Only here, because a search needs no votes.
     from visavis.data.feedback.vote_table import SCHEMA as VOTES
 
     # A process that is killed meanwhile leaves no file that other processes would open.
     with storage.atomic_file(path) as part, storage.sqlite_errors(path):
-        connection = sqlite3.connect(part, isolation_level=None)
+        connection = storage.current_disk().connect(part, isolation_level=None)
         try:
+            # The file is flushed before it gets its name. A journal would stay after a kill.
+            connection.execute("PRAGMA journal_mode = MEMORY")
+            connection.execute("PRAGMA synchronous = OFF")
+            connection.execute("BEGIN")
             for statement in (*_STATEMENTS, *VOTES):
                 connection.execute(statement)
+            for name, value in values.items():
+                connection.execute(_SET_VALUE, (name, value, _checksum(value)))
+            connection.execute("COMMIT")
         except sqlite3.OperationalError as error:
             if "no such module: fts5" in str(error):
                 raise _no_full_text(path) from None

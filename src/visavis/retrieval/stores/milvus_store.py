@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from visavis.core import storage
 from visavis.core.errors import DataError, requires_extra
 from visavis.core.memory_budget import MemoryLimit, chunk_slices
 from visavis.retrieval.items import (
@@ -107,7 +108,7 @@ class MilvusStore(RowStore):
         with self._storage_errors():
             # Milvus Lite does not create the folder of its file.
             if is_file:
-                Path(self.uri).absolute().parent.mkdir(parents=True, exist_ok=True)
+                storage.create_folder(Path(self.uri).absolute().parent)
                 _open_stores[os.path.abspath(self.uri)] += 1
             try:
                 self._client: Any = MilvusClient(self.uri, token=os.environ.get("MILVUS_TOKEN", ""))

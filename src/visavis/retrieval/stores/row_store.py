@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,10 @@ class RowStore(ABC):
     def get(self, keys: Sequence[str]) -> dict[str, IndexItem]:
         """Read some items, see ``VectorStore.get``."""
         return self.snapshot().get(keys)
+
+    def one_version(self) -> AbstractContextManager[None]:
+        """Read the rows in memory, see ``VectorStore.one_version``."""
+        return nullcontext()
 
     def table(self) -> ItemTable:
         """Return the items, see ``VectorStore.table``."""

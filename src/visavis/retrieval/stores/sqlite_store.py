@@ -12,7 +12,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -150,7 +150,7 @@ class SqliteStore:
         self._intact_rows = dict[str, int]()
         self._has_coarse = False
         self._snapshot: tuple[int, ItemSnapshot] | None = None
-        self.database = IndexDatabase(self.folder, create=embedding_dim is not None)
+        self.database = IndexDatabase(self.folder, create=None if embedding_dim is None else {})
         try:
             self._open(embedding_dim)
         except BaseException:
@@ -428,7 +428,8 @@ class SqliteStore:
             for path in folder.iterdir() if os.path.isdir(folder) else ():
                 if path.name not in kept and _OWN_FILES.fullmatch(path.name):
                     with suppress(StorageError, OSError):
-                        storage.remove_folder(path) if os.path.isdir(path) else path.unlink()
+                        remove = storage.current_disk().unlink
+                        (storage.remove_folder if os.path.isdir(path) else remove)(path)
 
     @contextmanager
     def _version(self) -> Iterator[ItemSnapshot]:
@@ -440,7 +441,8 @@ class SqliteStore:
             if self._snapshot is None or self._snapshot[0] != stored.version:
                 self._snapshot = stored.version, self._open_snapshot(stored)
             yield self._snapshot[1]
-        if self._verified:
+        # A block inside another one could not write before its end.
+        if self._verified and not self.database.connection.in_transaction:
             self._record_verified()
 
     def _record_verified(self) -> None:
@@ -639,6 +641,10 @@ class SqliteStore:
     def table(self) -> ItemTable:
         """Return the items, see ``VectorStore.table``."""
         return ItemTable(self.database.connection, self.database.reading)
+
+    def one_version(self) -> AbstractContextManager[None]:
+        """Read one version, see ``VectorStore.one_version``."""
+        return self.database.reading()
 
     def vectors(self, keys: Sequence[str]) -> ItemVectors:
         """Read the vectors of some items, see ``VectorStore.vectors``."""

@@ -65,23 +65,21 @@ class VectorArray:
         values = np.ascontiguousarray(values, self.dtype)
         with storage.storage_errors(self.path):
             is_new = not os.path.exists(self.path)
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            storage.create_folder(self.path.parent)
+            disk = storage.current_disk()
             # Not "ab", which cannot overwrite the rest of a killed append.
-            with open(self.path, "w+b" if is_new else "r+b") as file:
+            with disk.open(self.path, "w+b" if is_new else "r+b") as file:
                 header = self._header(num_rows + len(values))
                 file.seek(len(header) + num_rows * self.row_bytes)
                 file.write(values.data if values.size else b"")
-                file.flush()
-                os.fsync(file.fileno())
+                disk.sync_file(file)
                 # Our readers do not need the header. Other programs open the file by it.
                 file.seek(0)
                 file.write(header)
-                file.flush()
-                os.fsync(file.fileno())
+                disk.sync_file(file)
             if is_new:
-                # The names of the file and of its folder, before a transaction refers to them.
-                storage.flush_folder(self.path.parent)
-                storage.flush_folder(self.path.parent.parent)
+                # The name of the file, before a transaction refers to it.
+                disk.sync_path(self.path.parent)
 
     def map(self, num_rows: int) -> np.ndarray:
         """Map the first rows of the file."""

@@ -117,6 +117,21 @@ class RunFolder:
         """Whether the folder holds a run or an ensemble."""
         return os.path.exists(self.recipe) or os.path.exists(self.ensemble)
 
+    def remove_killed_start(self) -> None:
+        """Remove the record that a training wrote before it was killed, if the folder has nothing
+        else and is not a run yet. The next start then finds an empty folder.
+        """
+        lock = storage.lock_file(self.lock)
+        # The lock shows that a training has begun here: the record of another program stays.
+        if not os.path.exists(lock):
+            return
+        with storage.folder_lock(self.lock, wait=False, subject=self.path):
+            own = {lock.name, self.environment.name}
+            if any(name not in own for name in os.listdir(self.path) if not name.endswith(".part")):
+                return
+            storage.current_disk().unlink(self.environment)
+        storage.remove_lock(self.lock)
+
     def remove(self) -> None:
         """Remove everything that a training writes, and nothing else."""
         for file in (
@@ -127,7 +142,7 @@ class RunFolder:
             self.result,
             self.trackers,
         ):
-            file.unlink(missing_ok=True)
+            storage.current_disk().unlink(file)
         for folder in (self.model, self.peer, self.checkpoints, self.tensorboard, self.wandb):
             storage.remove_folder(folder)
         storage.remove_lock(self.lock)
