@@ -14,12 +14,12 @@ from tests.inputs.cases import REAL_DATA
 from tests.inputs.catalog import KINDS
 from tests.inputs.planted_inputs import CASES
 from tests.mutation import damaged
-from tests.platforms import posix
+from tests.platforms import linux_calls, posix
 
-pytestmark = [posix, pytest.mark.filterwarnings("ignore::UserWarning:PIL")]
+pytestmark = [posix, linux_calls, pytest.mark.filterwarnings("ignore::UserWarning:PIL")]
 QUICK = ("PNG", "EXIF times", "JSON lines", "safetensors", "recipes", "vote exports", "TREC files")
 """Kinds whose inputs take milliseconds."""
-SEEDS_PER_SAMPLE = 12
+SEEDS_PER_SAMPLE = 10
 SLOW = {"run folders": 6, "videos": 8, "HTTP requests": 30, "MCP messages": 8}
 
 

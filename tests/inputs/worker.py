@@ -10,7 +10,6 @@ import io
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.inputs.cases import REAL_DATA, Case, Kind, Refused
+from tests.processes import peak_memory
 
 LIMIT_S = float(os.environ.get("VISAVIS_INPUTS_LIMIT_S", "20"))
 """Time of one input. The slowest right one takes a second."""
@@ -171,12 +171,7 @@ def run_seed(kind: Kind, state: Any, seed: int, folder: Path, *, command: bool) 
 def address_space() -> int:
     """Address space of this process in bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    return pages * resource.getpagesize()
-
-
-def peak_memory() -> int:
-    """Largest resident memory of this process in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def serve(name: str, folder: Path) -> None:
@@ -203,6 +198,8 @@ def serve(name: str, folder: Path) -> None:
     if kind.warms_up:
         run_seed(kind, state, 0, folder / "input", command=True)
     first = peak_memory()
+    import resource  # Windows has no such module
+
     limit = address_space() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     print(json.dumps({"ready": True}), file=replies, flush=True)
