@@ -207,8 +207,12 @@ class TrainingCase:
         try:
             model = visavis.load(run)
         except RunError as error:
-            assert not self.stopped_after, f"the best model is lost: {error}"
-            assert "--resume" in str(error), f"the error names no fix: {error}"
+            problem = str(error)
+        else:
+            problem = ""
+        if problem:
+            assert not self.stopped_after, f"the best model is lost: {problem}"
+            assert "--resume" in problem, f"the error names no fix: {problem}"
             return
         assert model.encode_texts(["a red circle"]).isfinite().all()
         if self.is_exact:
