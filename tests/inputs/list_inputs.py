@@ -451,7 +451,9 @@ KARPATHY_MISTAKES: dict[str, Callable[[random.Random, dict[str, Any]], None]] = 
     "no sentences": lambda rng, image: image.pop("sentences"),
     "empty sentences": lambda rng, image: image.update(sentences=[]),
     "sentences of another type": lambda rng, image: image.update(
-        sentences=rng.choice([3, "a dog", {"raw": "a"}, [3], [None], [{"tokens": ["a"]}]])
+        sentences=rng.choice(
+            [3, "a dog", {"raw": "a"}, [3], [None], [{"tokens": "a"}, {"tokens": [[]]}]]
+        )
     ),
     "caption of another type": lambda rng, image: image["sentences"][0].update(
         raw=rng.choice([3, True, {}, [[]]])
