@@ -41,6 +41,7 @@ def row(operation: Operation, num_states: int, num_failures: int) -> tuple[objec
     """Check an operation. Problems go to stderr."""
     start = time.monotonic()
     recorded = study(operation)
+    num_states, num_failures = (min(each, operation.limit) for each in (num_states, num_failures))
     states = spread_sample(recorded.states(), state_group, num_states, operation.name)
     problems = list(filter(None, map(recorded.problem_of, states)))
     cases = spread_sample(

@@ -4,6 +4,7 @@ user.
 
 # An import of a name as itself exports it.
 from visavis.core.storage.cache import (
+    TIME_RESOLUTION_NS as TIME_RESOLUTION_NS,
     DamagedCacheError as DamagedCacheError,
     cache_folder as cache_folder,
     file_stats as file_stats,
