@@ -205,5 +205,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(body[position : position + size])
                 time.sleep(1 / 20)
 
+    def handle(self) -> None:
+        # The client was killed.
+        with suppress(ConnectionResetError):
+            super().handle()
+
     def log_message(self, *_: object) -> None:
         """Log nothing."""

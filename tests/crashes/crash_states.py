@@ -47,7 +47,7 @@ class CrashState:
         number: Number of the operation at which the command stopped.
         kind: Kind of this operation.
         path: Path of this operation.
-        variant: What was lost.
+        variant: The loss.
         label: All of this as a text.
         acknowledged: Text that the command had printed.
         tree: Files and folders by path.
@@ -137,7 +137,7 @@ def _resized(content: bytes, size: int) -> bytes:
 
 
 class _FileSystem:
-    """The folder at one point in time: what is there, and what would survive a power loss."""
+    """The folder at one point in time, with the part of it that would survive a power loss."""
 
     def __init__(self, tree: Tree, inodes: Mapping[int, str]):
         self.root = _Folder()
@@ -195,7 +195,7 @@ class _FileSystem:
             case "unlink" | "rmdir":
                 parent, last = self._parent(path)
                 del parent.names[last]
-            case "rename" | "link":
+            case "rename" | "rename by a library" | "link":
                 self._rename(operation)
             case "sync folder":
                 self._folder(path).sync()
@@ -216,7 +216,7 @@ class _FileSystem:
         else:
             parent, last = self._parent(operation.path)
             moved = parent.names[last]
-            if operation.kind == "rename":
+            if operation.kind != "link":
                 del parent.names[last]
         # A file that leaves the folder is removed from it.
         if not operation.target.startswith("/"):
@@ -236,18 +236,6 @@ class _FileSystem:
             case "allocate":
                 return _resized(content, max(len(content), operation.offset))
         raise AssertionError(operation.kind)
-
-    def notice_rename(self, operation: RecordedOperation) -> None:
-        """Make a rename that the recorder did not see: the library of safetensors renames its files
-        without the C library. The next sync shows the new name.
-        """
-        if operation.kind != "sync" or operation.inode not in self.files:
-            return
-        file = self.files[operation.inode]
-        parent, last = self._parent(operation.path)
-        before = [name for name, other in parent.names.items() if other is file and name != last]
-        if parent.names.get(last) is not file and before:
-            parent.names[last] = parent.names.pop(before[0])
 
     def half_written(self, operation: RecordedOperation) -> Tree | None:
         """The tree if only half of the bytes of a write are there."""
@@ -348,7 +336,6 @@ def simulate(
     for operation in operations:
         if operation.failed:
             continue
-        system.notice_rename(operation)
         if (half := system.half_written(operation)) is not None:
             yield from new_state(operation, "stopped in the middle of it", half)
         system.apply(operation)

@@ -16,17 +16,35 @@ import traceback
 from importlib import import_module
 from typing import Any
 
+from PIL import Image
+
 PRELOADED = (
     "torch",
     "torch._dynamo",
+    "torch.onnx",
+    "filelock",
+    "onnx",
+    "onnxruntime.quantization",
+    "pyarrow.parquet",
     "safetensors.torch",
-    "PIL.PngImagePlugin",
+    "scipy.optimize",
+    "scipy.stats",
+    "tokenizers",
     "visavis.api.indexing",
     "visavis.api.existing_indexes",
+    "visavis.api.run_collections",
     "visavis.cli.commands",
     "visavis.cli.printers",
-    "visavis.training.training_run",
+    "visavis.models.colpali",
+    "visavis.models.image_text.cross_attention",
+    "visavis.models.text_tower_export",
     "visavis.research.experiments",
+    "visavis.retrieval.build.default_index",
+    "visavis.retrieval.build.index_queries",
+    "visavis.retrieval.build.make_correction",
+    "visavis.retrieval.open_index",
+    "visavis.retrieval.server.vote_store",
+    "visavis.training.training_run",
 )
 
 
@@ -34,6 +52,7 @@ def serve() -> None:
     """Answer requests until the input ends."""
     for name in PRELOADED:
         import_module(name)
+    Image.init()
     gc.freeze()
     sys.stdout.write("ready\n")
     sys.stdout.flush()
@@ -83,6 +102,8 @@ def _call(command: list[str]) -> int:
             sys.argv = command[2:]
             runpy.run_module(command[2], run_name="__main__", alter_sys=True)
     except SystemExit as end:
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0
 

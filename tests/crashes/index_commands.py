@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from visavis.cli import main
+from visavis.core.errors import VisavisError
 from visavis.data.feedback.records import QueryKey
 from visavis.retrieval.open_index import open_index
 from visavis.retrieval.server.limits import ServerMetrics
@@ -57,4 +58,8 @@ def run(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run(sys.argv[1:])
+    try:
+        run(sys.argv[1:])
+    except VisavisError as error:
+        # A server answers with this message.
+        sys.exit(f"visavis: {error}")

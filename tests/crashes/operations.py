@@ -9,10 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-MODULES = ("index_operations", "vote_operations", "run_operations", "output_operations")
+import pytest
+
+MODULES = (
+    "index_operations",
+    "vote_operations",
+    "run_operations",
+    "output_operations",
+    "download_operations",
+)
 """Modules that define operations."""
 
 
@@ -28,12 +36,17 @@ class Operation:
         check: Opens a folder without a manual step, after a stop at any time. It gets the text that
             the command had printed. Raises AssertionError if an acknowledged change is lost, or
             if the state is neither the old nor the new one, and any error that a user would get.
+        is_long: Whether only the long tests stop and fail it, because a command or a check takes
+            seconds.
+        limit: Number of states, and of failures, that the long tests try at most.
     """
 
     name: str
     prepare: Callable[[Path], None]
     command: Callable[[Path], Sequence[str]]
     check: Callable[[Path, str], None]
+    is_long: bool = False
+    limit: int = 10**9
 
 
 OPERATIONS: list[Operation] = []
@@ -42,10 +55,18 @@ OPERATIONS: list[Operation] = []
 def all_operations() -> list[Operation]:
     """Return the operations of all modules."""
     for name in MODULES:
-        if find_spec(f"{__package__}.{name}") is not None:
-            import_module(f"{__package__}.{name}")
-    # The collection of doctests imports these modules under other names first.
-    found = dict[str, Operation]()
-    for operation in OPERATIONS:
-        found.setdefault(operation.name, operation)
-    return list(found.values())
+        import_module(f"{__package__}.{name}")
+    return OPERATIONS
+
+
+def operation_cases(sample: int) -> list[Any]:
+    """Parameters of a test of each operation: the operation, and the number of cases to try. The
+    slow tests try a sample.
+    """
+    long = [pytest.mark.long, pytest.mark.timeout(3000)]
+    return [
+        pytest.param(operation, size, id=f"{operation.name}-{name}", marks=marks)
+        for operation in all_operations()
+        for name, size, marks in (("sample", sample, []), ("all", operation.limit, long))
+        if name == "all" or not operation.is_long
+    ]

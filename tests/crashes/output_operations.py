@@ -100,9 +100,9 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
-def add(name: str, case: OutputCase) -> None:
+def add(name: str, case: OutputCase, **options: Any) -> None:
     """Register an operation."""
-    OPERATIONS.append(Operation(name, case.prepare, case.command, case.check))
+    OPERATIONS.append(Operation(name, case.prepare, case.command, case.check, **options))
 
 
 def _scenes() -> Path:
@@ -214,6 +214,7 @@ def _add_settings() -> None:
             case.prepare,
             case.command,
             lambda folder, acknowledged: _check_settings(case, folder, acknowledged),
+            is_long=True,
         )
     )
 
@@ -241,6 +242,8 @@ def _add_export(kind: Any) -> None:
             output="exported",
             is_slow=True,
         ),
+        is_long=True,
+        limit=30,
     )
 
 
@@ -253,8 +256,6 @@ def _view_export(folder: Path) -> Any:
 
 for _kind in ("onnx", "torch-export"):
     _add_export(_kind)
-
-
 
 
 @cache

@@ -15,6 +15,7 @@
                           ERRNO 0: kill the process group.
 */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -33,6 +34,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#define MAX_CREATED 16
 #define MAX_MAPS 1024
 #define NO_FILE ((uint64_t)0)
 
@@ -176,9 +178,55 @@ static void append(struct operation *done, const void *content, size_t size, int
     free(record);
 }
 
+static void modified(struct operation *done, const struct stat *status) {
+    done->inode = status->st_ino;
+    done->modified_ns = (int64_t)status->st_mtim.tv_sec * 1000000000 + status->st_mtim.tv_nsec;
+}
+
+/* Rust libraries rename some files by system calls of their own. The files that this process created
+   last are compared with their names before each operation. */
+static struct {
+    char path[PATH_MAX];
+    uint64_t inode;
+} created[MAX_CREATED];
+static unsigned num_created;
+
+static void note_created(const char *path, uint64_t inode) {
+    unsigned place = num_created++ % MAX_CREATED;
+    created[place].inode = inode;
+    snprintf(created[place].path, PATH_MAX, "%s", path);
+}
+
+static void find_renames(void) {
+    struct stat status;
+    for (unsigned i = 0; i < MAX_CREATED; i++) {
+        if (!created[i].inode || (!lstat(created[i].path, &status) && status.st_ino == created[i].inode))
+            continue;
+        char target[2 * PATH_MAX], parent[PATH_MAX];
+        snprintf(parent, sizeof parent, "%s", created[i].path);
+        *strrchr(parent, '/') = 0;
+        DIR *names = opendir(parent);
+        for (struct dirent *entry; names && (entry = readdir(names));)
+            if (entry->d_ino == created[i].inode) {
+                snprintf(target, sizeof target, "%s/%s", parent, entry->d_name);
+                struct operation done = {.kind = 'N', .path = created[i].path, .target = target};
+                if (!lstat(target, &status)) {
+                    modified(&done, &status);
+                    append(&done, NULL, 0, 0);
+                }
+            }
+        if (names)
+            closedir(names);
+        created[i].inode = NO_FILE;
+    }
+}
+
 /* Takes the lock. Returns 0, or -1 with errno if the operation has to fail. 1: write half of it. */
 static int begin(struct operation *planned, size_t size) {
+    int saved = errno;
     lock();
+    find_renames();
+    errno = saved;
     uint64_t number = control->number + 1;
     if (!fail_number || number < fail_number)
         return 0;
@@ -199,11 +247,6 @@ static int begin(struct operation *planned, size_t size) {
     unlock();
     errno = fail_error;
     return -1;
-}
-
-static void modified(struct operation *done, const struct stat *status) {
-    done->inode = status->st_ino;
-    done->modified_ns = (int64_t)status->st_mtim.tv_sec * 1000000000 + status->st_mtim.tv_nsec;
 }
 
 /* --- paths --- */
@@ -278,6 +321,15 @@ static void note_opened(int descriptor, struct operation *done) {
     if (!fstat(descriptor, &status))
         modified(done, &status);
     append(done, NULL, 0, 0);
+    if (done->kind == 'C')
+        note_created(done->path, done->inode);
+}
+
+/* The file of a name has another one now, or none. */
+static void forget_created(const char *path) {
+    for (unsigned i = 0; i < MAX_CREATED; i++)
+        if (created[i].inode && !strcmp(created[i].path, path))
+            created[i].inode = NO_FILE;
 }
 
 /* What an opening changes: 'C' creates, 'T' truncates, 0 nothing. */
@@ -568,6 +620,8 @@ static int named(char kind, int exists, int from, const char *path, int to, cons
         }
         append(&done, content, content ? (size_t)status.st_size : 0, 0);
         free(content);
+        if (kind == 'R' || kind == 'U')
+            forget_created(resolved);
         errno = saved;
     }
     unlock();

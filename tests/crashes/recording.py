@@ -32,6 +32,7 @@ KINDS = {
     "W": "write",
     "A": "allocate",
     "R": "rename",
+    "N": "rename by a library",
     "L": "link",
     "S": "symlink",
     "U": "unlink",
@@ -310,7 +311,7 @@ def read_log(log: Path, folder: Path) -> Iterator[RecordedOperation]:
         name = KINDS[chr(kind)]
         if name != "ack":
             path = _below(path, folder)
-        if name in ("rename", "link"):
+        if name in ("rename", "rename by a library", "link"):
             target = _below(target, folder)
         yield RecordedOperation(
             number, name, path, target, inode, offset, parts[2], modified, failed

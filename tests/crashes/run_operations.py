@@ -21,6 +21,8 @@ from visavis.core import storage
 from visavis.core.errors import RunError
 from visavis.core.progress import NoProgress, TrainingStep
 from visavis.data.synthetic import write_synthetic_scenes
+from visavis.research.experiments.jobs import Workers
+from visavis.research.experiments.run_comparison import resume_comparison
 from visavis.training.stop_signals import Stopped
 from visavis.training.trainer import Trainer
 
@@ -45,9 +47,21 @@ def inputs() -> Path:
     write_recipe(root / "two-networks.toml", noisy, **shared)
     members = {"a": {"seed": 1}, "b": {"seed": 2}}
     write_recipe(root / "ensemble.toml", phase | {"epochs": 1}, **shared, members=members)
-    tuned = {"epochs": 40, "optimizer": {"lr": 0.02}}
-    write_recipe(root / "tuned.toml", tuned, training={"batch_size": 24}, data=data)
+    tuned = phase | {"epochs": 50}
+    write_recipe(root / "tuned.toml", tuned, training={"batch_size": 12}, data=data)
+    pixels = {"encoder": "small-cnn", "granularity": "pixels"}
+    write_recipe(root / "pixels.toml", phase, **shared, visual=pixels)
+    write_recipe(root / "compared.toml", phase, training={"batch_size": 24}, data=data)
     return root
+
+
+@cache
+def stored_index() -> Path:
+    """Make an index of the images of the data set."""
+    base, index = inputs() / "base", inputs() / "index"
+    visavis.train(inputs() / "compared.toml", out=base)
+    visavis.index(base, inputs() / "scenes", out=index)
+    return index
 
 
 def view_run(run: Path) -> View:
@@ -120,6 +134,7 @@ class TrainingCase:
         module: Module that runs ``visavis`` with the arguments. Empty: the command itself.
         overrides: Overrides of the recipe.
         is_exact: Whether a resumed run equals the undisturbed one bit by bit.
+        with_index: Whether the vectors of an index stand for the images.
     """
 
     recipe: str
@@ -127,6 +142,7 @@ class TrainingCase:
     module: str = ""
     overrides: Sequence[str] = ()
     is_exact: bool = True
+    with_index: bool = False
     new: View = field(default_factory=dict, init=False)
     models: set[bytes] = field(default_factory=set, init=False)
 
@@ -149,12 +165,14 @@ class TrainingCase:
         if self.stopped_after:
             return [*program, "train", "--resume", str(folder / "run")]
         recipe = str(inputs() / f"{self.recipe}.toml")
-        return [*program, "train", recipe, *self.overrides, "--out", str(folder / "run")]
+        index = ["--index", str(stored_index())] if self.with_index else []
+        return [*program, "train", recipe, *self.overrides, *index, "--out", str(folder / "run")]
 
     def _start(self, run: Path, progress: NoProgress | None = None) -> None:
         torch.set_num_threads(1)
         recipe = inputs() / f"{self.recipe}.toml"
-        visavis.train(recipe, overrides=self.overrides, out=run, progress=progress)
+        index = stored_index() if self.with_index else None
+        visavis.train(recipe, index=index, overrides=self.overrides, out=run, progress=progress)
 
     def check(self, folder: Path, acknowledged: str) -> None:
         """Open the best model, then train to the end."""
@@ -276,8 +294,11 @@ class ComparisonCase:
         if "\nReport: " in acknowledged:
             seen = self._view(out)
             assert not self.is_exact or seen == self.new, differences(seen, self.new)
-        if (out / "plan.json").exists():
+        if (out / "comparison.json").exists():
             visavis.compare(resume=out, workers=1)
+        elif (out / "plan.json").exists():
+            # Without the report, which takes most of the time.
+            resume_comparison(out, None, Workers("local", 1), NoProgress(), feedback=None)
         else:
             assert not promised
             self._compare(out)
@@ -294,16 +315,37 @@ class ComparisonCase:
         assert not left, f"files of the stopped command stay: {left}"
 
 
-def add(name: str, case: Any) -> None:
+def add(name: str, case: TrainingCase | ComparisonCase, **options: Any) -> None:
     """Register an operation."""
-    OPERATIONS.append(Operation(name, case.prepare, case.command, case.check))
+    OPERATIONS.append(Operation(name, case.prepare, case.command, case.check, **options))
 
 
 add("run: new", TrainingCase("tiny"))
 add("run: resume", TrainingCase("tiny", stopped_after=2))
-add("run: two networks", TrainingCase("two-networks"))
-add("run: ensemble", TrainingCase("ensemble"))
+add("run: two networks", TrainingCase("two-networks"), is_long=True)
+add("run: ensemble", TrainingCase("ensemble"), is_long=True)
+add("run: vectors of an index", TrainingCase("tiny", with_index=True), is_long=True)
+for _strategy in ("ddp", "fsdp"):
+    add(
+        f"run: two ranks with {_strategy}",
+        TrainingCase(
+            "pixels" if _strategy == "fsdp" else "tiny",
+            module="tests.crashes.two_ranks",
+            overrides=(f"training.strategy={_strategy}",),
+            is_exact=False,
+        ),
+        is_long=True,
+        limit=60,
+    )
 add(
     "compare: jobs",
-    ComparisonCase("tiny", ["--seeds", "1", "--no-tune"], {"seeds": 1, "tune": False}),
+    ComparisonCase("compared", ["--seeds", "1", "--no-tune"], {"seeds": 1, "tune": False}),
+    is_long=True,
+    limit=300,
+)
+add(
+    "compare: tuning",
+    ComparisonCase("tuned", ["--seeds", "1"], {"seeds": 1}),
+    is_long=True,
+    limit=60,
 )

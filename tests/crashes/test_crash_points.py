@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.crashes.crash_study import spread_sample, state_group, study
-from tests.crashes.operations import Operation, all_operations
+from tests.crashes.operations import Operation, operation_cases
 from tests.crashes.recording import missing_reason
 
 pytestmark = [
@@ -15,14 +15,7 @@ SAMPLE = 8
 """States of each operation that a sample checks."""
 
 
-@pytest.mark.parametrize(
-    "size",
-    [
-        SAMPLE,
-        pytest.param(10**9, marks=[pytest.mark.long, pytest.mark.timeout(3000)], id="all"),
-    ],
-)
-@pytest.mark.parametrize("operation", all_operations(), ids=lambda operation: operation.name)
+@pytest.mark.parametrize(("operation", "size"), operation_cases(SAMPLE))
 def test_stops_lose_nothing_acknowledged(operation: Operation, size: int) -> None:
     recorded = study(operation)
     states = spread_sample(recorded.states(), state_group, size, operation.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.crashes.crash_study import failure_group, failures, spread_sample, study
-from tests.crashes.operations import Operation, all_operations
+from tests.crashes.operations import Operation, operation_cases
 from tests.crashes.recording import missing_reason
 
 pytestmark = [
@@ -15,14 +15,7 @@ SAMPLE = 2
 """Failures of each operation that a sample injects."""
 
 
-@pytest.mark.parametrize(
-    "size",
-    [
-        SAMPLE,
-        pytest.param(10**9, marks=[pytest.mark.long, pytest.mark.timeout(3000)], id="all"),
-    ],
-)
-@pytest.mark.parametrize("operation", all_operations(), ids=lambda operation: operation.name)
+@pytest.mark.parametrize(("operation", "size"), operation_cases(SAMPLE))
 def test_failing_writes_give_one_message(operation: Operation, size: int) -> None:
     recorded = study(operation)
     cases = spread_sample(failures(recorded.trace.operations), failure_group, size, operation.name)

@@ -13,7 +13,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -296,8 +296,7 @@ def verify_hashes(name: str, files: Iterable[Path]) -> None:
     for file in files:
         target = Path(os.path.realpath(file))
         if re.fullmatch("[0-9a-f]{64}", target.name):
-            with target.open("rb") as content:
-                digest = hashlib.file_digest(content, "sha256").hexdigest()
+            digest = _sha256(target)
             if digest != target.name:
                 # A link of the cache and its target: otherwise the next download would use the
                 # damaged file.
@@ -313,6 +312,11 @@ def verify_hashes(name: str, files: Iterable[Path]) -> None:
             else f"{len(damaged)} damaged files were removed."
         )
         raise DataError(f"{name}: {damaged[0]} {removed} Run the command again.")
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def hub_repository(folder: Path) -> Path | None:
@@ -366,9 +370,11 @@ def fetch_hub_files(
 
     from visavis.core.stopping import kept_if_stopped
 
-    # A file that was cut short when the power failed is downloaded again.
-    missing = [file for file in files if file.will_download or _is_damaged(file)]
-    storage.create_folder(Path(constants.HF_HUB_CACHE))
+    unfinished = unfinished_download(repository, kind)
+    was_interrupted = os.path.exists(unfinished)
+    missing = [file for file in files if file.will_download or was_interrupted]
+    if not was_interrupted:
+        storage.write_text(unfinished, "")
     total = sum(file.file_size or 0 for file in missing)
     received = 0
 
@@ -396,8 +402,9 @@ def fetch_hub_files(
         # start an interrupted file again.
         for file in missing:
             with kept_if_stopped(lambda: describe() if received else ""):
-                if _MIN_RESUMED_BYTES < (file.file_size or 0) <= constants.MAX_HTTP_DOWNLOAD_SIZE:
-                    _fetch_large_file(repository, kind, file, bar)
+                is_large = (
+                    _MIN_RESUMED_BYTES < (file.file_size or 0) <= constants.MAX_HTTP_DOWNLOAD_SIZE
+                ) and _fetch_large_file(repository, kind, file, bar)
                 # A file in its place is only registered.
                 hf_hub_download(
                     repository,
@@ -405,35 +412,42 @@ def fetch_hub_files(
                     repo_type=kind,
                     revision=file.commit_hash,
                     tqdm_class=bar,
-                    force_download=_is_damaged(file),
+                    # The content of a small file cannot be verified.
+                    force_download=was_interrupted and not is_large,
                 )
     finally:
         constants.DOWNLOAD_CHUNK_SIZE = chunk_bytes
 
 
-def _is_damaged(file: Any) -> bool:
-    """Whether a file of ``list_hub_files`` is in the cache with another size than on the hub."""
-    return (
-        os.path.isfile(file.local_path)
-        and file.file_size is not None
-        and os.path.getsize(file.local_path) != file.file_size
-    )
-
-
-def flush_repository(folder: Path) -> None:
-    """Flush the files and links of a downloaded repository to the disk, of which ``folder`` is a
-    snapshot. The hub's library does not.
+def unfinished_download(repository: str, kind: HubKind) -> Path:
+    """Return the file in the cache of the hub that shows that a download has begun and not ended.
+    The files that are there may be damaged, because the hub's library does not flush them.
     """
-    repository = hub_repository(folder)
-    if repository is not None:
-        with storage.storage_errors(repository):
-            for path in [repository.parent, repository, *repository.rglob("*")]:
-                if not path.is_symlink():
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = repo_folder_name(repo_id=repository, repo_type=kind)
+    return Path(constants.HF_HUB_CACHE, folder, ".unfinished")
+
+
+def finish_download(repository: str, kind: HubKind) -> None:
+    """Flush the verified files of a download to the disk."""
+    unfinished = unfinished_download(repository, kind)
+    folder = unfinished.parent
+    with storage.storage_errors(folder):
+        # The library may have created the folder of the cache and the one above it.
+        for path in [*folder.absolute().parents[:3], folder, *folder.rglob("*")]:
+            if not path.is_symlink():
+                with suppress(PermissionError):
                     storage.current_disk().sync_path(path)
+        storage.current_disk().unlink(unfinished)
+        storage.current_disk().sync_path(folder)
 
 
-def _fetch_large_file(repository: str, kind: HubKind, file: Any, bar: type[Any] | None) -> None:
-    """Download a file to its place in the cache of the hub, or the rest of it."""
+def _fetch_large_file(repository: str, kind: HubKind, file: Any, bar: type[Any] | None) -> bool:
+    """Download a file to its place in the cache of the hub, or the rest of it. Returns whether the
+    hub states its SHA-256.
+    """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.file_download import http_get, repo_folder_name
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
@@ -442,7 +456,7 @@ def _fetch_large_file(repository: str, kind: HubKind, file: Any, bar: type[Any] 
     etag = get_hf_file_metadata(url).etag or ""
     if not re.fullmatch("[0-9a-f]{64}", etag):
         # Without its SHA-256, a continued file cannot be verified.
-        return
+        return False
     folder = repo_folder_name(repo_id=repository, repo_type=kind)
     target = Path(constants.HF_HUB_CACHE, folder, "blobs", etag)
     part = target.with_name(f"{etag}.part")
@@ -451,17 +465,30 @@ def _fetch_large_file(repository: str, kind: HubKind, file: Any, bar: type[Any] 
             with storage.current_disk().open(part, "ab") as opened:
                 if opened.tell() > file.file_size:
                     opened.truncate(0)
-                http_get(
-                    url,
-                    opened,
-                    resume_size=opened.tell(),
-                    headers=build_hf_headers(),
-                    expected_size=file.file_size,
-                    tqdm_class=bar,
-                )
+
+                def fetch_rest() -> bool:
+                    """Download the rest. Returns whether a part was there before."""
+                    start = opened.tell()
+                    http_get(
+                        url,
+                        opened,
+                        resume_size=start,
+                        headers=build_hf_headers(),
+                        expected_size=file.file_size,
+                        tqdm_class=bar,
+                    )
+                    opened.flush()
+                    return start > 0
+
+                # The part of an interrupted download may not be what was written before.
+                if fetch_rest() and _sha256(part) != etag:
+                    opened.truncate(0)
+                    opened.seek(0)
+                    fetch_rest()
             storage.current_disk().sync_path(part)
             storage.move(part, target)
     storage.remove_lock(part)
+    return True
 
 
 @cache
@@ -507,7 +534,7 @@ def download_dataset(name: str) -> Path:
             )
         )
     verify_hashes(name, [snapshot / file for file in files])
-    flush_repository(snapshot)
+    finish_download(repository, "dataset")
     folder = snapshot / _config_of(files[0])
     storage.write_checksummed_json(record, [str(folder), *(str(snapshot / file) for file in files)])
     return folder

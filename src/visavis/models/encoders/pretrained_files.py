@@ -23,10 +23,11 @@ from visavis.data.hub_files import (
     HubUnreachableError,
     OnBytes,
     fetch_hub_files,
-    flush_repository,
+    finish_download,
     hidden_bar,
     hub_errors,
     list_hub_files,
+    unfinished_download,
     verify_hashes,
 )
 from visavis.models.encoders.cnn_backbones import published_backbone_name, published_weights_file
@@ -61,8 +62,12 @@ _EXPECTED = (
 
 def cached_hub_folder(name: str) -> Path | None:
     """Return the folder of a complete model in the hub's cache, or None, without any network."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
     # The functions of the hub take longer to import than the folder to look for.
-    if not os.path.isdir(_hub_folder(name)) or os.path.exists(_unfinished_download(name)):
+    if not os.path.isdir(os.path.join(HF_HUB_CACHE, f"models--{name.replace('/', '--')}")):
+        return None
+    if os.path.exists(unfinished_download(name, "model")):
         return None
     from huggingface_hub import snapshot_download
 
@@ -112,11 +117,9 @@ def download_hub_model(name: str, on_bytes: OnBytes | None = None) -> Path:
     ):
         return cached
     files = [] if cached is not None else _used_files(name)
-    unfinished = _unfinished_download(name)
-    if cached is None:
-        storage.write_text(unfinished, "")
     with hub_errors(name, _EXPECTED, is_download=True):
-        fetch_hub_files(name, "model", files, on_bytes)
+        if files:
+            fetch_hub_files(name, "model", files, on_bytes)
         hidden: dict[str, Any] = {"tqdm_class": hidden_bar()}
         folder = Path(snapshot_download(name, allow_patterns=list(HUB_FILE_PATTERNS), **hidden))
         if not any(folder.glob("*.safetensors")):
@@ -125,25 +128,8 @@ def download_hub_model(name: str, on_bytes: OnBytes | None = None) -> Path:
     # Files that were complete before have been verified.
     if folder != cached:
         verify_hashes(name, sorted(folder.iterdir()))
-    flush_repository(folder)
-    if cached is None:
-        storage.current_disk().unlink(unfinished)
-        storage.current_disk().sync_path(unfinished.parent)
+    finish_download(name, "model")
     return folder
-
-
-def _hub_folder(name: str) -> Path:
-    """Return the folder of a model in the hub's cache."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    return Path(HF_HUB_CACHE, f"models--{name.replace('/', '--')}")
-
-
-def _unfinished_download(name: str) -> Path:
-    """Return the file that shows that a download of a model has begun and not ended. Weights can be
-    in several files, and some of them do not show that all are there.
-    """
-    return _hub_folder(name) / ".unfinished"
 
 
 def _check_files(name: str, files: list[str]) -> None:
