@@ -18,6 +18,7 @@ from threading import RLock
 
 from visavis.core import storage
 from visavis.core.errors import DataError, StorageError
+from visavis.data.feedback.vote_schema import VOTE_SCHEMA
 from visavis.retrieval.items import DATABASE, REMEDY
 from visavis.retrieval.stores.item_table import SCHEMA
 
@@ -189,9 +190,6 @@ class IndexDatabase:
 
 def _create(path: Path, values: Mapping[str, str]) -> None:
     """Create a database without items, as a whole."""
-    # Only here, because a search needs no votes.
-    from visavis.data.feedback.vote_table import SCHEMA as VOTES
-
     # A process that is killed meanwhile leaves no file that other processes would open.
     with storage.atomic_file(path) as part, storage.sqlite_errors(path):
         connection = storage.current_disk().connect(part, isolation_level=None)
@@ -200,7 +198,7 @@ def _create(path: Path, values: Mapping[str, str]) -> None:
             connection.execute("PRAGMA journal_mode = MEMORY")
             connection.execute("PRAGMA synchronous = OFF")
             connection.execute("BEGIN")
-            for statement in (*_STATEMENTS, *VOTES):
+            for statement in (*_STATEMENTS, *VOTE_SCHEMA):
                 connection.execute(statement)
             for name, value in values.items():
                 connection.execute(_SET_VALUE, (name, value, _checksum(value)))
