@@ -49,7 +49,7 @@ class OutputCase:
     Attributes:
         arguments: Arguments of ``visavis`` for a folder.
         finish: Does the same again in this process.
-        view: What the result holds.
+        view: Returns the content of the result.
         output: Name of the result in the folder, which is there completely or not at all. Empty: it
             is written in parts, or hidden in a cache.
         make: Makes the state before the command.
