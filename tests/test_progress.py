@@ -259,8 +259,9 @@ def test_ctrl_c_at_any_time_of_the_start_ends_with_one_line(here):
         results, errors = process.communicate(timeout=60)
         if b"RSUM" in results:  # a fast machine had nothing left to stop
             continue
-        # Python itself ends before it runs any code of ours.
-        if b"visavis" not in errors and b"Stopped" not in errors and seconds < 0.2:
+        # The package imports modules of the standard library before the command can begin. A slow
+        # machine is still there.
+        if b"__main__.py" not in errors and b"Stopped" not in errors:
             continue
         # If Ctrl-C came while a dataclass was made, with exec, CPython ends by the signal, which a
         # shell reports as 130, too.

@@ -107,7 +107,7 @@ def test_cache_replaces_damaged_unfinished_store(tmp_path, caplog):
 
 
 def test_large_store_is_hashed_only_after_a_change(tmp_path, monkeypatch):
-    monkeypatch.setattr("visavis.data.features.store.MAX_BYTES_HASHED_AT_OPEN", 1)
+    monkeypatch.setattr("visavis.core.storage.MAX_BYTES_HASHED_AT_OPEN", 1)
     writer = FeatureWriter.open(tmp_path / "store", POOLED, KEYS)
     writer.append(Encoded(VALUES))
     writer.finish()

@@ -20,6 +20,7 @@ from visavis.core import storage
 from visavis.core.errors import RunError
 from visavis.core.progress import NoProgress
 from visavis.losses.objectives import CATALOG
+from visavis.research.experiments import screening as screening_module
 from visavis.research.experiments.candidates import candidate_objectives
 from visavis.research.experiments.grid import build_settings
 from visavis.research.experiments.jobs import RunOutcome
@@ -478,7 +479,11 @@ def test_speed_is_measured_with_a_setting_that_can_be_trained(tmp_path):
 
 
 @pytest.mark.slow
-def test_compare_within_a_time(scenes, tmp_path):
+@pytest.mark.timeout(900)
+def test_compare_within_a_time(scenes, tmp_path, monkeypatch):
+    # The number of trainings ends the choice, however slow the machine is.
+    for name, value in (("MAX_TRIAL_SEEDS", 1), ("MAX_FINALISTS", 2), ("MAX_SEEDS", 3)):
+        monkeypatch.setattr(screening_module, name, value)
     visavis.features(scenes, visual="scenes", granularity="pooled")
     recipe = tmp_path / "tiny.toml"
     recipe.write_text(recipe_text({"epochs": 4}, data={"path": str(scenes)}))
@@ -487,7 +492,7 @@ def test_compare_within_a_time(scenes, tmp_path):
         "grid": "model=['VSE++(embedding_dim=8, word_dim=4)', 'VSE++(embedding_dim=16, word_dim=4)']",
         "workers": 1,
     }
-    result = visavis.compare(recipe, minutes=3, tune=False, out=tmp_path / "timed", **arguments)
+    result = visavis.compare(recipe, minutes=30, tune=False, out=tmp_path / "timed", **arguments)
     state = result.choice.state
     assert len(state.screened) == 6
     assert all(
@@ -503,7 +508,7 @@ def test_compare_within_a_time(scenes, tmp_path):
     again = visavis.compare(resume=result.folder, workers=1)
     assert again.markdown() == result.markdown()
     small = visavis.compare(
-        recipe, minutes=3, tune=False, max_item_bytes=32, out=tmp_path / "small", **arguments
+        recipe, minutes=30, tune=False, max_item_bytes=32, out=tmp_path / "small", **arguments
     )
     assert all("embedding_dim=8" in one.name for one in small.settings)
     with pytest.raises(RunError, match="expected a model within the limits, got none"):

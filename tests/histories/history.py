@@ -1,5 +1,5 @@
 """One history: an index, its writers, two servers and their clients, chosen by a seed, and the plain
-model that says what each may see.
+model that states what each may see.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from visavis.retrieval.index_folder import (
     MANIFEST,
     IndexManifest,
     IndexModel,
+    index_lock,
     is_free_folder,
     is_index,
     open_index_store,
@@ -204,6 +205,8 @@ class History:
         self.is_created = False
         self.num_updates = 0
         self.counts = dict[str, int]()
+        # The last state of each server, by the choices of its client.
+        self.served = dict[random.Random, ServedIndex]()
 
     def fail(self, what: str, problem: str | None) -> None:
         """Record a violation, if there is one."""
@@ -226,7 +229,7 @@ class History:
         self.folder = root / "index"
         disk = SimulatedDisk(self.scheduler)
         try:
-            with storage.replaced_disk(disk), _small_limits():
+            with storage.replaced_disk(disk), _small_limits(self):
                 if self.random.random() < 0.7:
                     self._update_once(self.random)
                 self._add_clients()
@@ -272,8 +275,10 @@ class History:
     def _update_once(self, choose: random.Random) -> None:
         """One update of the index, in the order of ``build_index``."""
         folder = self.folder
+        if not is_index(folder) and not is_free_folder(folder) and not is_index(folder):
+            self.fail("an update is refused", f"{sorted(os.listdir(folder))}")
         try:
-            with storage.folder_lock(folder / "index", wait=False, subject=folder):
+            with index_lock(folder):
                 self._update(choose)
         except RunError as error:
             if "is locked by another process" not in str(error):
@@ -282,16 +287,14 @@ class History:
 
     def _update(self, choose: random.Random) -> None:
         folder = self.folder
-        storage.remove_partial_files(folder)
         if not is_index(folder):
-            if not is_free_folder(folder):
-                raise AssertionError(f"not free: {sorted(os.listdir(folder))}")
             write_manifest(folder, _new_manifest())
         self.is_created = True
         manifest = read_manifest(folder)
         with closing(open_index_store(folder, manifest, create=True)) as store:
             found = _state(*store.all_items())
             self.fail("content before an update", self.items.resolve(found, self.now))
+            store.verify()
             write_manifest(folder, replace(manifest, digest=None))
             for _ in range(choose.randrange(1, 4)):
                 self._change(store, choose)
@@ -343,26 +346,31 @@ class History:
         self.items.end(self.now)
 
     def _switch_queries(self, choose: random.Random) -> None:
-        """Let another model encode the queries, as ``use_queries`` does."""
-        folder = self.folder
+        """Let another model encode the queries, or the previous one again."""
         if not self.is_created:
             return
         try:
-            with storage.folder_lock(folder / "index", wait=False, subject=folder):
-                manifest = read_manifest(folder)
-                found = manifest.query_model.fingerprint
-                self.fail("query model before a switch", self.active.resolve(found, self.now))
-                new = choose.choice([each for each in FINGERPRINTS if each != found])
-                model = IndexModel(f"runs/{new}", new)
-                manifest = index_queries._with_active(manifest, model)
-                self.active.begin(new, self.now)
-                index_queries._activate(folder, manifest, NoProgress(), adds_tower=False)
-                self.active.end(self.now)
-                self.count("switch")
+            if choose.random() < 0.8:
+                index_queries.use_queries(self.folder, choose.choice(FINGERPRINTS), NoProgress())
+            else:
+                index_queries.restore_queries(self.folder, NoProgress())
+            self.active.end(self.now)
+            self.count("switch")
         except RunError as error:
-            if not {"is locked by another process", "expected an index"} & _sentences(error):
+            allowed = (
+                "is locked by another process",
+                "expected an index",
+                "a previous query model",
+            )
+            if not any(each in str(error) for each in allowed):
                 raise
             self.count("refused switch")
+
+    def _begin_switch(self, new: IndexManifest) -> None:
+        """A switch has the lock of the index, and will write a manifest."""
+        found = read_manifest(self.folder).query_model.fingerprint
+        self.fail("query model before a switch", self.active.resolve(found, self.now))
+        self.active.begin(new.query_model.fingerprint, self.now)
 
     # Servers
 
@@ -376,10 +384,11 @@ class History:
                 opened["served"] = ServedIndex(index, "index")
                 self.count("open")
             served = opened["served"]
+            self.served[choose] = served
             newer = served.newer() if choose.random() < 0.6 else None
             if newer is not None:
                 served.index.close()
-                opened["served"] = served = newer
+                self.served[choose] = opened["served"] = served = newer
                 self.count("newer")
         except RunError as error:
             # Before the first update has ended.
@@ -465,10 +474,21 @@ class History:
 
     # The end
 
+    def _check_servers(self) -> None:
+        """Each server finds the last update, if it was completed."""
+        for served in self.served.values():
+            final = read_manifest(self.folder)
+            newer = None if final.digest is None else served.newer()
+            if newer is not None:
+                newer.index.close()
+            elif final.digest is not None and served.index.manifest != final:
+                self.fail("server at the end", "it does not find the last update")
+
     def _check_end(self) -> None:
         """One more update, then compare all with the model."""
-        self._update_once(random.Random(self.seed))
         folder = self.folder
+        self._check_servers()
+        self._update_once(random.Random(self.seed))
         with closing(open_index(folder, encoder=QueryModel(FINGERPRINTS[0]))) as index:  # type: ignore[arg-type]
             index.store.verify()
             state = _state(*index.store.all_items())
@@ -527,6 +547,7 @@ def _new_manifest() -> IndexManifest:
         index_id=_INDEX_ID,
         # Its files are not on a disk.
         is_dataset=True,
+        queries=tuple(IndexModel(f"runs/{each}", each) for each in FINGERPRINTS[1:]),
     )
 
 
@@ -542,11 +563,6 @@ def _state(items: Sequence[IndexItem], vectors: Any) -> State:
     return state
 
 
-def _sentences(error: Exception) -> set[str]:
-    known = ("is locked by another process", "expected an index")
-    return {each for each in known if each in str(error)}
-
-
 def _new_name(_: int) -> str:
     client = current_client()
     assert client is not None
@@ -556,23 +572,25 @@ def _new_name(_: int) -> str:
 
 
 @contextmanager
-def _small_limits() -> Iterator[None]:
+def _small_limits(history: History) -> Iterator[None]:
     """Limits that an index of a few items reaches, and models that are made at once."""
 
     def open_encoder(folder: Path, manifest: IndexManifest, *_: Any) -> QueryModel:
         return QueryModel(manifest.query_model.fingerprint)
 
     def scale(folder: Path, manifest: IndexManifest, _: Any) -> tuple[ScoreScale, None]:
+        history._begin_switch(manifest)
         return ScoreScale(manifest.query_model.fingerprint, reason="none"), None
 
     with (
         mock.patch.object(logging.getLogger(opening.__name__), "disabled", True),
-        mock.patch.object(sqlite_store, "MIN_REMOVED_ROWS", 3),
+        mock.patch.object(sqlite_store, "MIN_REMOVED_ROWS", 1),
         mock.patch.object(exact_search, "MIN_ROWS", 6),
         mock.patch.object(exact_search, "MIN_DIM", DIM),
         mock.patch.object(opening, "open_query_encoder", open_encoder),
         mock.patch.object(index_queries, "open_query_encoder", open_encoder),
         mock.patch.object(index_queries, "_missing_scale", scale),
+        mock.patch.object(index_queries, "add_query_tower"),
         mock.patch.object(vote_store, "secrets", types.SimpleNamespace(token_hex=_new_name)),
     ):
         yield

@@ -1,5 +1,5 @@
 """Faults that are planted in a copy of the code, to measure how many seeds find each:
-``python -m tests.histories.planted_bugs``.
+``python -m tests.histories.planted_bugs [PART OF A NAME]``.
 """
 
 from __future__ import annotations
@@ -114,6 +114,18 @@ BUGS = (
         "if encoder is None:",
     ),
     PlantedBug(
+        "a folder is refused after a killed creation",
+        "retrieval/index_folder.py",
+        'r".*\\.lock|\\..*\\.part"',
+        'r".*\\.lock"',
+    ),
+    PlantedBug(
+        "an index is opened with one try",
+        "retrieval/open_index.py",
+        "            if was_equal and newer == manifest:\n",
+        "            if True:\n",
+    ),
+    PlantedBug(
         "updates do not exclude each other",
         "core/storage/folders.py",
         'return path.parent / f".{path.name}.lock"',
@@ -180,5 +192,7 @@ def find_all(bugs: tuple[PlantedBug, ...] = BUGS, processes: int = 2) -> Iterato
 
 
 if __name__ == "__main__":
-    for found in find_all():
+    for found in find_all(
+        tuple(bug for bug in BUGS if not sys.argv[1:] or sys.argv[1] in bug.name)
+    ):
         print(found, flush=True)

@@ -7,16 +7,17 @@ all clients, and drops what was not synced. Commits of SQLite are durable.
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import shutil
 import sqlite3
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -24,6 +25,18 @@ from visavis.core.storage.disk import Disk
 
 MAX_STEPS = 100_000
 """Calls of a history after which it counts as hung."""
+CHANGES = (
+    "write",
+    "sync",
+    "replace",
+    "unlink",
+    "mkdir",
+    "map",
+    "BEGIN IMMEDIATE",
+    "COMMIT",
+    "changed",
+)
+"""Calls after which clients crash more often."""
 TICK_NS = 4_000_000
 """Resolution of the times of files, as of Linux."""
 
@@ -51,6 +64,8 @@ class Client:
         self.is_dead = False
         self.is_done = False
         self.crash_at: int | None = None
+        # A call, and how often it is made before the crash.
+        self.crash_after = ("", 0)
         self.steps = 0
         # The progress of others at which it found a lock taken.
         self.blocked_at: int | None = None
@@ -94,7 +109,7 @@ class Client:
         self.is_dead = False
         self.blocked_at = None
         self.steps = 0
-        self.crash_at = self.scheduler.choose_crash()
+        self.scheduler.choose_crash(self)
 
     def die(self) -> None:
         """Stop the client: the system closes its files and gives up its locks."""
@@ -106,7 +121,7 @@ class Client:
         for connection in self.connections:
             connection.close_at_once()
         for file in self.files:
-            file.raw.close()
+            file.opened.close()
         for lock in self.locks:
             lock.lock.release(force=True)
         for held in (self.connections, self.files, self.locks):
@@ -141,21 +156,26 @@ class Scheduler:
         self.on_power_loss: Callable[[], None] = lambda: None
         # Histories with rare switches run long parts of one client, others mix all.
         self.switch_share = self.random.choice([0.03, 0.1, 0.3, 0.7, 1.0])
-        self.crash_share = self.random.choice([0.0, 0.3, 0.7]) if crashes else 0.0
+        self.crash_share = self.random.choice([0.0, 0.5, 0.9]) if crashes else 0.0
         loses_power = crashes and self.random.random() < 0.3
         self.power_loss_at = self.random.randrange(1, 1200) if loses_power else None
         self.log: Callable[[str], None] | None = None
 
-    def choose_crash(self) -> int | None:
-        """Choose the step at which a client crashes."""
+    def choose_crash(self, client: Client) -> None:
+        """Choose the step at which a client crashes, or a call after which it does."""
+        client.crash_at = None
+        client.crash_after = ("", 0)
         if self.random.random() >= self.crash_share:
-            return None
-        return int(2 ** self.random.uniform(0, 8.5))
+            return
+        if self.random.random() < 0.5:
+            client.crash_at = int(2 ** self.random.uniform(0, 8.5))
+        else:
+            client.crash_after = (self.random.choice(CHANGES), self.random.randrange(1, 9))
 
     def add(self, name: str, run: Callable[[Client], None]) -> Client:
         """Add a client."""
         client = Client(name, self, run)
-        client.crash_at = self.choose_crash()
+        self.choose_crash(client)
         self.clients.append(client)
         return client
 
@@ -208,7 +228,7 @@ class Scheduler:
             client.blocked_at = None
             self.steps += 1
             client.steps += 1
-        self.now_ns += self.random.randrange(2_000_000)
+        self.now_ns += self.random.randrange(200_000)
         self.calls += 1
         if self.calls > MAX_STEPS:
             client.die()
@@ -228,8 +248,13 @@ class Scheduler:
                 if not each.is_done:
                     each.die()
             self.on_power_loss()
-        if client.crash_at is not None and client.steps >= client.crash_at:
+        name, count = client.crash_after
+        if (client.crash_at is not None and client.steps >= client.crash_at) or (
+            name and not count
+        ):
             client.die()
+        if name in {call, str(path)} and not blocked:
+            client.crash_after = (name, count - 1)
         if client.is_dead:
             if self.log is not None:
                 self.log(f"{self.steps:5} {client.name:10} CRASH")
@@ -239,21 +264,16 @@ class Scheduler:
             self.progress += 1
 
 
-class SimulatedFile:
+class SimulatedFile(io.BufferedIOBase):
     """A file that is open for writing. Its buffer is lost in a crash."""
 
     def __init__(self, disk: SimulatedDisk, path: Path, mode: str):
+        super().__init__()
         self.disk = disk
         self.path = path
         mode = mode.replace("b", "")
-        self.raw = open(path, f"{mode}b", buffering=0)  # noqa: SIM115 - closed below
+        self.opened = open(path, f"{mode}b", buffering=0)  # noqa: SIM115 - closed below
         self.buffer = bytearray()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def write(self, data: Any) -> int:
         """Keep data in the buffer."""
@@ -261,21 +281,16 @@ class SimulatedFile:
         self.buffer += content
         return len(content)
 
-    def writelines(self, parts: Iterator[bytes]) -> None:
-        """Write several parts."""
-        for part in parts:
-            self.write(part)
-
     def flush(self) -> None:
         """Write the buffer. A crash may write a part of it."""
         if not self.buffer:
             return
-        if self.raw.closed:
+        if self.opened.closed:
             raise Crash
         content = bytes(self.buffer)
         self.buffer.clear()
         self.disk.keep_synced(self.path)
-        position = self.raw.tell()
+        position = self.opened.tell()
         num_power_losses = self.disk.scheduler.num_power_losses
         try:
             self.disk.step("write", self.path)
@@ -287,40 +302,41 @@ class SimulatedFile:
                     file.seek(position)
                     file.write(part)
             raise
-        self.raw.write(content)
+        self.opened.write(content)
 
     def seek(self, offset: int, whence: int = 0) -> int:
         """Move the position."""
         self.flush()
-        return self.raw.seek(offset, whence)
-
-    def tell(self) -> int:
-        """Return the position."""
-        self.flush()
-        return self.raw.tell()
+        return self.opened.seek(offset, whence)
 
     def read(self, size: int = -1) -> bytes:
         """Read from the position."""
         self.flush()
-        return self.raw.read(size) or b""
+        return self.opened.read(size) or b""
 
     def truncate(self, size: int | None = None) -> int:
         """Cut the file."""
         self.flush()
         self.disk.step("truncate", self.path)
         self.disk.keep_synced(self.path)
-        return self.raw.truncate(size)
+        return self.opened.truncate(size)
 
     def fileno(self) -> int:
         """Return the descriptor."""
-        return self.raw.fileno()
+        return self.opened.fileno()
 
     def close(self) -> None:
         """Write the buffer and close the file."""
-        if not self.raw.closed:
+        # The end of the object closes it again.
+        if not self.opened.closed:
             self.flush()
-            self.raw.close()
+            self.opened.close()
             self.disk.stamp(self.path)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed."""
+        return self.opened.closed
 
 
 class SimulatedLock:

@@ -8,26 +8,16 @@ from __future__ import annotations
 
 import pytest
 from tests.histories.history import run_history
+from tests.platforms import changes_open_files
 
+pytestmark = changes_open_files
 SAMPLE = 200
 ALL = 10_000
-FORMER_VIOLATIONS = {
-    5: "a search in several transactions mixed two versions",
-    45: "a process that was killed while it made the database left a folder that was refused",
-    230: "an index could not be opened during two updates",
-    552: "an index could not be opened during an update that restored its content",
-}
-"""Seeds that found a fault, which is fixed."""
 
 
 def check(seed: int) -> None:
     problems = run_history(seed).scheduler.problems
     assert not problems, f"python -m tests.histories {seed}\n{problems[0]}"
-
-
-@pytest.mark.parametrize("seed", FORMER_VIOLATIONS, ids=FORMER_VIOLATIONS.values())
-def test_former_violation_is_fixed(seed):
-    check(seed)
 
 
 @pytest.mark.slow

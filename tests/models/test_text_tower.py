@@ -535,6 +535,30 @@ def test_other_vectors_are_refused_and_recorded(monkeypatch):
     TextTower.open(text_tower(model))
 
 
+def test_failing_disk_at_export_is_not_recorded_as_refusal(tmp_path, monkeypatch):
+    """ONNX Runtime reports it as it reports a graph that it cannot run."""
+    monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path))
+    model = of_words(VSEPlusPlus, word_pool="max")
+
+    def fail(*_):
+        raise RuntimeError("Protobuf serialization failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(text_tower_export, "_save_optimized", fail)
+        with pytest.raises(VisavisError, match="Protobuf serialization failed"):
+            text_tower(model)
+    TextTower.open(text_tower(model))
+    storage.remove_folder(text_tower(model))
+    monkeypatch.setattr(text_tower_export, "_save_optimized", fail)
+    for _ in range(2):
+        with pytest.raises(VisavisError, match="Protobuf serialization failed"):
+            text_tower(model)
+    # It was repeated, and is not tried again.
+    monkeypatch.setattr(text_tower_export, "write_text_tower", None)
+    with pytest.raises(VisavisError, match="Protobuf serialization failed"):
+        text_tower(model)
+
+
 def test_index_has_towers_of_its_query_models(tmp_path):
     first, second = of_words(VSEPlusPlus), of_words(Heads, num_filters=4)
     for model in (first, second, first):

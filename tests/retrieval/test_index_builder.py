@@ -395,6 +395,26 @@ def test_index_rejects_other_model_source_and_folder(run, photos, tmp_path, dual
         build(run, tmp_path / "empty", tmp_path / "other")
 
 
+def test_index_continues_where_its_creation_was_killed(run, photos, tmp_path):
+    """A part of its database is left. A file of the user is not taken for one."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    (folder / ".index.lock").touch()
+    for name in (".index.db.0a1b2c3d.part", "text-towers/.fingerprint.0a1b2c3d.part/graph"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"part")
+    shutil.copytree(folder, tmp_path / "other")
+    shutil.rmtree(folder / "text-towers")
+    build(run, photos, folder)
+    assert not list(folder.rglob("*.part"))
+    (folder / "text-towers" / ".fingerprint.0a1b2c3d.part").mkdir(parents=True)
+    build(run, photos, folder)
+    assert not list(folder.rglob("*.part"))
+    (tmp_path / "other" / "mine.part").touch()
+    with pytest.raises(RefusedOverwrite, match="got other files"):
+        build(run, photos, tmp_path / "other")
+
+
 def test_index_locate_rejects_links_outside_source(run, photos, tmp_path):
     build(run, photos, tmp_path / "index")
     index = open_index(tmp_path / "index")

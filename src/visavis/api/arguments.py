@@ -83,7 +83,7 @@ def read_lines(file: str | Path) -> list[str]:
     """Read the lines of a text file, without empty ones and surrounding spaces."""
     from visavis.core import storage
 
-    return [text for line in storage.read_text(file).splitlines() if (text := line.strip())]
+    return [text for line in storage.read_text_lines(file) if (text := line.strip())]
 
 
 def read_bank(bank: str | Path) -> str | list[str]:

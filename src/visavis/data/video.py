@@ -283,7 +283,9 @@ def _open_stream(source: VideoSource, name: str) -> Iterator[tuple[Any, Any]]:
         file.seek(0)
         try:
             # Playlists and similar formats could read other files of this machine.
-            with av.open(file, options={"format_whitelist": _FORMATS}) as container:
+            with av.open(
+                file, options={"format_whitelist": _FORMATS}, metadata_errors="replace"
+            ) as container:
                 stream = _shown_stream(container)
                 _require(
                     stream is not None,

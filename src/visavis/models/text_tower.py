@@ -120,6 +120,7 @@ class TextTower:
                 f"{folder}: expected vectors of {embedding_dim} dimensions, got "
                 f"{config.embedding_dim}. {_rewrite(folder)}"
             )
+        _verify_once(folder, config)
         with requires_extra("search", "a text tower"):
             import onnxruntime
             from tokenizers import Tokenizer
@@ -290,6 +291,23 @@ def verify_tower(folder: Path) -> None:
     for name, expected in read_config(folder).files.items():
         if storage.content_hash(folder / name) != expected.sha256:
             raise damaged_tower(folder, f"checksum mismatch of {name}")
+
+
+def _verify_once(folder: Path, config: TowerConfig) -> None:
+    """Compare the files with their checksums, unless they are large and have not changed since. Damage
+    of weights or of the vocabulary would give other results of each search.
+    """
+    if sum(file.size for file in config.files.values()) <= storage.MAX_BYTES_HASHED_AT_OPEN:
+        verify_tower(folder)
+        return
+    checksums = sorted(file.sha256 for file in config.files.values())
+    files = (folder / name for name in config.files)
+    record = (
+        storage.cache_folder() / "checks" / f"tower-{storage.stat_hash(files, *checksums)}.json"
+    )
+    if storage.read_checksummed_json(record, bool) is None:
+        verify_tower(folder)
+        storage.write_checksummed_json(record, True)
 
 
 def first_line(error: BaseException) -> str:

@@ -278,7 +278,7 @@ class _SourceContent:
             self._add_captions(videos.captions, path)
         elif matched := _LIST.fullmatch(path.name):
             split, split_name = matched.groups(default="")
-            lines = map(str.strip, storage.read_text(path).splitlines())
+            lines = map(str.strip, storage.read_text_lines(path))
             listed = [video_id(line) for line in lines if line]
             _require(
                 listed and len(set(listed)) == len(listed),

@@ -174,7 +174,7 @@ def _class_names(
 def read_class_names(file: str | Path) -> dict[str, str]:
     """Read the names of classes. Each line has a folder, a tab or a space, and its name."""
     names: dict[str, str] = {}
-    for number, line in enumerate(storage.read_text(file).splitlines(), 1):
+    for number, line in enumerate(storage.read_text_lines(file), 1):
         if not line.strip():
             continue
         folder, _, name = line.strip().partition("\t" if "\t" in line else " ")
@@ -190,7 +190,7 @@ def read_class_names(file: str | Path) -> dict[str, str]:
 def read_templates(file: str | Path) -> list[str]:
     """Read prompts, one in each line."""
     templates = []
-    for number, line in enumerate(storage.read_text(file).splitlines(), 1):
+    for number, line in enumerate(storage.read_text_lines(file), 1):
         if not (template := line.strip()):
             continue
         if template.count("{}") != 1:

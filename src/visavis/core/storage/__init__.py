@@ -4,6 +4,8 @@ user.
 
 # An import of a name as itself exports it.
 from visavis.core.storage.cache import (
+    TIME_RESOLUTION_NS as TIME_RESOLUTION_NS,
+    MAX_BYTES_HASHED_AT_OPEN as MAX_BYTES_HASHED_AT_OPEN,
     DamagedCacheError as DamagedCacheError,
     cache_folder as cache_folder,
     file_stats as file_stats,
@@ -57,6 +59,7 @@ from visavis.core.storage.reading import (
     read_json_lines as read_json_lines,
     read_tensors as read_tensors,
     read_text as read_text,
+    read_text_lines as read_text_lines,
     read_toml as read_toml,
     reading_regular_file as reading_regular_file,
     tensor_names as tensor_names,

@@ -37,6 +37,12 @@ def cache_folder() -> Path:
     return user_folder("VISAVIS_CACHE", "XDG_CACHE_HOME", ".cache")
 
 
+MAX_BYTES_HASHED_AT_OPEN = 64 * 2**20
+"""Files of this size or less are hashed each time they are opened, larger ones only if the size or
+time of a file has changed.
+"""
+
+
 def user_folder(variable: str, xdg_variable: str, home_name: str) -> Path:
     """Return a folder of visavis for the current user."""
     if folder := os.environ.get(variable):
@@ -59,11 +65,12 @@ def file_stats(paths: Iterable[Path]) -> dict[Path, list[str | int]]:
     """
     stats: dict[Path, list[str | int]] = {}
     for path in sorted(paths):
-        target = os.path.realpath(path)
+        target = str(path)
         try:
+            target = os.path.realpath(path)
             status = os.stat(target)
             stats[path] = [target, status.st_size, modified_ns(status)]
-        except OSError:  # the reader of the file reports the reason
+        except (OSError, ValueError):  # the reader of the file reports the reason, such as a NUL
             stats[path] = [target, -1, -1]
     return stats
 

@@ -11,6 +11,7 @@ import codecs
 import hashlib
 import json
 import os
+import re
 import stat
 import sys
 import threading
@@ -173,6 +174,17 @@ def decode_text(content: bytes, source: object, errors: str = "strict") -> str:
 def read_text(path: str | Path) -> str:
     """Read a text in UTF-8 or UTF-16, without a byte order mark."""
     return decode_text(read_bytes(path), path)
+
+
+def read_text_lines(path: str | Path) -> list[str]:
+    """Read the lines of a text. Unlike ``str.splitlines``, other characters than line breaks, such as
+    U+2028, do not end a line.
+    """
+    lines = _LINE_BREAK.split(read_text(path))
+    return lines[:-1] if not lines[-1] else lines
+
+
+_LINE_BREAK = re.compile(r"\r\n|\r|\n")
 
 
 @overload
@@ -347,11 +359,20 @@ def open_tensors(
     with reading_regular_file(path, error=error):
         try:
             with safe_open(path, framework, backend=backend) as file:
+                _check_tensor_names(path, error)
                 yield file
         except (SafetensorError, ValueError, KeyError, OverflowError) as reason:
             raise error(
                 f"{path} is not a readable safetensors file: {error_reason(reason)}.{RESTORE_COPY}"
             ) from None
+
+
+def _check_tensor_names(path: str | Path, error: type[VisavisError]) -> None:
+    """Check that the header of a safetensors file has each name once. Its library reads the last."""
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size <= MAX_CHECKED_KEYS_BYTES:
+            _check_unique_keys(file.read(size), str(path), error)
 
 
 def is_transient_error(error: VisavisError) -> bool:
@@ -393,6 +414,17 @@ def parse_json(
     """Parse JSON as a value of a type. Keys must be unique, which is checked up to
     ``MAX_CHECKED_KEYS_BYTES``.
     """
+    try:
+        value = _adapter(schema).validate_json(content.removeprefix(codecs.BOM_UTF8), strict=True)
+    except ValidationError as reason:
+        raise error(f"{source}{_first_error(reason)}{RESTORE_COPY}") from None
+    if len(content) <= MAX_CHECKED_KEYS_BYTES:
+        _check_unique_keys(content, source, error)
+    return value
+
+
+def _check_unique_keys(content: bytes, source: str, error: type[VisavisError]) -> None:
+    """Check that valid JSON has no key twice in an object."""
 
     def check_keys(pairs: list[tuple[str, Any]]) -> None:
         keys = Counter(key for key, _ in pairs)
@@ -401,13 +433,7 @@ def parse_json(
                 f"{source}: duplicate key {keys.most_common(1)[0][0]!r}. Remove one of them."
             )
 
-    try:
-        value = _adapter(schema).validate_json(content.removeprefix(codecs.BOM_UTF8), strict=True)
-    except ValidationError as reason:
-        raise error(f"{source}{_first_error(reason)}{RESTORE_COPY}") from None
-    if len(content) <= MAX_CHECKED_KEYS_BYTES:
-        json.loads(content, object_pairs_hook=check_keys, parse_int=str, parse_float=str)
-    return value
+    json.loads(content, object_pairs_hook=check_keys, parse_int=str, parse_float=str)
 
 
 @cache
@@ -451,7 +477,12 @@ def file_kind(mode: int) -> str:
 
 def error_reason(error: Exception) -> str:
     """Return the first line of the message of a library's error, as the end of a sentence."""
-    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+    line = str(error).strip().partition("\n")[0]
+    return _ADDRESS.sub("", line).rstrip(".") or type(error).__name__
+
+
+# Python's description of an object that has none: <ast.Name object at 0x7f2d3c>.
+_ADDRESS = re.compile(r" object at 0x[0-9a-f]+")
 
 
 def _describe(tensor: Tensor | None) -> str:

@@ -370,6 +370,8 @@ def sqlite_errors(path: str | Path) -> Iterator[None]:
     """Convert errors of the disk and of other processes in this block to a StorageError."""
     try:
         yield
+    except UnicodeDecodeError as error:  # a damaged text, also one that the message quotes
+        raise sqlite3.DatabaseError(f"a text is not UTF-8: {error}") from None
     except sqlite3.OperationalError as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_FULL:

@@ -41,7 +41,7 @@ from visavis.core.errors import DataError, suggest_name
 from visavis.core.ragged import RaggedRows, are_offsets, offsets_from_counts
 from visavis.data.dataset import ProgressCallback, require
 from visavis.data.features.arrays import look_up_rows
-from visavis.data.features.store import MAX_BYTES_HASHED_AT_OPEN, raise_as_damaged
+from visavis.data.features.store import raise_as_damaged
 from visavis.data.video import video_id
 
 EXPERTS_FILE = "experts.json"
@@ -421,7 +421,8 @@ def _verify(folder: Path, contents: _Contents, experts: dict[str, _Expert]) -> N
         / f"experts-{storage.stat_hash(files, contents.sha256)}.json"
     )
     is_small = (
-        sum(expert.vectors.rows.nbytes for expert in experts.values()) <= MAX_BYTES_HASHED_AT_OPEN
+        sum(expert.vectors.rows.nbytes for expert in experts.values())
+        <= storage.MAX_BYTES_HASHED_AT_OPEN
     )
     if not is_small and storage.read_checksummed_json(record, str) == contents.sha256:
         return
@@ -521,9 +522,10 @@ def _read_arrays(
         if path.suffix == ".npy":
             yield path.stem, str(path), storage.read_array(path, kinds="fiu")
         else:
-            with storage.reading_regular_file(path):
+            # NumPy leaves a file that it has opened itself open after an error.
+            with storage.open_file(path) as file:
                 try:
-                    with np.load(path, allow_pickle=False) as archive:
+                    with np.load(file, allow_pickle=False) as archive:
                         name = next((name for name in NPZ_KEYS if name in archive), None)
                         array: Any = None if name is None else archive[name]
                 except (

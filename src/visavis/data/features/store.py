@@ -95,9 +95,6 @@ class StoreDescription:
 # Files whose sizes and times are recorded, and all files that a store may have.
 _CONTENT_FILES = ("keys.json", "offsets.npy", *VARIABLE_LENGTH_FILES.values(), "vectors.npy")
 _STORE_FILES = ("features.json", "progress.json", *_CONTENT_FILES)
-# A smaller store is hashed each time it is opened, a larger one only if the size or time of a file
-# has changed.
-MAX_BYTES_HASHED_AT_OPEN = 64 * 2**20
 # Bytes that are hashed at once.
 _HASH_BLOCK_BYTES = 2**24
 
@@ -220,7 +217,7 @@ class FeatureStore:
             )
         # The size and time of each file are those of the last verification.
         is_unchanged = store._file_stats() == store.progress.file_stats
-        if is_unchanged and store.items.rows.nbytes > MAX_BYTES_HASHED_AT_OPEN:
+        if is_unchanged and store.items.rows.nbytes > storage.MAX_BYTES_HASHED_AT_OPEN:
             return store
         if store.checksum(store.progress.rows_written).hexdigest() != store.progress.sha256:
             raise storage.DamagedCacheError(

@@ -36,6 +36,11 @@ class NamedVectors:
     fingerprint: str = ""
 
     def __post_init__(self) -> None:
+        if 0 in self.vectors.shape:
+            raise DataError(
+                f"{self.files[0]}: expected vectors of one number or more, got shape "
+                f"{list(self.vectors.shape)}. Write them again."
+            )
         if len(set(self.names)) < len(self.names):
             first = next(name for name, count in Counter(self.names).items() if count > 1)
             raise DataError(
@@ -72,7 +77,7 @@ def read_named_array(path: Path) -> NamedVectors:
     """Read a ``.npy`` array, memory-mapped, with its ids in ``NAME.ids.txt``."""
     vectors = storage.read_array(path, dimensions=2, kinds="fiu", memory_map=True)
     file = _ids_file(path)
-    names = storage.read_text(file).splitlines()
+    names = storage.read_text_lines(file)
     if len(names) != len(vectors):
         raise DataError(
             f"{file}: expected {len(vectors):,} ids, one per line for each row of {path.name}, "
@@ -88,14 +93,18 @@ def _read_parquet(path: Path) -> NamedVectors:
     with requires_extra("large", "vectors in a Parquet file"):
         import pyarrow as pa
         import pyarrow.parquet as pq
-    try:
-        with storage.open_file(path) as file:
+    with storage.open_file(path) as file:
+        try:
             table = pq.read_table(file)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(
-            f"{path}: expected a Parquet file, got one that cannot be read "
-            f"({str(error).splitlines()[0]}). Write it again."
-        ) from None
+            # Damaged offsets would be read outside the file.
+            table.validate(full=True)
+            # Names that are not UTF-8 raise the error here.
+            _ = table.schema.names
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise DataError(
+                f"{path}: expected a Parquet file, got one that cannot be read "
+                f"({storage.error_reason(error)}). Write it again."
+            ) from None
     types: Any = pa.types
     ids = [
         field.name

@@ -36,17 +36,9 @@ _INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int6
 def read_torch_tensors(file: Path) -> Any:
     """Read a file of ``torch.save`` as tensors and plain values only."""
     with storage.reading_regular_file(file):
-        if zipfile.is_zipfile(file):
-            with zipfile.ZipFile(file) as archive:
-                is_torchscript = any(name.endswith("/constants.pkl") for name in archive.namelist())
-            if is_torchscript:
-                raise DataError(
-                    f"{file}: expected the weights of a model, got a TorchScript archive, which "
-                    "holds code. If you trust it, open it with torch.jit.load(file, "
-                    "map_location='cpu') in Python, save its state_dict() with torch.save, and "
-                    "pass that file."
-                )
         try:
+            if zipfile.is_zipfile(file):
+                _refuse_torchscript(file)
             # torch.load(weights_only=True) refuses code, but hashes nested keys of a dict, which
             # can take unlimited time. So the keys are checked first.
             check_torch_pickles(file)
@@ -65,6 +57,18 @@ def read_torch_tensors(file: Path) -> Any:
             raise DataError(
                 f"{file}: expected a checkpoint of tensors and plain values, got {reason}. {fix}."
             ) from None
+
+
+def _refuse_torchscript(file: Path) -> None:
+    with zipfile.ZipFile(file) as archive:
+        is_torchscript = any(name.endswith("/constants.pkl") for name in archive.namelist())
+    if is_torchscript:
+        raise DataError(
+            f"{file}: expected the weights of a model, got a TorchScript archive, which "
+            "holds code. If you trust it, open it with torch.jit.load(file, "
+            "map_location='cpu') in Python, save its state_dict() with torch.save, and "
+            "pass that file."
+        )
 
 
 def read_checkpoint(file: Path, key: str = "") -> dict[str, Tensor]:

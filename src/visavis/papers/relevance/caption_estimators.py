@@ -370,7 +370,8 @@ class PairCache:
                     f"SELECT * FROM checked WHERE pair IN ({', '.join('?' * len(chunk))})", chunk
                 ).fetchall()
                 for key, value in rows:
-                    (number,) = struct.unpack("<d", value[:8]) if len(value) == 12 else (math.nan,)
+                    is_packed = isinstance(value, bytes) and len(value) == 12
+                    (number,) = struct.unpack("<d", value[:8]) if is_packed else (math.nan,)
                     if _pack(key, number) != value:
                         raise sqlite3.DatabaseError("checksum mismatch of a relevance value")
                     relevance[by_key[key]] = number

@@ -226,7 +226,7 @@ def read_flickr8k_judgments(kind: str, folder: Path, data: Dataset) -> HumanJudg
     images = []
     captions = []
     answers = []
-    for number, line in enumerate(storage.read_text(path).splitlines(), 1):
+    for number, line in enumerate(storage.read_text_lines(path), 1):
         if not line.strip():
             continue
         problem = ""

@@ -201,9 +201,11 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
+        path = request.scope["path"][:120]
+        shown = path if path.isprintable() else repr(path)
         # Routes name the problem. Starlette raises the standard phrase of the status.
         messages = {
-            "Not Found": f"{request.url.path[:120]}: not found. See /docs for the routes.",
+            "Not Found": f"{shown}: not found. See /docs for the routes.",
             "Method Not Allowed": "Method not allowed. See /docs for the routes.",
             "There was an error parsing the body": "body: expected JSON in UTF-8, got bytes that are not. Send valid JSON.",
         }
@@ -497,7 +499,7 @@ def _log_in(request: Request, auth: TokenAuth, token: str, cookie_path: str) -> 
             media_type=content_type,
         )
     response = RedirectResponse("./", 303)
-    secure = request.url.scheme == "https"
+    secure = request.scope["scheme"] == "https"
     response.set_cookie(
         TOKEN_COOKIE,
         auth.cookie,

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from starlette.exceptions import HTTPException
 
+from visavis.core import storage
 from visavis.core.errors import DataError, VisavisError
 from visavis.core.memory_budget import chunk_slices
 from visavis.data.capture_time import TAKEN, UNREADABLE_TIME, modified_time
@@ -124,7 +125,7 @@ class ServedIndex:
         manifest = read_manifest(self.index.folder)
         is_same = manifest == self.index.manifest and files[1] == self._files[1]
         if is_same or manifest.digest is None:
-            self._checked = files
+            self._remember(files)
             return None
         opened = self.index.manifest
         is_same_model = (
@@ -136,7 +137,7 @@ class ServedIndex:
         index = open_index(self.index.folder, store=self.stores, encoder=model)
         if index.is_unfinished:  # another update began
             index.close()
-            self._checked = files
+            self._remember(files)
             return None
         # Not recorded as checked: after an error, the next call opens it again.
         newer = ServedIndex(
@@ -145,6 +146,13 @@ class ServedIndex:
         if index.model is self.index.model:
             newer._text_vectors = self._text_vectors
         return newer
+
+    def _remember(self, files: list[_FileState]) -> None:
+        """Do not check files again until they change."""
+        # Times of files have steps. A file that just changed may change again without a new time.
+        changed_ns = max((state[1] for state in files if state is not None), default=0)
+        if storage.current_disk().time_ns() - changed_ns > storage.TIME_RESOLUTION_NS:
+            self._checked = files
 
     def find_content(self, content: str) -> IndexItem | None:
         """Find an item by the hash of its file, which stays the same when the file is moved."""

@@ -465,9 +465,23 @@ def _values(number: int, row: Mapping[str, Any]) -> tuple[Any, ...]:
     )
 
 
+# Types of the columns of an item. SQLite keeps a text in a column of numbers.
+_ITEM_TYPES = {
+    (str, str, str, str, int, int, type(start), type(end), str)
+    for start in (None, 0.0)
+    for end in (None, 0.0)
+}
+
+
+def _check_types(fields: Sequence[Any]) -> None:
+    if tuple(map(type, fields)) not in _ITEM_TYPES:
+        raise TypeError("a value of another type")
+
+
 def _item(values: Sequence[Any]) -> IndexItem:
     *fields, tags, _ = values
     try:
+        _check_types(fields)
         metadata = tags_to_metadata(json.loads(tags))
     # Damage of the file that SQLite does not detect. Damage that can be read has another checksum.
     except (ValueError, TypeError, AttributeError) as error:
