@@ -338,11 +338,21 @@ def unsupported_content(folder: Path) -> str | None:
     return f"a model of type {model_type}{has_code}"
 
 
+def missing_model(run: Path) -> RunError:
+    """Make the error about a run without a model."""
+    return RunError(
+        f"{run}: expected a model, but the training has not reached its first validation. "
+        f"Resume it with --resume {run}."
+    )
+
+
 def load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
     """Load the matcher of a model folder, with its processor."""
     from visavis.models import find_model, suggest_model
 
     file = folder / "config.json"
+    if not os.path.exists(file) and os.path.exists(folder / "run.toml"):
+        raise missing_model(folder)
     if (content := unsupported_content(folder)) is not None:
         raise RunError(
             f"{folder}: expected a run or model folder (config.json and model.safetensors in it, "
