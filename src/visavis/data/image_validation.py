@@ -40,22 +40,9 @@ def open_valid_dataset(
     on_progress: ProgressCallback | None = None,
 ) -> Dataset:
     """Open a data set as ``open_dataset``, and decode each image once, to find truncated images and
-    copies in two splits. The result is cached. Images of a large table are not decoded.
-
-    Args:
-        path: As in ``open_dataset``.
-        skip_bad: As in ``open_dataset``.
-        needs_files: As in ``open_dataset``.
-        frames_per_second: Rate at which videos will be read, to find videos that are too long. 0:
-            unknown.
-        decode_all_frames: Decode all frames of a video and not only the first one.
-        on_progress: Called with the number of decoded images and of all images.
-
-    Returns:
-        The data set.
-
-    Raises:
-        DataError: As ``open_dataset``, and if an image is unusable and ``skip_bad`` is not set.
+    copies in two splits. Images of a large table are not decoded. ``frames_per_second``: rate at
+    which videos will be read, to find too long ones. ``on_progress``: receives the number of decoded
+    images and of all.
     """
     return open_dataset(
         path,
