@@ -215,7 +215,7 @@ def test_replaced_disk_sees_each_change_of_a_file(tmp_path):
         assert storage.current_disk() is disk
     assert storage.current_disk() is not disk
     storage.write_json(tmp_path / "folder" / "a.json", 2)
-    assert len(disk.calls) == 10
+    assert len(disk.calls) == 9
 
 
 def test_disk_that_refuses_a_call_leaves_the_old_file(tmp_path):
