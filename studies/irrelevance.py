@@ -51,7 +51,7 @@ def expert_judgments(data: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def main() -> None:
-    data = open_dataset("flickr8k", decode_images=False).split("test")
+    data = open_dataset("flickr8k").split("test")
     images, captions, ratings = expert_judgments(data)
     unrelated = ratings == 1
     related = ratings >= 3

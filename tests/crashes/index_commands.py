@@ -1,14 +1,16 @@
 """Commands on an index that ``visavis`` does not have: votes, and an early compaction.
 
-Arguments: ``vote ITEM INDEX ...``, ``undo VOTE ... -- INDEX ...`` or ``compact ARGUMENTS``.
+Arguments: ``vote ITEM INDEX ...``, ``undo VOTE ... -- INDEX ...``, ``compact ARGUMENTS`` or ``unsynced ARGUMENTS``, with a planted fault.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 from visavis.cli import main
+from visavis.core import storage
 from visavis.core.errors import VisavisError
 from visavis.data.feedback.records import QueryKey
 from visavis.retrieval.open_index import open_index
@@ -23,6 +25,13 @@ def _answer(text: str) -> None:
     """Answer a client."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
+
+
+class _UnsyncedDisk(storage.Disk):
+    """A planted fault: content that is written to open files is not synced."""
+
+    def sync_file(self, file: BinaryIO) -> None:
+        file.flush()
 
 
 def vote(folders: list[Path]) -> None:
@@ -55,6 +64,10 @@ def run(words: list[str]) -> None:
             sqlite_store.MIN_REMOVED_ROWS = 0
             sys.argv = arguments
             main()
+        case ["unsynced", *arguments]:
+            sys.argv = arguments
+            with storage.replaced_disk(_UnsyncedDisk()):
+                main()
 
 
 if __name__ == "__main__":

@@ -243,6 +243,17 @@ def _update_arguments(folder: Path) -> Sequence[object]:
     return ["visavis", "index", inputs() / "run", folder / "photos", "--out", folder / "index"]
 
 
+def unsynced_update() -> Operation:
+    """An update with a planted fault, which is not one of the operations."""
+
+    def arguments(folder: Path) -> Sequence[object]:
+        words = _update_arguments(folder)
+        return ["python", "-m", "tests.crashes.index_commands", "unsynced", *words]
+
+    case = IndexCase(_change_photos, arguments, update, is_gradual=True)
+    return Operation("index: unsynced update", case.prepare, case.command, case.check)
+
+
 def _compact_arguments(folder: Path) -> Sequence[object]:
     return ["python", "-m", "tests.crashes.index_commands", "compact", *_update_arguments(folder)]
 

@@ -28,18 +28,22 @@ MODEL_SETTINGS = '# my model\nmodel = "another"\n\n[later]\nkey = 1  # kept\n'
 
 @cache
 def inputs() -> Path:
-    """Make a run, an index and a dual encoder, once for each process."""
+    """Make a run, once for each process."""
     root = temporary_folder() / "output-inputs"
     root.mkdir()
     scenes = run_inputs() / "scenes"
     write_recipe(root / "tiny.toml", data={"path": str(scenes)})
     torch.set_num_threads(1)
     visavis.train(root / "tiny.toml", out=root / "run")
-    visavis.index(root / "run", scenes / "images", out=root / "index")
+    return root
+
+
+@cache
+def dual_encoder() -> Path:
+    """Make a tiny dual encoder, once for each process."""
     from tests.dual_encoder_kinds import write_dual_encoder
 
-    write_dual_encoder("siglip2-fixed", root / "siglip")
-    return root
+    return write_dual_encoder("siglip2-fixed", temporary_folder() / "siglip")
 
 
 @dataclass
@@ -49,7 +53,7 @@ class OutputCase:
     Attributes:
         arguments: Arguments of ``visavis`` for a folder.
         finish: Does the same again in this process.
-        view: What the result holds.
+        view: Returns the content of the result.
         output: Name of the result in the folder, which is there completely or not at all. Empty: it
             is written in parts, or hidden in a cache.
         make: Makes the state before the command.
@@ -136,6 +140,7 @@ add(
         lambda _: visavis.features(_scenes(), **REGIONS),
         lambda folder: _view_store(folder / "cache"),
     ),
+    is_long=True,
 )
 
 
@@ -174,6 +179,7 @@ add(
         lambda folder: _evaluate(folder, **CORRECTION),
         lambda folder: _evaluate(folder, **CORRECTION),
     ),
+    is_long=True,
 )
 add(
     "evaluate: --trec",
@@ -203,8 +209,8 @@ def _check_settings(case: OutputCase, folder: Path, acknowledged: str) -> None:
 
 def _add_settings() -> None:
     case = OutputCase(
-        lambda _: ["indexes", "default-model", inputs() / "siglip"],
-        lambda _: visavis.indexes_default_model(inputs() / "siglip"),
+        lambda _: ["indexes", "default-model", dual_encoder()],
+        lambda _: visavis.indexes_default_model(dual_encoder()),
         _view_settings,
         make=_write_settings,
     )

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 
+import torch
 from tests.crashes.crash_study import (
     failure_group,
     failures,
@@ -77,6 +78,7 @@ def main() -> None:
     parser.add_argument("--failures", type=int, default=10**9)
     options = parser.parse_args()
     logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
     if os.access("/dev/shm", os.W_OK):
         tempfile.tempdir = "/dev/shm"
     rows = list[tuple[object, ...]]()

@@ -20,6 +20,7 @@ from visavis.data.dataset_reader import open_dataset
 from visavis.data.features.arrays import ArrayFeatures, first_nonfinite_row
 from visavis.data.features.store import FeatureStore, FeatureWriter, StoreDescription
 from visavis.data.image_file import ByteRange
+from visavis.data.image_validation import open_valid_dataset
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features
 
@@ -183,7 +184,7 @@ def test_cache_reports_read_only_folder(photos, cache):
     cache.write_text("a file in its place")
     for use in (
         lambda: cache_features(open_dataset(photos), SCENES),
-        lambda: open_dataset(photos, decode_images=True),
+        lambda: open_valid_dataset(photos),
     ):
         with pytest.raises(StorageError, match=r"cannot be written: (Not a directory|File exists)"):
             use()
@@ -200,34 +201,30 @@ def test_image_validation_does_not_cache_temporary_errors(photos, cache, monkeyp
 
     monkeypatch.setattr(ByteRange, "read", fails)
     with pytest.raises(DataError, match=r"unreadable image.*1\.png.*Input/output error"):
-        open_dataset(photos, decode_images=True)
-    assert len(open_dataset(photos, decode_images=True, skip_bad=True).images) == 2
+        open_valid_dataset(photos)
+    assert len(open_valid_dataset(photos, skip_bad=True).images) == 2
     monkeypatch.setattr(ByteRange, "read", real)
-    assert len(open_dataset(photos, decode_images=True).images) == 3
+    assert len(open_valid_dataset(photos).images) == 3
 
 
 def test_image_validation_cache_ignores_spelling_of_path(photos, cache, monkeypatch):
     progress_calls: list[int] = []
-    open_dataset(
-        photos, decode_images=True, on_progress=lambda done, total: progress_calls.append(done)
-    )
+    open_valid_dataset(photos, on_progress=lambda done, total: progress_calls.append(done))
     monkeypatch.chdir(photos.parent)
     (photos.parent / "link").symlink_to(photos)
     for path in ("photos", "./photos/../photos", "link", str(photos)):
-        open_dataset(
-            path, decode_images=True, on_progress=lambda done, total: progress_calls.append(done)
-        )
+        open_valid_dataset(path, on_progress=lambda done, total: progress_calls.append(done))
     assert progress_calls == [1, 2, 3]
     (photos / "1.png").write_bytes(b"gone")
     for path in ("photos", photos):
         with pytest.raises(DataError, match="not an image"):
-            open_dataset(path, decode_images=True)
+            open_valid_dataset(path)
 
 
 def test_damaged_check_records_are_replaced_with_warning(photos, cache, caplog):
     np.save(photos / "array.npy", np.ones((3, 2)))
     for use in (
-        lambda: open_dataset(photos, decode_images=True),
+        lambda: open_valid_dataset(photos),
         lambda: first_nonfinite_row(ArrayFeatures.open(photos / "array.npy", open_dataset(photos))),
     ):
         use()

@@ -21,6 +21,7 @@ from PIL import Image
 from visavis.core.errors import DataError
 from visavis.data.dataset_check import check_dataset
 from visavis.data.dataset_reader import open_dataset
+from visavis.data.image_validation import open_valid_dataset
 
 NAMES = ("a.png", "b.png", "c.png", "d.png")
 SPLITS = ("train", "train", "val", "test")
@@ -386,11 +387,11 @@ def test_check_finds_each_kind_of_damage_exactly(
     assert str(found[0]).encode()
 
     with pytest.raises(DataError, match="visavis data check") as refused:
-        open_dataset(tmp_path, decode_images=True)
+        open_valid_dataset(tmp_path)
     assert str(found[0]) in str(refused.value)
     assert str(tmp_path) in str(refused.value)
 
-    data = open_dataset(tmp_path, decode_images=True, skip_bad=True)
+    data = open_valid_dataset(tmp_path, skip_bad=True)
     assert "".join(image.name[0] for image in data.images) == kept
     assert len(data.captions) == num_captions
     assert all(
@@ -419,7 +420,7 @@ def test_check_of_valid_data_has_no_findings(tmp_path, format_name):
     assert report.format_name == {"jsonl": "captions.jsonl", "csv": "captions.csv"}.get(
         format_name, "Karpathy JSON"
     )
-    data = open_dataset(tmp_path, decode_images=True)
+    data = open_valid_dataset(tmp_path)
     assert data.skipped == ()
     assert data.image_origin is None
     assert data.images[0].open().size == (24, 16)
@@ -473,7 +474,7 @@ def test_check_notes_oddities_without_loss(tmp_path, format_name, kind):
     report = check_dataset(tmp_path)
     assert report.ok
     assert [finding.kind for finding in report.findings] == [kind]
-    assert len(open_dataset(tmp_path, decode_images=True).images) == 4
+    assert len(open_valid_dataset(tmp_path).images) == 4
 
 
 def test_compressed_archive_is_refused(tmp_path):
@@ -531,11 +532,11 @@ def test_image_validation_is_cached_until_a_file_changes(tmp_path):
     def progress(done: int, total: int) -> None:
         progress_calls.append((done, total))
 
-    open_dataset(tmp_path, decode_images=True, on_progress=progress)
+    open_valid_dataset(tmp_path, on_progress=progress)
     assert progress_calls == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    open_dataset(tmp_path, decode_images=True, on_progress=progress)
+    open_valid_dataset(tmp_path, on_progress=progress)
     assert len(progress_calls) == 4
     (tmp_path / "images" / "b.png").write_bytes(b"gone")
     with pytest.raises(DataError, match="not an image"):
-        open_dataset(tmp_path, decode_images=True, on_progress=progress)
+        open_valid_dataset(tmp_path, on_progress=progress)
     assert len(progress_calls) == 8

@@ -13,6 +13,7 @@ from PIL import Image
 from visavis.core.errors import DataError
 from visavis.data.dataset_check import check_dataset
 from visavis.data.dataset_reader import open_dataset
+from visavis.data.image_validation import open_valid_dataset
 
 
 def write_coco(
@@ -65,7 +66,7 @@ def contents(data) -> list[tuple[str, str, list[str]]]:
 @pytest.mark.parametrize("year", [2014, 2017])
 def test_downloaded_folder_is_opened(tmp_path, year):
     folder = write_coco(tmp_path / "coco", f"train{year}", f"val{year}")
-    data = open_dataset(folder, decode_images=True)
+    data = open_valid_dataset(folder)
     prefixes = {split: f"COCO_{split}2014_" if year == 2014 else "" for split in ("train", "val")}
     assert (data.name, data.splits, data.skipped) == ("coco", ("train", "val"), ())
     assert contents(data)[4] == (

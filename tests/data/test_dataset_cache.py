@@ -20,6 +20,7 @@ from visavis.data import dataset_cache, dataset_reader
 from visavis.data.dataset import ContentFingerprint, Dataset
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.image_file import ByteRange
+from visavis.data.image_validation import open_valid_dataset
 
 
 @pytest.fixture(autouse=True)
@@ -48,10 +49,10 @@ def _write_list(folder: Path, rows: list[tuple[str, str]]) -> None:
     (folder / "captions.csv").write_text("\n".join(lines) + "\n")
 
 
-def _content(path: Path, **options: bool) -> object:
+def _content(path: Path, *, decode_images: bool = False, skip_bad: bool = False) -> object:
     """All that a data set holds, or the message of its error."""
     try:
-        data = open_dataset(path, **options)  # type: ignore[arg-type]
+        data = (open_valid_dataset if decode_images else open_dataset)(path, skip_bad=skip_bad)
     except DataError as error:
         return str(error)
     values = vars(data).copy()

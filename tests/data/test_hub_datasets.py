@@ -51,12 +51,12 @@ def hub(tmp_path_factory) -> Iterator[Hub]:
 
 def open_all() -> None:
     """Open each data set that the arguments name, and print each result in a line."""
-    from visavis.data.dataset_reader import open_dataset
+    from visavis.data.image_validation import open_valid_dataset
 
     retry_at_once()
     for name in sys.argv[1:]:
         try:
-            data = open_dataset(name, decode_images=True)
+            data = open_valid_dataset(name)
             colors = [image.open().getpixel((0, 0))[0] for image in data.images]
             sys.stdout.write(
                 f"{name} {data.name} {','.join(data.splits)} {colors} {data.fingerprint}\n"

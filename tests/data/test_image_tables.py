@@ -25,6 +25,7 @@ from visavis.data.file_names import is_video
 from visavis.data.formats import arrow_tables
 from visavis.data.formats.arrow_tables import EmbeddedImage
 from visavis.data.formats.listing import caption_problem
+from visavis.data.image_validation import open_valid_dataset
 
 pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'visavis[large]'")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -108,7 +109,7 @@ def test_files_of_the_hub_are_one_data_set(tmp_path, where):
         name = f"0000{part}.parquet" if "split" in where else f"{split}-0000{part}.parquet"
         write_parquet(tmp_path / where.format(split=split) / name, rows(*numbers), row_group_size=2)
     (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
-    data = open_dataset(tmp_path, decode_images=True)
+    data = open_valid_dataset(tmp_path)
     assert data.splits == ("test", "train", "val")
     assert contents(data) == expected("train", 0, 1, 2, 3, 4) | expected("val", 5) | expected(
         "test", 6, 7
@@ -145,7 +146,7 @@ def test_data_sets_saved_by_datasets_are_read(tmp_path, monkeypatch):
         part.to_parquet(tmp_path / "parquet" / f"{name}-00000-of-00001.parquet")
     numbers = {0: "train", 1: "train", 2: "train", 3: "val", 4: "test"}
     for source in ("saved", "parquet"):
-        data = open_dataset(tmp_path / source, decode_images=True)
+        data = open_valid_dataset(tmp_path / source)
         assert sorted(contents(data).values()) == sorted(
             (split, [f"caption {number}", f"text {number}"], number)
             for number, split in numbers.items()
@@ -311,10 +312,8 @@ def test_broken_row_is_a_finding_and_skipped(tmp_path, case, write):
     kinds = {finding.kind for finding in check_dataset(path).findings if finding.loses_data}
     assert kind in kinds or (case == "no image" and kinds), kinds
     with pytest.raises(DataError, match="unusable items"):
-        open_dataset(path, decode_images=True)
-    assert len(open_dataset(path, skip_bad=True, decode_images=True).images) == (
-        1 if case == "two splits" else 2
-    )
+        open_valid_dataset(path)
+    assert len(open_valid_dataset(path, skip_bad=True).images) == (1 if case == "two splits" else 2)
 
 
 UNCLEAR = {
@@ -357,7 +356,7 @@ def test_damaged_tables_are_an_error_or_read(tmp_path, suffix):
         ):
             path.write_bytes(damaged)
             with suppress(DataError):
-                for image in open_dataset(tmp_path, skip_bad=True, decode_images=True).images:
+                for image in open_valid_dataset(tmp_path, skip_bad=True).images:
                     image.open()
 
 
@@ -458,7 +457,7 @@ def test_round_trip_of_any_text(described, struct, as_list, as_arrow):
             if as_arrow
             else write_parquet(Path(root) / "x.parquet", columns)
         )
-        data = open_dataset(path, decode_images=True)
+        data = open_valid_dataset(path)
         assert contents(data) == {
             name: ("test", texts, numbers[name]) for name, texts in described.items()
         }

@@ -15,6 +15,7 @@ from visavis.data.dataset import Dataset
 from visavis.data.image_file import ByteRange, Image
 from visavis.data.item_sources import PixelSource, StoredFeatures
 from visavis.data.loader import BatchSchedule, Loader, derive_seed
+from visavis.data.random_transforms import RandomCrops
 from visavis.data.tokenized_captions import TokenizedCaptions
 from visavis.data.vocabulary import Vocabulary
 
@@ -240,7 +241,9 @@ def pixels(tmp_path):
     return lambda augment, seed: Loader(
         data,
         PixelSource(
-            data.images, WholeImages().preprocess, WholeImages().preprocess if augment else None
+            data.images,
+            WholeImages().preprocess,
+            RandomCrops(WholeImages().preprocess) if augment else None,
         ),
         tokens,
         BatchSchedule(batch_size=2),
@@ -269,7 +272,7 @@ def test_random_transforms_depend_on_seed_epoch_and_batch(pixels):
 
 def test_pixel_source_uses_crops_only_in_training(pixels):
     read = pixels(True, 0).visual
-    read.preprocess, read.preprocess_crops = (
+    read.preprocess, read.read_crops.preprocess = (
         lambda images, n=n: torch.full((len(images), 1), n) for n in (1.0, 2.0)
     )
     assert read.read(np.arange(2), np.arange(2)).vectors.tolist() == [[2.0], [2.0]]

@@ -10,6 +10,7 @@ import pytest
 from visavis.core.errors import DataError
 from visavis.data.dataset_check import check_dataset
 from visavis.data.dataset_reader import open_dataset
+from visavis.data.image_validation import open_valid_dataset
 
 UNREADABLE = {
     "cut JSON": ("dataset_x.json", b'{"images": [{"filename"', "is not JSON: .*line 1"),
@@ -64,8 +65,8 @@ def test_nonfinite_precomp_features_are_findings(tmp_path):
     ] == [("features not finite", "train-2")]
     assert len(open_dataset(tmp_path).images) == 8  # the structure is sound
     with pytest.raises(DataError, match="train-2"):
-        open_dataset(tmp_path, decode_images=True)
-    data = open_dataset(tmp_path, decode_images=True, skip_bad=True)
+        open_valid_dataset(tmp_path)
+    data = open_valid_dataset(tmp_path, skip_bad=True)
     assert data.image_rows.tolist() == [0, 1, 3, 4, 5, 6, 7]
     assert len(data.captions) == 35
 

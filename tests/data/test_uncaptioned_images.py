@@ -15,6 +15,7 @@ from visavis.core.errors import DataError
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_check import check_dataset
 from visavis.data.dataset_reader import open_dataset
+from visavis.data.image_validation import open_valid_dataset
 from visavis.data.loader import BatchSchedule
 from visavis.retrieval.source_files import list_source_files
 
@@ -84,7 +85,7 @@ CASES = {
 def test_image_without_caption_is_unpaired(tmp_path: Path, case: str) -> None:
     folder = CASES[case](tmp_path)
     for _ in range(2):  # the second time from the cache
-        data = open_dataset(folder, decode_images=True)
+        data = open_valid_dataset(folder)
         assert data.skipped == ()
         assert len(data.unpaired) == 1
         [image] = data.unpaired_images

@@ -23,6 +23,7 @@ from visavis.core.errors import DataError
 from visavis.data.dataset_check import check_dataset
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.features.arrays import ArrayFeatures
+from visavis.data.image_validation import open_valid_dataset
 from visavis.retrieval.run_images import open_image_collection
 
 pytestmark = pytest.mark.skipif(
@@ -89,9 +90,10 @@ def test_irregular_image_file_is_a_finding(photos, kind):
     assert found[0] in ("missing image", "unreadable image")
     assert found[1].startswith("b.png: ")
     assert what in found[1]
-    assert [
-        image.name for image in open_dataset(photos, decode_images=True, skip_bad=True).images
-    ] == ["a.png", "c.png"]
+    assert [image.name for image in open_valid_dataset(photos, skip_bad=True).images] == [
+        "a.png",
+        "c.png",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "sparse"])
@@ -177,7 +179,7 @@ def test_odd_texts_are_findings(photos, case):
     assert all(len(sentence) < 250_000 and sentence.encode() for _, sentence in found)
     assert (
         {"a.png", "c.png"}
-        <= {image.name for image in open_dataset(photos, decode_images=True, skip_bad=True).images}
+        <= {image.name for image in open_valid_dataset(photos, skip_bad=True).images}
         <= {*NAMES}
     )
 

@@ -13,6 +13,7 @@ from PIL import Image as Pictures
 from visavis.core.errors import DataError, MissingExtra
 from visavis.data.dataset_check import check_dataset
 from visavis.data.dataset_reader import list_dataset, open_dataset
+from visavis.data.image_validation import open_valid_dataset
 from visavis.data.video import (
     VideoError,
     count_frames,
@@ -224,7 +225,7 @@ def folder(tmp_path, clip):
 
 
 def test_dataset_has_videos_and_images(folder):
-    clips = open_dataset(folder, decode_images=True)
+    clips = open_valid_dataset(folder)
     assert [image.is_video for image in clips.images] == [True, True, False]
     assert [image.num_frames(1) for image in clips.images] == [3, 1, 1]
     assert levels(clips.images[0].frames(1)) == [0, 10, 20]
@@ -257,8 +258,8 @@ def test_broken_videos_are_findings(folder):
         DataError,
         match=r"1 x broken video.*b\.mp4: the video has no frames: it contains only sound",
     ):
-        open_dataset(folder, decode_images=True)
-    assert len(open_dataset(folder, decode_images=True, skip_bad=True).images) == 2
+        open_valid_dataset(folder)
+    assert len(open_valid_dataset(folder, skip_bad=True).images) == 2
     (folder / "d.mp4").write_bytes((folder / "a.mp4").read_bytes())
     assert any(
         finding.location == "d.mp4" and "does not list it" in finding.message
@@ -269,11 +270,11 @@ def test_broken_videos_are_findings(folder):
 def test_long_video_is_refused_at_high_frame_rate(folder):
     """A video of 59 seconds. Without a known rate, the highest allowed rate is noted."""
     write_video(folder / "b.mp4", (gray(4 * number) for number in range(60)), rate=1)
-    assert len(open_dataset(folder, decode_images=True, frames_per_second=17).images) == 3
+    assert len(open_valid_dataset(folder, frames_per_second=17).images) == 3
     with pytest.raises(
         DataError, match=r"b\.mp4: the video has 1,063 frames in 59 seconds at 18 frames per second"
     ):
-        open_dataset(folder, decode_images=True, frames_per_second=18)
+        open_valid_dataset(folder, frames_per_second=18)
     report = check_dataset(folder)
     assert report.ok
     (note,) = (finding for finding in report.findings if finding.kind == "long video")
@@ -287,9 +288,9 @@ def test_decoding_all_frames_finds_late_damage(folder):
     whole = random_clip(folder / "b.mp4", options={"movflags": "faststart"}).read_bytes()
     assert check_dataset(folder).ok
     (folder / "b.mp4").write_bytes(damaged(whole))
-    assert len(open_dataset(folder, decode_images=True).images) == 3
+    assert len(open_valid_dataset(folder).images) == 3
     with pytest.raises(DataError, match=r"b\.mp4: the video is damaged"):
-        open_dataset(folder, decode_images=True, decode_all_frames=True)
+        open_valid_dataset(folder, decode_all_frames=True)
     assert [
         finding.location for finding in check_dataset(folder).findings if finding.loses_data
     ] == ["b.mp4"]

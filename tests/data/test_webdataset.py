@@ -15,6 +15,7 @@ from visavis import api
 from visavis.core.errors import DataError
 from visavis.data.dataset_check import check_dataset
 from visavis.data.dataset_reader import open_dataset
+from visavis.data.image_validation import open_valid_dataset
 from visavis.data.shard_stream import ShardStream
 
 from .test_image_tables import contents, png
@@ -60,7 +61,7 @@ def expected(*numbers: int) -> dict:
 
 
 def test_folder_of_shards_is_opened(shards):
-    data = open_dataset(shards, decode_images=True)
+    data = open_valid_dataset(shards)
     assert (data.name, contents(data)) == ("shards", expected(*range(8)))
     report = check_dataset(shards)
     assert (report.ok, report.findings, report.format_name) == (True, (), "WebDataset")
@@ -177,8 +178,8 @@ def test_broken_sample_is_a_finding_and_skipped(tmp_path, case):
         if finding.loses_data
     )
     with pytest.raises(DataError, match="unusable items"):
-        open_dataset(path, decode_images=True)
-    assert list(contents(open_dataset(path, skip_bad=True, decode_images=True))) == [
+        open_valid_dataset(path)
+    assert list(contents(open_valid_dataset(path, skip_bad=True))) == [
         "00000.png",
         "00001.png",
     ]

@@ -30,10 +30,10 @@ from visavis.data import workers as workers_module
 from visavis.data.dataset import Dataset
 from visavis.data.image_file import ByteRange, Image
 from visavis.data.images import decode_image
-from visavis.data.item_sources import CROP_FUNCTIONS, PixelSource
+from visavis.data.item_sources import PixelSource
 from visavis.data.loader import BatchSchedule, Loader, share_workers
 from visavis.data.parallel import map_in_order
-from visavis.data.random_transforms import random_horizontal_flip
+from visavis.data.random_transforms import CROP_FUNCTIONS, RandomCrops, random_horizontal_flip
 from visavis.data.tokenized_captions import TokenizedCaptions
 from visavis.data.vocabulary import Vocabulary
 from visavis.data.workers import (
@@ -72,7 +72,11 @@ def photos(tmp_path):
     tokens = TokenizedCaptions(data.captions, Vocabulary.from_captions(data.captions, min_count=1))
     in_bytes = CONVERTER.to_bytes
     source = PixelSource(
-        images, in_bytes, in_bytes, min_side=32, normalize=CONVERTER.preprocessing.normalize
+        images,
+        in_bytes,
+        RandomCrops(in_bytes),
+        min_side=32,
+        normalize=CONVERTER.preprocessing.normalize,
     )
     return Loader(data, source, tokens, BatchSchedule(batch_size=5), 0)
 
@@ -183,7 +187,7 @@ def test_image_of_two_captions_is_decoded_once(photos):
     images = tuple(
         CountedImage(image.name, image.split, image.location) for image in photos.data.images
     )
-    source = PixelSource(images, CONVERTER, CONVERTER, min_side=32)
+    source = PixelSource(images, CONVERTER, RandomCrops(CONVERTER), min_side=32)
     index, seeds = np.array([4, 1, 4, 4]), np.array([7, 8, 9, 7])
     images[0].reads[0].clear()
     crops = source.read(index, seeds).vectors
@@ -201,7 +205,7 @@ def test_image_of_two_captions_is_decoded_once(photos):
 
 def test_reduced_crops_match_full_ones(photos):
     """Crops are sampled in the whole image, so that the same parts are seen."""
-    full = PixelSource(photos.data.images, CONVERTER, CONVERTER, min_side=10_000)
+    full = PixelSource(photos.data.images, CONVERTER, RandomCrops(CONVERTER), min_side=10_000)
     index, seeds = np.arange(12), np.arange(12)
     difference = full.read(index, seeds).vectors - photos.visual.read(index, seeds).vectors
     assert difference.abs().mean() < 0.02
@@ -229,7 +233,9 @@ def test_min_side_is_twice_the_resized_image(preprocessing, crops, random_crops,
 def test_full_decoding_reads_all_pixels(photos):
     wide = photos.data.images[0].open()
     converter = replace(CONVERTER, full_decoding=True)
-    source = PixelSource(photos.data.images, converter, converter, min_side=converter.min_side)
+    source = PixelSource(
+        photos.data.images, converter, RandomCrops(converter), min_side=converter.min_side
+    )
     assert torch.equal(source.read(np.array([0])).vectors, converter([wide]))
     assert not torch.equal(photos.visual.read(np.array([0])).vectors, converter([wide]))
     seeds = np.array([7])
@@ -247,7 +253,9 @@ def test_idle_workers_read_batches_without_transforms(photos):
     images = tuple(
         CountedImage(image.name, image.split, image.location) for image in photos.data.images
     )
-    counted = replace(photos, visual=PixelSource(images, CONVERTER, CONVERTER, min_side=32))
+    counted = replace(
+        photos, visual=PixelSource(images, CONVERTER, RandomCrops(CONVERTER), min_side=32)
+    )
     counted, validation = share_workers(
         [counted, replace(counted, schedule=BatchSchedule(batch_size=3))], 2
     )
@@ -284,7 +292,7 @@ def test_idle_workers_read_batches_without_transforms(photos):
 
 def test_batches_are_normalized_after_workers_sent_bytes(photos_with_workers):
     source = photos_with_workers.visual
-    normalized = PixelSource(source.images, CONVERTER, CONVERTER, min_side=32)
+    normalized = PixelSource(source.images, CONVERTER, RandomCrops(CONVERTER), min_side=32)
     direct = replace(photos_with_workers, pool=None, visual=normalized)
     for batch, expected in zip(photos_with_workers.epoch(1), direct.epoch(1), strict=True):
         assert torch.equal(batch.visual.vectors, expected.visual.vectors)

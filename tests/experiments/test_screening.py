@@ -254,7 +254,7 @@ def test_short_runs_are_screened_with_whole_trainings():
     assert min(shares[10**4]) < 1 / 6
 
 
-def test_spot_checks_of_dropped_candidates_train_in_the_last_round(tmp_path):
+def test_spot_checks_train_in_the_last_round(tmp_path):
     simulated = SimulatedJobs(quality(OBJECTIVES[0], 2.0), step_s=0.1)
     screening = simulated.screening(tmp_path, 20)
     finalists, _ = screening.finalists()
@@ -353,11 +353,11 @@ def test_errors_of_the_line_widen_the_regret():
     assert noisier.by_candidate["late"] > 5
 
 
-def test_dropped_candidate_far_below_is_excluded_in_spite_of_a_wide_range():
+def test_dropped_candidate_far_below_is_excluded():
     assert regret_of_dropped(-300.0, spread=3.0).by_candidate["late"] < 1.0
 
 
-def test_regret_interval_contains_the_regret_of_simulated_choices():
+def test_regret_interval_contains_simulated_regrets():
     random = np.random.default_rng(0)
     covered = []
     for _ in range(200):
@@ -422,7 +422,7 @@ def test_regret_is_unknown_with_one_seed():
     assert estimate_regret(test, "a", SCREENED, VALIDATION) is None
 
 
-def test_regret_is_unknown_if_too_few_candidates_trained_in_whole():
+def test_regret_is_unknown_if_too_few_trained_in_whole():
     test = {"a": {1: 300.0, 2: 301.0, 3: 302.0}, "b": {1: 290.0, 2: 291.0, 3: 292.0}}
     assert estimate_regret(test, "a", SCREENED[:4], VALIDATION) is None
 

@@ -24,7 +24,7 @@ from tests.mutation import damaged
 
 from visavis.core.errors import DataError
 from visavis.data.dataset_check import check_dataset
-from visavis.data.dataset_reader import open_dataset
+from visavis.data.image_validation import open_valid_dataset
 
 SPLITS = ("train", "val", "test")
 NAME_PARTS = (
@@ -156,12 +156,12 @@ def read_list(folder: Path, *, is_wrong: bool) -> Any:
     if is_wrong:
         assert is_noted or not report.ok, "visavis data check reports no loss"
         with suppress(DataError):
-            open_dataset(folder, skip_bad=True, decode_images=True)
+            open_valid_dataset(folder, skip_bad=True)
     else:
         for finding in report.findings:
             text = str(finding)
             assert text.encode() and "\n" not in text, f"the finding {text!r} has several lines"
-    data = open_dataset(folder, decode_images=True)
+    data = open_valid_dataset(folder)
     for image in data.images:
         # A large table finds its files when they are read.
         assert image.open().mode == "RGB"
@@ -451,7 +451,9 @@ KARPATHY_MISTAKES: dict[str, Callable[[random.Random, dict[str, Any]], None]] = 
     "no sentences": lambda rng, image: image.pop("sentences"),
     "empty sentences": lambda rng, image: image.update(sentences=[]),
     "sentences of another type": lambda rng, image: image.update(
-        sentences=rng.choice([3, "a dog", {"raw": "a"}, [3], [None], [{"tokens": ["a"]}]])
+        sentences=rng.choice(
+            [3, "a dog", {"raw": "a"}, [3], [None], [{"tokens": "a"}, {"tokens": [[]]}]]
+        )
     ),
     "caption of another type": lambda rng, image: image["sentences"][0].update(
         raw=rng.choice([3, True, {}, [[]]])

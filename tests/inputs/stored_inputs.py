@@ -23,9 +23,9 @@ from tests.mutation import changed, damaged
 
 from visavis.core.encoded import Encoded
 from visavis.data.dataset_check import check_dataset
-from visavis.data.dataset_reader import open_dataset
 from visavis.data.features.arrays import ArrayFeatures, first_nonfinite_row
 from visavis.data.features.store import FeatureStore, FeatureWriter, StoreDescription
+from visavis.data.image_validation import open_valid_dataset
 from visavis.data.synthetic import SceneGraphs, write_synthetic_scenes
 from visavis.papers.relevance import MatrixRelevance
 from visavis.papers.relevance.caption_estimators import PairCache, read_word_vectors
@@ -102,7 +102,7 @@ def as_captions(folder: Path) -> Path:
 def read_list(folder: Path) -> None:
     report = check_dataset(folder)
     assert all("\n" not in str(finding) and str(finding).encode() for finding in report.findings)
-    data = open_dataset(folder, skip_bad=True, decode_images=True)
+    data = open_valid_dataset(folder, skip_bad=True)
     for image in data.images:
         assert image.location is None or image.open().mode == "RGB"
     assert len(data.fingerprint) == 16
@@ -146,13 +146,13 @@ def read_store(folder: Path) -> None:
 
 def as_record(folder: Path) -> Path:
     as_lines(folder)
-    open_dataset(folder, decode_images=True)
+    open_valid_dataset(folder)
     records = Path(os.environ["VISAVIS_CACHE"], "checks")
     return max(records.iterdir(), key=lambda path: path.stat().st_mtime_ns)
 
 
 def read_record(folder: Path) -> None:
-    assert len(open_dataset(folder, decode_images=True).images) == len(NAMES)
+    assert len(open_valid_dataset(folder).images) == len(NAMES)
 
 
 def as_pairs(folder: Path) -> Path:

@@ -23,6 +23,7 @@ from visavis.api.arguments import read_bank
 from visavis.core import storage
 from visavis.core.errors import DataError, RunError, VisavisError
 from visavis.data.dataset_check import check_dataset
+from visavis.data.features.expert_store import RegionFeatures
 from visavis.data.features.item_vectors import ItemVectors
 from visavis.data.images import ImageError, decode_image, image_size, make_thumbnail
 from visavis.data.video import first_frame, recording_time
@@ -83,6 +84,21 @@ def test_error_of_an_array_has_no_address_of_an_object(tmp_path):
     with pytest.raises(DataError) as refused:
         storage.read_array(path)
     assert "0x" not in str(refused.value)
+
+
+@pytest.mark.parametrize("damage", ["compression", "version"])
+def test_damaged_npz_is_one_error(tmp_path, damage):
+    path = tmp_path / "7.npz"
+    np.savez_compressed(path, x=np.ones((2, 3), np.float32))
+    content = bytearray(path.read_bytes())
+    if damage == "version":
+        content[content.index(b"PK\x01\x02") + 6] = 255
+    else:
+        start = 30 + sum(struct.unpack("<HH", content[26:30]))
+        content[start : start + 4] = b"\xff\xff\xff\xff"
+    path.write_bytes(bytes(content))
+    with pytest.raises(DataError, match=r"7\.npz is not a readable \.npz of numbers"):
+        RegionFeatures.open(tmp_path, lambda *_: None)
 
 
 def saved(tmp_path):

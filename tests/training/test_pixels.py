@@ -16,7 +16,7 @@ from visavis.core.encoded import Encoded
 from visavis.core.errors import RecipeError
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.images import decode_image
-from visavis.data.item_sources import CROP_FUNCTIONS
+from visavis.data.random_transforms import CROP_FUNCTIONS
 from visavis.models import CATALOG
 from visavis.models.encoders import cnn_backbones as small_cnn
 from visavis.models.encoders.encoder_spec import EncoderSpec, open_preprocessing

@@ -250,6 +250,7 @@ def features(
         ```
     """
     from visavis.data.dataset_reader import open_dataset
+    from visavis.data.image_validation import open_valid_dataset
     from visavis.models.encoders.encoder_spec import EncoderSpec
     from visavis.models.encoders.feature_extraction import cache_features
     from visavis.training.processes import join_processes
@@ -285,12 +286,15 @@ def features(
     ) as group:
         progress = progress if group.is_first else NoProgress()
         with group.first_rank_first():
-            dataset = open_dataset(
-                path,
-                skip_bad=skip_bad,
-                decode_images=bool(visual),
-                frames_per_second=frames_per_second,
-                decode_all_frames=skip_bad,
+            dataset = (
+                open_valid_dataset(
+                    path,
+                    skip_bad=skip_bad,
+                    frames_per_second=frames_per_second,
+                    decode_all_frames=skip_bad,
+                )
+                if visual
+                else open_dataset(path, skip_bad=skip_bad)
             )
         for skipped in dataset.skipped:
             progress.message(f"left out: {skipped}")

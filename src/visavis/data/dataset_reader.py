@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from visavis.core.environment import quote_argument
 from visavis.core.errors import SKIP_BAD_ADVICE, DataError, NoDataset, log_debug
 from visavis.core.own_code import loaded_parts
 from visavis.data.data_paths import resolve_path
-from visavis.data.dataset import Dataset, ProgressCallback
+from visavis.data.dataset import Dataset
 from visavis.data.dataset_cache import DatasetCache
 from visavis.data.file_names import is_shard_pattern
 from visavis.data.formats.arrow_tables import has_embedded_images
@@ -32,8 +32,6 @@ from visavis.data.formats.table_listing import (
     SPLIT_TABLES,
 )
 from visavis.data.formats.webdataset import WEBDATASET
-from visavis.data.image_validation import validate_images
-from visavis.data.video import decoder_versions
 
 FORMATS: tuple[DatasetFormat, ...] = (
     CAPTION_TABLE,
@@ -67,10 +65,8 @@ def open_dataset(
     *,
     skip_bad: bool = False,
     needs_files: bool = True,
-    decode_images: bool = False,
-    frames_per_second: float = 0.0,
-    decode_all_frames: bool = False,
-    on_progress: ProgressCallback | None = None,
+    validate: Callable[[Listing], object] | None = None,
+    validated_by: Sequence[object] = (),
 ) -> Dataset:
     """Open the data set in a folder, or one file of it (``.json``, ``.jsonl``, ``.csv``, ``.tsv``,
     ``.parquet``, ``.arrow``, ``.tar``).
@@ -81,12 +77,8 @@ def open_dataset(
         skip_bad: Skip unusable items and list them in ``Dataset.skipped``, instead of raising
             DataError.
         needs_files: Whether an image without a file is unusable.
-        decode_images: Also decode each image once, to find truncated images and copies in two
-            splits. The result is cached. Images of a large table are not decoded.
-        frames_per_second: Rate at which videos will be read, to find videos that are too long. 0:
-            unknown.
-        decode_all_frames: Decode all frames of a video and not only the first one.
-        on_progress: Called with the number of decoded images and of all images.
+        validate: Adds findings about the content to the listing, see ``open_valid_dataset``.
+        validated_by: Settings on which these findings depend, for the cache of the result.
 
     Returns:
         The data set.
@@ -102,20 +94,14 @@ def open_dataset(
         if data.skipped and not skip_bad:
             raise _unusable_items(source, path, data.skipped[0], data.skipped[1:])
         return replace(data, source=source)
-    decoders = decoder_versions() if decode_images else ""
-    options = (skip_bad, needs_files, decode_images, frames_per_second, decode_all_frames, decoders)
+    options = (skip_bad, needs_files, *validated_by)
     # The code of a user's own format may change.
     cache = DatasetCache.of(source, *options) if dataset_format in FORMATS else None
     if cache is not None and (stored := cache.read()) is not None:
         return replace(stored, source=source)
     listing = list_source(dataset_format, source, needs_files=needs_files)
-    if decode_images:
-        validate_images(
-            listing,
-            frames_per_second=frames_per_second,
-            decode_all_frames=decode_all_frames,
-            on_progress=on_progress,
-        )
+    if validate is not None:
+        validate(listing)
     losses = listing.losses
     if losses and not skip_bad and any(image.usable for image in listing.images):
         kinds = summarize_kinds(Counter(finding.kind for finding in losses))

@@ -7,11 +7,14 @@ import json
 import math
 from collections import Counter
 from dataclasses import asdict, dataclass
+from functools import partial
 from operator import itemgetter
+from pathlib import Path
 
 from visavis.core import storage
 from visavis.core.errors import DataError, MissingExtra
-from visavis.data.dataset import ProgressCallback
+from visavis.data.dataset import Dataset, ProgressCallback
+from visavis.data.dataset_reader import open_dataset
 from visavis.data.file_names import split_priority
 from visavis.data.formats.listing import Listing
 from visavis.data.image_file import Image
@@ -25,6 +28,34 @@ COMMON_FRAMES_PER_SECOND = 25
 FIRST_FRAME_ONLY_RATE = 1e-6
 # Maximum number of videos that are decoded as a sample, at equal distances in the list.
 NUM_SAMPLED_VIDEOS = 16
+
+
+def open_valid_dataset(
+    path: str | Path,
+    *,
+    skip_bad: bool = False,
+    needs_files: bool = True,
+    frames_per_second: float = 0.0,
+    decode_all_frames: bool = False,
+    on_progress: ProgressCallback | None = None,
+) -> Dataset:
+    """Open a data set as ``open_dataset``, and decode each image once, to find truncated images and
+    copies in two splits. Images of a large table are not decoded. ``frames_per_second``: rate at
+    which videos will be read, to find too long ones. ``on_progress``: receives the number of decoded
+    images and of all.
+    """
+    return open_dataset(
+        path,
+        skip_bad=skip_bad,
+        needs_files=needs_files,
+        validate=partial(
+            validate_images,
+            frames_per_second=frames_per_second,
+            decode_all_frames=decode_all_frames,
+            on_progress=on_progress,
+        ),
+        validated_by=(frames_per_second, decode_all_frames, decoder_versions()),
+    )
 
 
 def validate_images(

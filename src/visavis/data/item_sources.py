@@ -10,20 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
-from PIL.Image import Resampling
 from torch import Tensor
 
 from visavis.core.encoded import Encoded, concatenate
 from visavis.data.features.standardization import Standardization
 from visavis.data.image_file import Image as ListedImage
-from visavis.data.images import decode_image, upright_size
 from visavis.data.parallel import map_in_order
-from visavis.data.random_transforms import (
-    Box,
-    random_area_box,
-    random_horizontal_flip,
-    random_sides_box,
-)
 from visavis.data.sequences import read_items
 
 if TYPE_CHECKING:
@@ -31,13 +23,10 @@ if TYPE_CHECKING:
 
 PixelFunction = Callable[[Sequence["Image"]], Tensor]
 """Converts images to pixels ``[N, 3, H, W]``."""
-CropFunction = Callable[[tuple[int, int], torch.Generator], Box]
-"""Samples a crop of an image of a given width and height."""
-# Crop functions by their names in recipes.
-CROP_FUNCTIONS: dict[str, CropFunction] = {
-    "random_area": random_area_box,
-    "random_sides": random_sides_box,
-}
+CropReader = Callable[[ListedImage, np.ndarray, int], Tensor]
+"""Reads random parts of an image as pixels ``[N, 3, H, W]``, from a seed for each of them and the
+pixels that the shorter side of a reduced JPEG keeps.
+"""
 
 
 class ItemSource(Protocol):
@@ -76,8 +65,7 @@ class PixelSource:
     Args:
         images: Images of the split.
         preprocess: Converts images to pixels.
-        preprocess_crops: Converts random crops to pixels. None: no cropping and flipping.
-        crop: Name of the crop function.
+        read_crops: Reads random crops, such as ``RandomCrops``. None: no cropping and flipping.
         min_side: Pixels that the shorter side of a reduced JPEG, or of its crop, keeps. 0: images
             are decoded in full.
         normalize: Normalizes the pixels of a batch, on their device. None: both functions return
@@ -88,15 +76,13 @@ class PixelSource:
         self,
         images: Sequence[ListedImage],
         preprocess: PixelFunction,
-        preprocess_crops: PixelFunction | None = None,
-        crop: str = "random_area",
+        read_crops: CropReader | None = None,
         min_side: int = 0,
         normalize: Callable[[Tensor], Tensor] | None = None,
     ):
         self.images = images
         self.preprocess = preprocess
-        self.preprocess_crops = preprocess_crops
-        self.crop = CROP_FUNCTIONS[crop]
+        self.read_crops = read_crops
         self.min_side = min_side
         self._normalize = normalize
 
@@ -116,14 +102,15 @@ class PixelSource:
         numbers, image_of = np.unique(index, return_inverse=True)
         # A stream reads the bytes of all images here, because its shards are not open to threads.
         images = read_items(self.images, numbers)
-        if self.preprocess_crops is None or seeds is None:
+        read_crops = self.read_crops
+        if read_crops is None or seeds is None:
             pixels = list(
                 map_in_order(lambda image: self.preprocess([image.open(self.min_side)]), images)
             )
             return Encoded(torch.cat([pixels[number] for number in image_of]))
         positions = [np.flatnonzero(image_of == number) for number in range(len(images))]
         crops = map_in_order(
-            lambda number: self._read_crops(images[number], seeds[positions[number]]),
+            lambda number: read_crops(images[number], seeds[positions[number]], self.min_side),
             range(len(images)),
         )
         rows = [row for pixels in crops for row in pixels]
@@ -131,34 +118,6 @@ class PixelSource:
             # Rows come image by image. The argsort of their positions restores the order of the
             # batch.
             torch.stack([rows[number] for number in np.argsort(np.concatenate(positions))])
-        )
-
-    def _read_crops(self, image: ListedImage, seeds: np.ndarray) -> Tensor:
-        """Read one random crop of an image for each seed. Crops are sampled first, because a small
-        one needs more pixels of the image.
-        """
-        assert self.preprocess_crops is not None
-        name = image.name
-        content = image.read()
-        size = upright_size(content, name)
-        # One generator per crop: box and flip depend on its seed alone, not on other images.
-        generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
-        boxes = [self.crop(size, generator) for generator in generators]
-        smallest = min(min(right - left, bottom - top) for left, top, right, bottom in boxes)
-        decoded = decode_image(content, name, min_side=-(-self.min_side * min(size) // smallest))
-        # The parts of the reduced image that show the crops, at least a pixel.
-        scale = np.tile([decoded.width / size[0], decoded.height / size[1]], 2)
-        crops = []
-        for box in boxes:
-            left, top, right, bottom = map(round, (np.array(box) * scale).tolist())
-            crops.append(decoded.crop((left, top, max(right, left + 1), max(bottom, top + 1))))
-        if not self.min_side:  # the preprocessing does not resize
-            crops = [crop.resize((min(size),) * 2, Resampling.BICUBIC) for crop in crops]
-        return self.preprocess_crops(
-            [
-                random_horizontal_flip(crop, generator)
-                for crop, generator in zip(crops, generators, strict=True)
-            ]
         )
 
 

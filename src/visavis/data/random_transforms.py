@@ -9,9 +9,19 @@ Example:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
-from PIL.Image import Image, Transpose
+from PIL.Image import Image, Resampling, Transpose
+from torch import Tensor
+
+from visavis.data.images import decode_image, upright_size
+
+if TYPE_CHECKING:
+    from visavis.data.image_file import Image as ListedImage
+    from visavis.data.item_sources import PixelFunction
 
 Box = tuple[int, int, int, int]
 """Left, top, right and bottom of a part of an image, in pixels."""
@@ -65,3 +75,50 @@ def random_horizontal_flip(image: Image, generator: torch.Generator) -> Image:
 
 def _uniform(low: float, high: float, generator: torch.Generator) -> float:
     return low + (high - low) * torch.rand((), generator=generator, dtype=torch.float64).item()
+
+
+CropFunction = Callable[[tuple[int, int], torch.Generator], Box]
+"""Samples a crop of an image of a given width and height."""
+# Crop functions by their names in recipes.
+CROP_FUNCTIONS: dict[str, CropFunction] = {
+    "random_area": random_area_box,
+    "random_sides": random_sides_box,
+}
+
+
+class RandomCrops:
+    """Reads random crops of images, half of them flipped.
+
+    Args:
+        preprocess: Converts crops to pixels.
+        crop: Name of the crop function.
+    """
+
+    def __init__(self, preprocess: PixelFunction, crop: str = "random_area"):
+        self.preprocess = preprocess
+        self.crop = CROP_FUNCTIONS[crop]
+
+    def __call__(self, image: ListedImage, seeds: np.ndarray, min_side: int) -> Tensor:
+        """Read one crop of an image for each seed, as ``CropReader``."""
+        # Crops are sampled first, because a small one needs more pixels of the image.
+        content = image.read()
+        size = upright_size(content, image.name)
+        # One generator per crop: box and flip depend on its seed alone, not on other images.
+        generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
+        boxes = [self.crop(size, generator) for generator in generators]
+        smallest = min(min(right - left, bottom - top) for left, top, right, bottom in boxes)
+        decoded = decode_image(content, image.name, min_side=-(-min_side * min(size) // smallest))
+        # The parts of the reduced image that show the crops, at least a pixel.
+        scale = np.tile([decoded.width / size[0], decoded.height / size[1]], 2)
+        crops = []
+        for box in boxes:
+            left, top, right, bottom = map(round, (np.array(box) * scale).tolist())
+            crops.append(decoded.crop((left, top, max(right, left + 1), max(bottom, top + 1))))
+        if not min_side:  # the preprocessing does not resize
+            crops = [crop.resize((min(size),) * 2, Resampling.BICUBIC) for crop in crops]
+        return self.preprocess(
+            [
+                random_horizontal_flip(crop, generator)
+                for crop, generator in zip(crops, generators, strict=True)
+            ]
+        )

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from visavis.data.image_file import Image as ListedImage
+    from visavis.data.item_sources import CropReader
 
 LORA_LAYERS = ("q_proj", "k_proj", "v_proj")
 """Default endings of the names of linear layers with an adapter."""
@@ -225,10 +226,10 @@ class EmbeddingProcessor(Processor):
         return False
 
     def open_images(  # type: ignore[override]
-        self, images: Sequence[ListedImage], augment_crop: str = ""
+        self, images: Sequence[ListedImage], read_crops: CropReader | None = None
     ) -> ConvertedImages:
         """Open listed images, see ``Processor.open_images``."""
-        if augment_crop:
+        if read_crops is not None:
             raise RecipeError(
                 f"visual.augment: expected false for {EmbeddingModel.name}, whose processor reads "
                 "whole images, got true. Remove it."

@@ -39,7 +39,7 @@ from visavis.models.text_inputs import unknown_words
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from visavis.data.item_sources import PixelSource
+    from visavis.data.item_sources import CropReader, PixelFunction, PixelSource
     from visavis.models.encoders.frozen_encoders import FrozenEncoder, TextEncoder
     from visavis.models.encoders.text_backbone import PretrainedTokenizer
 
@@ -198,29 +198,24 @@ class Processor:
         return open_preprocessing(self.visual_spec, self.visual_encoder_folder)
 
     @cached_property
-    def preprocess_crops(self) -> ImageConverter:
+    def preprocess_crops(self) -> PixelFunction:
         """Converts random crops of images to the encoder's pixels, without further cropping."""
-        return open_preprocessing(
+        converter = open_preprocessing(
             self.visual_spec, self.visual_encoder_folder, already_cropped=True
         )
+        # Crops are resized to the crop size, so they need no padding, but all pixels of a source
+        # are normalized together.
+        return converter if self.preprocess.preprocessing.pads else converter.to_bytes
 
-    def open_images(self, images: Sequence[ListedImage], augment_crop: str = "") -> PixelSource:
-        """Open listed images as pixels. ``augment_crop``: crop function of a training. "": none."""
+    def open_images(
+        self, images: Sequence[ListedImage], read_crops: CropReader | None = None
+    ) -> PixelSource:
+        """Open listed images as pixels. ``read_crops``: reads the crops of a training."""
         from visavis.data.item_sources import PixelSource
 
         converter = self.preprocess
-        # Crops are resized to the crop size, so they need no padding, but all pixels of a source
-        # are normalized together.
-        crop_converter = self.preprocess_crops if augment_crop else None
-        if not converter.preprocessing.pads:
-            crop_converter = crop_converter and crop_converter.to_bytes
         return PixelSource(
-            images,
-            converter.to_bytes,
-            crop_converter,
-            augment_crop or "random_area",
-            self.min_side,
-            converter.normalize,
+            images, converter.to_bytes, read_crops, self.min_side, converter.normalize
         )
 
     @property
@@ -343,11 +338,21 @@ def unsupported_content(folder: Path) -> str | None:
     return f"a model of type {model_type}{has_code}"
 
 
+def missing_model(run: Path) -> RunError:
+    """Make the error about a run without a model."""
+    return RunError(
+        f"{run}: expected a model, but the training has not reached its first validation. "
+        f"Resume it with --resume {run}."
+    )
+
+
 def load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
     """Load the matcher of a model folder, with its processor."""
     from visavis.models import find_model, suggest_model
 
     file = folder / "config.json"
+    if not os.path.exists(file) and os.path.exists(folder / "run.toml"):
+        raise missing_model(folder)
     if (content := unsupported_content(folder)) is not None:
         raise RunError(
             f"{folder}: expected a run or model folder (config.json and model.safetensors in it, "

@@ -132,8 +132,12 @@ class TextTower:
                 tokens = Vocabulary(tuple(words))
             else:
                 tokens = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
+            # The fallback, which is the same here, prints to stdout, as if it were a result.
             session = onnxruntime.InferenceSession(
-                str(folder / GRAPH_FILE), session_options(), providers=["CPUExecutionProvider"]
+                str(folder / GRAPH_FILE),
+                session_options(),
+                providers=["CPUExecutionProvider"],
+                enable_fallback=0,
             )
         except MemoryError:
             raise

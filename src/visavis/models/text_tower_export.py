@@ -350,7 +350,9 @@ def _save_optimized(source: Path, folder: Path, level: Any) -> Any:
     prefix = "session.optimized_model_external_initializers"
     options.add_session_config_entry(f"{prefix}_file_name", WEIGHTS_FILE)
     options.add_session_config_entry(f"{prefix}_min_size_in_bytes", "1024")
-    return onnxruntime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(
+        str(source), options, providers=["CPUExecutionProvider"], enable_fallback=0
+    )
 
 
 def _quantize(folder: Path) -> None:

@@ -20,10 +20,9 @@ from torch import Tensor
 from visavis.core.errors import DataError, VisavisError
 from visavis.core.progress import ItemCounter, Progress
 from visavis.data.dataset import Dataset
-from visavis.data.dataset_reader import open_dataset
 from visavis.data.formats.listing import ListedImage, Listing
 from visavis.data.image_file import Image
-from visavis.data.image_validation import validate_images
+from visavis.data.image_validation import open_valid_dataset, validate_images
 from visavis.data.item_sources import FeatureReader, ItemSource, StoredFeatures
 from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.inference import consecutive_batches, encode_items, score_all_pairs
@@ -183,10 +182,9 @@ def open_image_collection(path: Path, frames_per_second: float = 0.0) -> Dataset
     """
     read_clips = frames_per_second > 0  # 0: the models do not read clips
     try:
-        dataset = open_dataset(
+        dataset = open_valid_dataset(
             path,
             skip_bad=True,
-            decode_images=True,
             frames_per_second=frames_per_second,
             decode_all_frames=read_clips,
         )

@@ -26,6 +26,7 @@ from visavis.data.item_sources import (
     StoredFeatures,
 )
 from visavis.data.loader import BatchSchedule, Loader, share_workers
+from visavis.data.random_transforms import RandomCrops
 from visavis.data.shard_stream import (
     ShardStream,
     StreamImages,
@@ -148,9 +149,10 @@ class DataModule:
         texts = [*split.captions, *extra_captions] if extra_captions else split.captions
         visual: ItemSource
         if self.visual is None:
-            visual = processor.open_images(
-                split.images, settings.augment_crop if settings.augment else ""
-            )
+            crops = None
+            if settings.augment:
+                crops = RandomCrops(processor.preprocess_crops, settings.augment_crop)
+            visual = processor.open_images(split.images, crops)
         else:
             visual = StoredFeatures(
                 self.visual,

@@ -18,6 +18,7 @@ from visavis.data.dataset_reader import open_dataset
 from visavis.data.features.item_vectors import ItemVectors
 from visavis.data.features.standardization import Standardization
 from visavis.data.feedback.training_pairs import read_feedback_pairs
+from visavis.data.image_validation import open_valid_dataset
 from visavis.data.shard_stream import ShardStream
 from visavis.evaluation.protocols import get_protocols
 from visavis.models.base import get_vectors
@@ -45,12 +46,15 @@ def open_data(recipe: Recipe, progress: Progress, *, skip_bad: bool | None = Non
             "data.path: expected a data set, got none. Set data.path, or pass --data."
         )
     check_data_exists(recipe)
-    return open_dataset(
-        recipe.data.path,
-        skip_bad=recipe.data.skip_bad if skip_bad is None else skip_bad,
+    path = recipe.data.path
+    skip_bad = recipe.data.skip_bad if skip_bad is None else skip_bad
+    if recipe.visual.granularity != "pixels" and recipe.visual.features:
+        # Stored features replace the images.
+        return open_dataset(path, skip_bad=skip_bad, needs_files=not recipe.visual.item_vectors)
+    return open_valid_dataset(
+        path,
+        skip_bad=skip_bad,
         needs_files=not recipe.visual.item_vectors,
-        # Each image is decoded once, unless stored features replace the images.
-        decode_images=recipe.visual.granularity == "pixels" or not recipe.visual.features,
         frames_per_second=recipe.visual.frames_per_second,
         decode_all_frames=recipe.data.skip_bad,
         on_progress=lambda done, total: progress.update("checking images", done, total, 0.0),

@@ -32,7 +32,7 @@ from visavis.models.encoders.pretrained_files import (
     is_model_folder,
     model_folder,
 )
-from visavis.models.processor import SavedModelConfig, unsupported_content
+from visavis.models.processor import SavedModelConfig, missing_model, unsupported_content
 from visavis.models.retriever import Retriever
 from visavis.training.recipes.data_module import DataModule
 from visavis.training.recipes.features import PRECOMP, check_feature_dims
@@ -186,11 +186,9 @@ def open_run(
             "one with --data."
         )
     set_threads(recipe)
-    if recipe.phases and not os.path.exists(RunFolder(folder).model / "model.safetensors"):
-        raise RunError(
-            f"{folder}: expected a model, but the training has not reached its first validation. "
-            f"Resume it with --resume {folder}."
-        )
+    # This file of a model is written last.
+    if recipe.phases and not os.path.exists(RunFolder(folder).model / "config.json"):
+        raise missing_model(folder)
     # A run that was trained on a GPU is opened on the CPU if this machine has no such GPU.
     device = recipe.training.device
     is_missing = {
