@@ -208,13 +208,14 @@ def test_replaced_disk_sees_each_change_of_a_file(tmp_path):
     with storage.replaced_disk(disk):
         storage.write_json(tmp_path / "folder" / "a.json", 1)
     assert disk.calls == [
-        *("mkdir", "sync_path", "open", "open", "sync_path", "replace", "sync_path", "unlink"),
+        *("sync_path", "mkdir", "sync_path"),
+        *("open", "open", "sync_path", "replace", "sync_path", "unlink"),
     ]
     with storage.replaced_disk(disk):
         assert storage.current_disk() is disk
     assert storage.current_disk() is not disk
     storage.write_json(tmp_path / "folder" / "a.json", 2)
-    assert len(disk.calls) == 8
+    assert len(disk.calls) == 9
 
 
 def test_disk_that_refuses_a_call_leaves_the_old_file(tmp_path):

@@ -20,6 +20,10 @@ def check(seed: int) -> None:
     assert not problems, f"python -m tests.histories {seed}\n{problems[0]}"
 
 
+def test_folder_of_a_killed_creation_survives_a_power_loss():
+    check(8843)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(0, SAMPLE, 50))
 def test_histories_of_a_sample_have_no_violation(start):

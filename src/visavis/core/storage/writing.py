@@ -154,16 +154,21 @@ def part_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
 
 
-def create_folder(path: Path) -> None:
-    """Create a folder and those above it, if they are missing, also on the disk."""
-    missing = list(
-        takewhile(lambda folder: not os.path.isdir(folder), (path, *path.absolute().parents))
-    )
-    current_disk().mkdir(path)
-    for folder in missing:
-        # A folder above may not be readable.
-        with suppress(PermissionError):
-            current_disk().sync_path(folder.parent)
+def create_folder(path: Path, *, flush: bool = False) -> None:
+    """Create a folder and those above it, if they are missing, also on the disk. With ``flush``, an
+    existing one is flushed, too.
+    """
+    folders = (path, *path.absolute().parents)
+    num_missing = len(list(takewhile(lambda folder: not os.path.isdir(folder), folders)))
+    if num_missing or flush:
+        # From an existing one on: a process that was killed may have created it without a flush.
+        for folder in reversed(folders[: num_missing + 1]):
+            # A file in its place is reported by the next call.
+            if folder == path or not os.path.lexists(folder):
+                current_disk().mkdir(folder)
+            # A folder above may not be readable.
+            with suppress(PermissionError):
+                current_disk().sync_path(folder.parent)
 
 
 def move(source: Path, target: Path) -> None:

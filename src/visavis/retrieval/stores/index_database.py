@@ -65,7 +65,7 @@ class IndexDatabase:
                 "it."
             )
         with storage.storage_errors(self.path):
-            storage.create_folder(folder)
+            storage.create_folder(folder, flush=not exists)
         if not exists:
             _create(self.path, create or {})
         with self._errors():

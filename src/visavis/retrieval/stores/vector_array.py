@@ -65,7 +65,7 @@ class VectorArray:
         values = np.ascontiguousarray(values, self.dtype)
         with storage.storage_errors(self.path):
             is_new = not os.path.exists(self.path)
-            storage.create_folder(self.path.parent)
+            storage.create_folder(self.path.parent, flush=is_new)
             disk = storage.current_disk()
             # Not "ab", which cannot overwrite the rest of a killed append.
             with disk.open(self.path, "w+b" if is_new else "r+b") as file:
