@@ -61,9 +61,9 @@ def imported(folder, *arguments):
     ("arguments", "budget"),
     [
         (["--help"], 29),
-        (["catalog", "objectives"], 50),
-        (["data", "check", "scenes"], 64),
-        (SEARCH, 60),
+        (["catalog", "objectives"], 51),
+        (["data", "check", "scenes"], 65),
+        (SEARCH, 62),
         (["mcp", "index"], 40),
     ],
     ids=lambda value: value if isinstance(value, int) else value[0].strip("-"),

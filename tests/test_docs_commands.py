@@ -40,6 +40,7 @@ ELSEWHERE = {"docs/guides/coming-from.md", "docs/guides/extend.md", "docs/guides
 or with the client of OpenAI in tests/server/test_inference_api.py.
 """
 NOT_RUN = {
+    "tests of the repository": ["python -m tests.*", "pytest -m *"],
     "real photos, minutes to hours of training or measuring": [
         "*flickr*",
         "* coco-5k *",

@@ -175,8 +175,14 @@ def test_write_trec_never_overwrites_files(tmp_path):
     lists = rank_dataset(visual, text, dot, data, protocol)
     write_trec(tmp_path, "ours", lists)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    # A stopped call is completed: equal files stay, and the missing one is written.
+    (tmp_path / "ours.t2i.run").unlink()
+    write_trec(tmp_path, "ours", lists)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    (tmp_path / "ours.i2t.run").write_text("other results\n")
     with pytest.raises(RefusedOverwrite, match=r"ours\.i2t\.run already exists"):
         write_trec(tmp_path, "ours", lists)
+    (tmp_path / "ours.i2t.run").write_bytes(before[tmp_path / "ours.i2t.run"])
     write_trec(tmp_path, "again", lists)
     other, *items = synthetic_retrieval(seed=1)
     with pytest.raises(

@@ -1,6 +1,7 @@
 """Text towers: the vectors of the model on texts of every kind, without torch, or one message."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -398,7 +399,11 @@ def rewritten(folder, target, **changes):
     config = json.loads((folder / CONFIG_FILE).read_text())
     if words := changes.pop("words", None):
         (folder / VOCABULARY_FILE).write_text(json.dumps(words))
-        config["files"][VOCABULARY_FILE]["size"] = (folder / VOCABULARY_FILE).stat().st_size
+        content = (folder / VOCABULARY_FILE).read_bytes()
+        config["files"][VOCABULARY_FILE] = {
+            "size": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
     (folder / CONFIG_FILE).write_text(json.dumps({**config, **changes}))
     return folder
 

@@ -134,6 +134,8 @@ def hub_errors(name: str, expected: str, *, is_download: bool = False) -> Iterat
             # The full disk itself is reported by the error.
             warnings.filterwarnings("ignore", message="Not enough free disk space")
             yield
+    except VisavisError:
+        raise
     # The HTTP library of huggingface_hub, and with it the class of an error, differs between
     # versions.
     except Exception as error:  # noqa: BLE001
@@ -373,7 +375,8 @@ def fetch_hub_files(
     unfinished = unfinished_download(repository, kind)
     was_interrupted = os.path.exists(unfinished)
     missing = [file for file in files if file.will_download or was_interrupted]
-    if not was_interrupted:
+    # A cache that is complete may be read-only.
+    if missing and not was_interrupted:
         storage.write_text(unfinished, "")
     total = sum(file.file_size or 0 for file in missing)
     received = 0
@@ -431,17 +434,19 @@ def unfinished_download(repository: str, kind: HubKind) -> Path:
 
 
 def finish_download(repository: str, kind: HubKind) -> None:
-    """Flush the verified files of a download to the disk."""
+    """Flush the verified files of a download to the disk, if there was one."""
     unfinished = unfinished_download(repository, kind)
     folder = unfinished.parent
-    with storage.storage_errors(folder):
-        # The library may have created the folder of the cache and the one above it.
-        for path in [*folder.absolute().parents[:3], folder, *folder.rglob("*")]:
-            if not path.is_symlink():
-                with suppress(PermissionError):
-                    storage.current_disk().sync_path(path)
-        storage.current_disk().unlink(unfinished)
-        storage.current_disk().sync_path(folder)
+    if os.path.exists(unfinished):
+        with storage.storage_errors(folder):
+            # The library may have created the folder of the cache and the one above it.
+            for path in [*folder.absolute().parents[:3], folder, *folder.rglob("*")]:
+                if not os.path.islink(path):
+                    # Another process may have removed its temporary files meanwhile.
+                    with suppress(PermissionError, FileNotFoundError):
+                        storage.current_disk().sync_path(path)
+            storage.current_disk().unlink(unfinished)
+            storage.current_disk().sync_path(folder)
 
 
 def _fetch_large_file(repository: str, kind: HubKind, file: Any, bar: type[Any] | None) -> bool:

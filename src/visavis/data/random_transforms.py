@@ -110,10 +110,11 @@ class RandomCrops:
         decoded = decode_image(content, image.name, min_side=-(-min_side * min(size) // smallest))
         # The parts of the reduced image that show the crops, at least a pixel.
         scale = np.tile([decoded.width / size[0], decoded.height / size[1]], 2)
-        crops = []
-        for box in boxes:
-            left, top, right, bottom = map(round, (np.array(box) * scale).tolist())
-            crops.append(decoded.crop((left, top, max(right, left + 1), max(bottom, top + 1))))
+        parts = [tuple(map(round, (np.array(box) * scale).tolist())) for box in boxes]
+        crops = [
+            decoded.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
+            for left, top, right, bottom in parts
+        ]
         if not min_side:  # the preprocessing does not resize
             crops = [crop.resize((min(size),) * 2, Resampling.BICUBIC) for crop in crops]
         return self.preprocess(

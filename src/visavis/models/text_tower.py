@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from visavis.core import storage
-from visavis.core.errors import DataError, RunError, VisavisError, requires_extra
+from visavis.core.errors import DataError, RunError, StorageError, VisavisError, requires_extra
 from visavis.data.parallel import cpu_cores
 from visavis.data.vocabulary import END, PAD, START, UNKNOWN, Vocabulary, pad_rows
 from visavis.models.text_inputs import check_texts, unknown_words, warn_of_unknown_texts
@@ -305,13 +306,15 @@ def _verify_once(folder: Path, config: TowerConfig) -> None:
         verify_tower(folder)
         return
     checksums = sorted(file.sha256 for file in config.files.values())
-    files = (folder / name for name in config.files)
-    record = (
-        storage.cache_folder() / "checks" / f"tower-{storage.stat_hash(files, *checksums)}.json"
-    )
-    if storage.read_checksummed_json(record, bool) is None:
-        verify_tower(folder)
-        storage.write_checksummed_json(record, True)
+    name = f"tower-{storage.stat_hash((folder / file for file in config.files), *checksums)}.json"
+    # Without a cache that can be written, it is verified each time.
+    with suppress(StorageError):
+        record = storage.cache_folder() / "checks" / name
+        if storage.read_checksummed_json(record, bool) is not None:
+            return
+    verify_tower(folder)
+    with suppress(StorageError):
+        storage.write_checksummed_json(storage.cache_folder() / "checks" / name, True)
 
 
 def first_line(error: BaseException) -> str:

@@ -579,7 +579,7 @@ def is_free_folder(folder: Path) -> bool:
     # A lock file remains where an update was refused before it wrote anything, and a part of the
     # database where a process was killed before.
     return os.path.isdir(folder) and all(
-        re.fullmatch(r".*\.lock|\..*\.part", file.name) for file in folder.iterdir()
+        re.fullmatch(r".*\.lock|\..*\.[0-9a-f]{8}\.part", file.name) for file in folder.iterdir()
     )
 
 
@@ -589,7 +589,9 @@ def index_lock(folder: Path) -> Iterator[None]:
     removed.
     """
     with storage.folder_lock(folder / "index", wait=False, subject=folder):
-        storage.remove_partial_files(folder)
+        # Not in a folder of the user that was named by mistake.
+        if is_index(folder) or is_free_folder(folder):
+            storage.remove_partial_files(folder)
         yield
 
 

@@ -4,6 +4,7 @@ replace.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -16,6 +17,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 if TYPE_CHECKING:
     import numpy as np
     from filelock import BaseFileLock
+
+
+_NO_FLUSH = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM}
 
 
 class Disk:
@@ -52,11 +56,16 @@ class Disk:
         opens_folders = hasattr(os, "O_DIRECTORY")
         if not opens_folders and os.path.isdir(path):
             return
-        descriptor = os.open(path, os.O_RDONLY if opens_folders else os.O_RDWR)
         try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            descriptor = os.open(path, os.O_RDONLY if opens_folders else os.O_RDWR)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            # Some file systems cannot flush folders, and a folder may be writable but not readable.
+            if error.errno not in _NO_FLUSH or not os.path.isdir(path):
+                raise
 
     def mkdir(self, path: Path, *, exist_ok: bool = True) -> None:
         """Create a folder. With ``exist_ok``, it may exist, and folders above may be missing."""

@@ -39,11 +39,15 @@ def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) ->
                 f"{path} already exists and is not an empty folder. Nothing was changed. Choose "
                 "another folder."
             )
-        if will_be_replaced and (os.path.islink(path) or os.path.ismount(path)):
-            kind = "link" if os.path.islink(path) else "mount point"
+        if will_be_replaced and (
+            os.path.islink(path)
+            or os.path.ismount(path)
+            or (os.path.exists(path) and os.path.samefile(path, os.curdir))
+        ):
+            kind = "a link" if os.path.islink(path) else "a mount point or the current folder"
             raise RefusedOverwrite(
-                f"{path} is a {kind} and cannot be replaced. Nothing was changed. Choose a folder "
-                "in it."
+                f"{path} is {kind} and cannot be replaced. Nothing was changed. Choose a folder in "
+                "it."
             )
         if os.path.isdir(path):
             remove_partial_files(path)
@@ -208,7 +212,8 @@ def lock_file(path: Path) -> Path:
 
 def remove_partial_files(folder: str | Path) -> None:
     """Remove temporary files and folders that a killed process left behind."""
-    _remove_parts(Path(folder).rglob(".*.part"))
+    parts = Path(folder).rglob(".*.part")
+    _remove_parts(part for part in parts if _PARTIAL_NAME.fullmatch(part.name))
 
 
 def _remove_parts(parts: Iterable[Path]) -> None:

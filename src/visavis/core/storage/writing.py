@@ -15,7 +15,7 @@ import secrets
 import sqlite3
 import tomllib
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from itertools import takewhile
 from pathlib import Path, PurePath, PureWindowsPath
@@ -166,9 +166,7 @@ def create_folder(path: Path, *, flush: bool = False) -> None:
             # A file in its place is reported by the next call.
             if folder == path or not os.path.lexists(folder):
                 current_disk().mkdir(folder)
-            # A folder above may not be readable.
-            with suppress(PermissionError):
-                current_disk().sync_path(folder.parent)
+            current_disk().sync_path(folder.parent)
 
 
 def move(source: Path, target: Path) -> None:

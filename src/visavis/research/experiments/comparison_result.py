@@ -399,7 +399,7 @@ class Comparison(Result):
         if regret is None:
             sentences.append(
                 "Too few candidates and seeds were trained in whole to estimate the regret of the "
-                "choice. Add time with --resume and --minutes."
+                "choice. A new comparison with more --minutes can."
             )
         else:
             sentences.append(

@@ -58,6 +58,8 @@ MIN_TRIAL_STEPS = 30
 """Steps of a trial that shorten a choice last. Shorter trainings hardly rank learning rates, and take
 little less time, because most of it is their start.
 """
+MIN_LAST = 3
+"""Candidates of the last round, so that their results can predict others."""
 SPOT_CHECKS = 2
 """Dropped candidates in the last round: one of each earlier round, drawn at random."""
 FIRST_FACTORS = (1 / 4, 1.0, 4.0)
@@ -109,7 +111,7 @@ class Schedule:
 
     def survivors(self, candidates: int, round_number: int) -> int:
         """Number of candidates of a round."""
-        at_least = min(candidates, self.finalists)
+        at_least = min(candidates, max(self.finalists, MIN_LAST))
         return max(at_least, math.ceil(candidates * self.kept**round_number))
 
     def trials(self, candidates: int, round_number: int, *, tune: bool) -> int:

@@ -149,10 +149,12 @@ class DataModule:
         texts = [*split.captions, *extra_captions] if extra_captions else split.captions
         visual: ItemSource
         if self.visual is None:
-            crops = None
-            if settings.augment:
-                crops = RandomCrops(processor.preprocess_crops, settings.augment_crop)
-            visual = processor.open_images(split.images, crops)
+            visual = processor.open_images(
+                split.images,
+                RandomCrops(processor.preprocess_crops, settings.augment_crop)
+                if settings.augment
+                else None,
+            )
         else:
             visual = StoredFeatures(
                 self.visual,

@@ -46,13 +46,14 @@ def open_data(recipe: Recipe, progress: Progress, *, skip_bad: bool | None = Non
             "data.path: expected a data set, got none. Set data.path, or pass --data."
         )
     check_data_exists(recipe)
-    path = recipe.data.path
     skip_bad = recipe.data.skip_bad if skip_bad is None else skip_bad
     if recipe.visual.granularity != "pixels" and recipe.visual.features:
         # Stored features replace the images.
-        return open_dataset(path, skip_bad=skip_bad, needs_files=not recipe.visual.item_vectors)
+        return open_dataset(
+            recipe.data.path, skip_bad=skip_bad, needs_files=not recipe.visual.item_vectors
+        )
     return open_valid_dataset(
-        path,
+        recipe.data.path,
         skip_bad=skip_bad,
         needs_files=not recipe.visual.item_vectors,
         frames_per_second=recipe.visual.frames_per_second,

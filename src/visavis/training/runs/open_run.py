@@ -186,8 +186,11 @@ def open_run(
             "one with --data."
         )
     set_threads(recipe)
-    # This file of a model is written last.
-    if recipe.phases and not os.path.exists(RunFolder(folder).model / "config.json"):
+    # The config of a model is written last. Its weights may have been removed.
+    if recipe.phases and not (
+        os.path.exists(RunFolder(folder).model / "config.json")
+        and any(RunFolder(folder).model.rglob("*.safetensors"))
+    ):
         raise missing_model(folder)
     # A run that was trained on a GPU is opened on the CPU if this machine has no such GPU.
     device = recipe.training.device
