@@ -10,9 +10,9 @@ validation with three further seeds. The regret of a choice is the best mean tes
 minus the mean of the chosen setting at its rate.
 
 A repetition is a choice with other seeds and a time that is a share of the time of the full grid on
-two workers. Its trainings are real. Their times are simulated by the number of steps, so that
-repetitions can share trainings and the load of the machine does not matter. Random search trains
-random settings at random rates in the same time, and takes the best on validation.
+two workers. Its trainings are real. Their times are simulated by the number of steps, so that the
+load of the machine does not matter. Random search trains random settings at random rates in the same
+time, also with seeds of its own, and takes the best on validation.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FACTORS = (1 / 4, 1 / 2, 1.0, 2.0, 4.0)
 GRID_SEEDS = (101,)
 TRUE_SEEDS = (103, 104, 105)
 CONFIRMATION_SEEDS = 6
-TRIAL_SEEDS = 3
+SEEDS_PER_REPETITION = 1000
 WORKERS = 2
 START_S, STEP_S = 0.4, 0.02
 """Simulated seconds of a training before its first step, and of a step."""
@@ -149,7 +149,7 @@ class StoredTrainings:
 
         def run_jobs(jobs: Sequence[Job]) -> Iterator[RunOutcome]:
             for job in jobs:
-                seed = 1001 + (job.seed + 7 * repetition) % TRIAL_SEEDS
+                seed = first_seed(repetition) + job.seed % 100
                 result = self.train(job.recipe_values, job.setting, seed)
                 seconds = self.seconds(job.recipe_values)
                 # A single training uses one worker.
@@ -165,6 +165,11 @@ class StoredTrainings:
                 )
 
         return run_jobs
+
+
+def first_seed(repetition: int) -> int:
+    """First seed of a repetition. No two repetitions share a training."""
+    return SEEDS_PER_REPETITION * (repetition + 1)
 
 
 class Truth:
@@ -242,7 +247,7 @@ def choose(
             for setting in finalists:
                 if seed in test.get(setting.name, {}):
                     continue
-                own = 1 + (seed + repetition) % CONFIRMATION_SEEDS
+                own = first_seed(repetition) + 200 + seed
                 values = with_rate(setting, factors[setting.name]).recipe_values
                 result = trainings.train(values, setting.name, own)
                 trainings.now += trainings.seconds(values) / WORKERS
@@ -266,12 +271,13 @@ def random_search(
     random = np.random.default_rng(repetition)
     trainings.now = 0.0
     best: tuple[float, Setting, float] | None = None
+    seed = first_seed(repetition) + 400
     while trainings.now < 60 * minutes:
         setting = plan.settings[random.integers(len(plan.settings))]
         factor = FACTORS[random.integers(len(FACTORS))]
-        seed = int(random.integers(len(GRID_SEEDS)))
+        seed += 1
         values = with_rate(setting, factor).recipe_values
-        result = trainings.train(values, setting.name, GRID_SEEDS[seed])
+        result = trainings.train(values, setting.name, seed)
         trainings.now += trainings.seconds(values) / WORKERS
         if result["validation"] is not None and (best is None or result["validation"] > best[0]):
             best = (result["validation"], setting, factor)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,22 +59,24 @@ def estimate_regret(
     random = np.random.default_rng(0)
     others = [name for name in finalists if name != choice]
     differences = [_differences(finalists[name], finalists[choice]) for name in others]
-    spread, freedom = _pooled_spread(differences)
-    if others and freedom < MIN_FREEDOM:
+    dropped = [one for one in screened if one.name not in finalists and not one.has_failed]
+    spread, freedom = (
+        _pooled_spread(differences) if others else _spread_of_difference(finalists[choice])
+    )
+    if (others or dropped) and freedom < MIN_FREEDOM:
         return None
     samples = dict[str, np.ndarray]()
     for name, values in zip(others, differences, strict=True):
         noise = random.standard_t(freedom, SAMPLES) * spread / math.sqrt(len(values))
         samples[name] = statistics.fmean(values) + noise
-    dropped = [one for one in screened if one.name not in finalists and not one.has_failed]
     known = _whole_results(screened, validation)
     for round_number in sorted({one.last_round for one in dropped}):
         group = [one for one in dropped if one.last_round == round_number]
         if round_number == NUM_ROUNDS - 1:
-            noise = spread * random.standard_t(max(freedom, 1), (len(group), SAMPLES))
+            noise = spread * random.standard_t(freedom, (len(group), SAMPLES))
             predicted = [known[one.name] + own for one, own in zip(group, noise, strict=True)]
         else:
-            line = _fit_line(screened, known, round_number)
+            line = _fit_line(screened, known, round_number, {one.model for one in group})
             if line is None:
                 return None
             predicted = line.sample(group, random)
@@ -106,6 +108,15 @@ def _pooled_spread(differences: Sequence[Sequence[float]]) -> tuple[float, int]:
     squares = [statistics.variance(each) * (len(each) - 1) for each in differences if len(each) > 1]
     freedom = sum(len(each) - 1 for each in differences)
     return (math.sqrt(sum(squares) / freedom), freedom) if freedom else (0.0, 0)
+
+
+def _spread_of_difference(by_seed: Mapping[int, float]) -> tuple[float, int]:
+    """Standard deviation of a difference to another setting whose results spread alike, and its
+    degrees of freedom.
+    """
+    if len(by_seed) < 2:
+        return 0.0, 0
+    return math.sqrt(2 * statistics.variance(by_seed.values())), len(by_seed) - 1
 
 
 def _whole_results(
@@ -162,9 +173,6 @@ class _Line:
             result = one.best_by_round[self.round_number]
             assert result is not None
             model = one.model if one.model in self.centers else ALL_MODELS
-            if model not in self.centers:
-                samples.append(np.full(SAMPLES, -math.inf))
-                continue
             center, whole = self.centers[model]
             own = std * random.standard_normal(SAMPLES)
             samples.append(whole + offsets[model] + slope * (result - center) + own)
@@ -175,9 +183,14 @@ ALL_MODELS = -1
 
 
 def _fit_line(
-    screened: Sequence[ScreenedSetting], whole: Mapping[str, float], round_number: int
+    screened: Sequence[ScreenedSetting],
+    whole: Mapping[str, float],
+    round_number: int,
+    models: Collection[int],
 ) -> _Line | None:
-    """Fit the line of a round by least squares. None if too few candidates are known."""
+    """Fit the line of a round by least squares, to predict candidates of some models. None if too few
+    candidates are known.
+    """
     points = [
         (one.model, result, whole[one.name])
         for one in screened
@@ -185,13 +198,13 @@ def _fit_line(
         and (result := one.best_by_round[round_number]) is not None
         and result > -math.inf
     ]
-    # With few points, all models share one line.
+    # With few points, or without one of a model, all models share one line.
     for is_by_model in (True, False):
         groups = defaultdict[int, list[tuple[float, float]]](list)
         for model, result, value in points:
             groups[model if is_by_model else ALL_MODELS].append((result, value))
         freedom = len(points) - len(groups) - 1
-        if freedom >= MIN_FREEDOM:
+        if freedom >= MIN_FREEDOM and (not is_by_model or set(models) <= groups.keys()):
             break
     else:
         return None
