@@ -55,6 +55,17 @@ def test_png_without_its_end_is_read():
     assert decode_image(content[:-12], "a.png").size == (40, 30)
 
 
+def test_heif_with_a_crop_beyond_its_pixels_is_refused():
+    """The decoder cuts the crop to the image, so header and pixels have two sizes."""
+    pytest.importorskip("pillow_heif")
+    content = photos.encode(photos.scene(0, (8, 30)), "HEIF")
+    assert decode_image(content, "a.heic").size == (8, 30)
+    crop_height = content.index(b"clap") + 12
+    damaged = content[:crop_height] + struct.pack(">I", 655) + content[crop_height + 4 :]
+    with pytest.raises(ImageError, match=r"expected \(8, 655\) pixels as in its header"):
+        decode_image(damaged, "a.heic")
+
+
 def test_clip_with_metadata_that_is_not_utf8_is_read(tmp_path):
     """As cameras write it in other encodings."""
     path = write_video(tmp_path / "a.mp4", [gray(9), gray(200)], metadata={"title": "cafe"})

@@ -115,9 +115,17 @@ def _open_heif(content: bytes, max_pixels: int) -> Photo:
     info: dict[str, Any] = dict(image.info)
     nclx = info.get("nclx_profile") or {}
     has_color = {"color_primaries", "transfer_characteristics"} <= nclx.keys()
+    size = image.size
+
+    def load(_: int) -> Image.Image:
+        decoded = image.to_pillow()
+        if decoded.size != size:
+            raise ValueError(f"expected {size} pixels as in its header, got {decoded.size}")
+        return decoded
+
     return Photo(
-        image.size,
-        lambda _: image.to_pillow(),
+        size,
+        load,
         profile=info.get("icc_profile") or b"",
         exif=_times_of(_load_exif(info.get("exif") or b"")),
         color=(nclx["color_primaries"], nclx["transfer_characteristics"]) if has_color else None,
