@@ -170,7 +170,9 @@ def _write_graphs(model: Retriever, format: Format, folder: Path, embedding_dim:
     storage.write_text(folder / "preprocess.py", preprocessing_source())
     for side, program in programs.items():
         if format == "torch-export":
-            torch.export.save(program.exported_program, folder / f"{side}_encoder.pt2")
+            # Into a file of Python, because the library reports errors of the disk as its own.
+            with storage.current_disk().open(folder / f"{side}_encoder.pt2", "wb") as file:
+                torch.export.save(program.exported_program, file)
         else:
             program.save(folder / f"{side}_encoder.onnx")
     if format == "hub":
