@@ -116,7 +116,7 @@ BUGS = (
     PlantedBug(
         "a folder is refused after a killed creation",
         "retrieval/index_folder.py",
-        'r".*\\.lock|\\..*\\.part"',
+        'r".*\\.lock|\\..*\\.[0-9a-f]{8}\\.part"',
         'r".*\\.lock"',
     ),
     PlantedBug(
