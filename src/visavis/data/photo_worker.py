@@ -114,21 +114,14 @@ def _open_heif(content: bytes, max_pixels: int) -> Photo:
     _require_size(image.size, max_pixels)
     info: dict[str, Any] = dict(image.info)
     nclx = info.get("nclx_profile") or {}
-    has_color = {"color_primaries", "transfer_characteristics"} <= nclx.keys()
-    size = image.size
-
-    def load(_: int) -> Image.Image:
-        decoded = image.to_pillow()
-        if decoded.size != size:
-            raise ValueError(f"expected {size} pixels as in its header, got {decoded.size}")
-        return decoded
-
     return Photo(
-        size,
-        load,
+        image.size,
+        lambda _: image.to_pillow(),
         profile=info.get("icc_profile") or b"",
         exif=_times_of(_load_exif(info.get("exif") or b"")),
-        color=(nclx["color_primaries"], nclx["transfer_characteristics"]) if has_color else None,
+        color=(nclx["color_primaries"], nclx["transfer_characteristics"])
+        if {"color_primaries", "transfer_characteristics"} <= nclx.keys()
+        else None,
     )
 
 
@@ -323,6 +316,12 @@ def _answer(request: dict[str, Any], content: bytes) -> tuple[dict[str, Any], li
             return {"size": size}, [photo.exif[:_MAX_METADATA_BYTES]]
         min_side = request["min_side"]
         image = photo.load(min_side)
+        # A crop of HEIF that does not fit is cut without an error.
+        if request["format"] == "HEIF" and image.size != photo.size:
+            return {
+                "problem": "damage",
+                "reason": f"expected {photo.size} pixels as in its header, got {image.size}",
+            }, []
         if min_side and (factor := min(image.size) // min_side) > 1:
             image = image.reduce(factor)
         if photo.orientation > 1:

@@ -305,16 +305,20 @@ def _verify_once(folder: Path, config: TowerConfig) -> None:
     if sum(file.size for file in config.files.values()) <= storage.MAX_BYTES_HASHED_AT_OPEN:
         verify_tower(folder)
         return
-    checksums = sorted(file.sha256 for file in config.files.values())
-    name = f"tower-{storage.stat_hash((folder / file for file in config.files), *checksums)}.json"
+    paths = (folder / name for name in config.files)
+    record = (
+        f"tower-{storage.stat_hash(paths, *(file.sha256 for file in config.files.values()))}.json"
+    )
     # Without a cache that can be written, it is verified each time.
     with suppress(StorageError):
-        record = storage.cache_folder() / "checks" / name
-        if storage.read_checksummed_json(record, bool) is not None:
+        if (
+            storage.read_checksummed_json(storage.cache_folder() / "checks" / record, bool)
+            is not None
+        ):
             return
     verify_tower(folder)
     with suppress(StorageError):
-        storage.write_checksummed_json(storage.cache_folder() / "checks" / name, True)
+        storage.write_checksummed_json(storage.cache_folder() / "checks" / record, True)
 
 
 def first_line(error: BaseException) -> str:
