@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from visavis.core import storage
+from visavis.core.errors import StorageError
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "visavis"
 THE_DISK = "core/storage/disk.py"
@@ -231,3 +233,41 @@ def test_disk_that_refuses_a_call_leaves_the_old_file(tmp_path):
         storage.write_json(tmp_path / "a.json", 2)
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
     assert storage.read_json(tmp_path / "a.json", int) == 1
+
+
+class UnflushableFolders(storage.Disk):
+    """A file system that cannot flush folders, or refuses to open them."""
+
+    def __init__(self, code):
+        self.code = code
+
+    def sync_path(self, path):
+        real = os.fsync, os.open
+
+        def refuse(*_args):
+            raise OSError(self.code, os.strerror(self.code))
+
+        if os.path.isdir(path):
+            os.fsync = os.open = refuse
+        try:
+            super().sync_path(path)
+        finally:
+            os.fsync, os.open = real
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.EACCES])
+def test_folder_that_cannot_be_flushed_takes_files(code, tmp_path):
+    with storage.replaced_disk(UnflushableFolders(code)):
+        storage.write_text(tmp_path / "new" / "a.txt", "a")
+        with storage.folder_lock(tmp_path / "locked" / "a", wait=False):
+            pass
+        assert storage.create_numbered_folder(tmp_path / "run").name == "run-1"
+    assert (tmp_path / "new" / "a.txt").read_text() == "a"
+
+
+def test_failing_disk_is_an_error_when_a_folder_is_flushed(tmp_path):
+    with (
+        storage.replaced_disk(UnflushableFolders(errno.EIO)),
+        pytest.raises(StorageError, match="cannot be written"),
+    ):
+        storage.write_text(tmp_path / "a.txt", "a")

@@ -535,3 +535,72 @@ def test_similar_path_corrects_each_name(tmp_path, monkeypatch):
         assert storage.similar_path(path) == Path(expected)
     assert storage.similar_path("elsewhere/mine") is None
     assert storage.similar_path("runs/mine/model") is None
+
+
+OTHER_PARTS = (".film.mkv.part", ".big.iso.0123abcd.part.part", "a.0123abcd.part", ".0123abcd.part")
+
+
+@pytest.mark.parametrize("name", OTHER_PARTS)
+def test_temporary_files_of_other_programs_stay(name, tmp_path):
+    (tmp_path / "sub").mkdir()
+    for folder in (tmp_path, tmp_path / "sub"):
+        (folder / name).write_text("of the user")
+        (folder / f".{name}.0123abcd.part").write_text("ours")
+    storage.remove_partial_files(tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == sorted([name, name, "sub"])
+
+
+def test_lock_removes_only_the_parts_of_its_file(tmp_path):
+    for name in (".a.0123abcd.part", ".a.b.0123abcd.part", ".film.mkv.part"):
+        (tmp_path / name).write_text("")
+    with storage.folder_lock(tmp_path / "a", wait=False):
+        assert {".a.b.0123abcd.part", ".film.mkv.part"} == {
+            path.name for path in tmp_path.iterdir() if path.name != ".a.lock"
+        }
+
+
+@pytest.mark.parametrize("path", [".", "../empty"])
+def test_current_folder_is_not_replaced(path, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(RefusedOverwrite, match="the current folder and cannot be replaced"):
+        storage.prepare_empty_folder(path, will_be_replaced=True)
+    assert storage.prepare_empty_folder(path) == Path(path)
+
+
+def test_large_files_are_verified_once_until_they_change(tmp_path, monkeypatch):
+    monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "a"
+    file.write_text("a")
+    calls = []
+
+    def verify(num_bytes):
+        storage.verify_once("test", [file], "sum", num_bytes, lambda: calls.append(1))
+        return len(calls)
+
+    large = storage.MAX_BYTES_HASHED_AT_OPEN + 1
+    assert [verify(large), verify(large)] == [1, 1]
+    assert [verify(1), verify(1)] == [2, 3]
+    file.write_text("other")
+    assert [verify(large), verify(large)] == [4, 4]
+
+
+def test_files_are_verified_without_a_writable_cache(tmp_path, monkeypatch):
+    (tmp_path / "cache").write_text("no folder")
+    monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path / "cache"))
+    large = storage.MAX_BYTES_HASHED_AT_OPEN + 1
+    calls = []
+    for _ in range(2):
+        storage.verify_once("test", [tmp_path], "sum", large, lambda: calls.append(1))
+    assert len(calls) == 2
+
+
+def test_damage_of_a_large_file_is_an_error_at_each_call(tmp_path, monkeypatch):
+    monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path / "cache"))
+
+    def fail():
+        raise StorageError("damaged")
+
+    for _ in range(2):
+        with pytest.raises(StorageError, match="damaged"):
+            storage.verify_once("t", [tmp_path], "s", storage.MAX_BYTES_HASHED_AT_OPEN + 1, fail)

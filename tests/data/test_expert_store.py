@@ -230,7 +230,7 @@ def test_expert_store_detects_flipped_byte(folder, file):
 
 
 def test_large_expert_store_is_hashed_again_after_a_change(folder, monkeypatch):
-    monkeypatch.setattr("visavis.core.storage.MAX_BYTES_HASHED_AT_OPEN", 0)
+    monkeypatch.setattr("visavis.core.storage.cache.MAX_BYTES_HASHED_AT_OPEN", 0)
     ExpertStore.open(folder)
     hashed = []
     digest = experts_file._Expert.digest

@@ -209,7 +209,7 @@ def index_with_text_encoder(tiny_run, few_scenes, tmp_path, monkeypatch):
 @pytest.mark.parametrize("limit", [2**26, 0])
 def test_damaged_weights_of_a_text_encoder_are_refused(index_with_text_encoder, monkeypatch, limit):
     index, folder = index_with_text_encoder
-    monkeypatch.setattr("visavis.core.storage.MAX_BYTES_HASHED_AT_OPEN", limit)
+    monkeypatch.setattr("visavis.core.storage.cache.MAX_BYTES_HASHED_AT_OPEN", limit)
     for name in ("text_encoder.bin", "vocabulary.json"):
         visavis.search(index, "a red circle")
         content = (folder / name).read_bytes()

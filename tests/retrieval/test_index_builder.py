@@ -29,6 +29,7 @@ from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.retrieval.build import encoding
 from visavis.retrieval.build.default_index import index_if_images
 from visavis.retrieval.build.index_builder import STAGES, IndexReport, build_index
+from visavis.retrieval.build.index_queries import restore_queries
 from visavis.retrieval.index_folder import read_manifest, write_manifest
 from visavis.retrieval.items import ItemFilter
 from visavis.retrieval.open_index import check_index, open_index
@@ -413,6 +414,25 @@ def test_index_continues_where_its_creation_was_killed(run, photos, tmp_path):
     (tmp_path / "other" / "mine.part").touch()
     with pytest.raises(RefusedOverwrite, match="got other files"):
         build(run, photos, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: restore_queries(folder, NoProgress()),
+        lambda folder: visavis.indexes_calibrate(folder, "off"),
+        lambda folder: visavis.indexes_correct(folder, "CSLS()"),
+    ],
+)
+def test_wrong_folder_keeps_its_temporary_files(change, tmp_path):
+    """Also files that have a name as ours: the folder is not an index."""
+    (tmp_path / "mine.txt").write_text("mine")
+    part = tmp_path / "sub" / ".film.mkv.0a1b2c3d.part"
+    part.parent.mkdir()
+    part.write_text("half of a film")
+    with pytest.raises(VisavisError, match="expected an index"):
+        change(tmp_path)
+    assert part.read_text() == "half of a film"
 
 
 def test_index_locate_rejects_links_outside_source(run, photos, tmp_path):

@@ -298,7 +298,7 @@ def verify_hashes(name: str, files: Iterable[Path]) -> None:
     for file in files:
         target = Path(os.path.realpath(file))
         if re.fullmatch("[0-9a-f]{64}", target.name):
-            digest = _sha256(target)
+            digest = storage.content_hash(target)
             if digest != target.name:
                 # A link of the cache and its target: otherwise the next download would use the
                 # damaged file.
@@ -314,11 +314,6 @@ def verify_hashes(name: str, files: Iterable[Path]) -> None:
             else f"{len(damaged)} damaged files were removed."
         )
         raise DataError(f"{name}: {damaged[0]} {removed} Run the command again.")
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def hub_repository(folder: Path) -> Path | None:
@@ -429,8 +424,11 @@ def unfinished_download(repository: str, kind: HubKind) -> Path:
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
-    folder = repo_folder_name(repo_id=repository, repo_type=kind)
-    return Path(constants.HF_HUB_CACHE, folder, ".unfinished")
+    return Path(
+        constants.HF_HUB_CACHE,
+        repo_folder_name(repo_id=repository, repo_type=kind),
+        ".unfinished",
+    )
 
 
 def finish_download(repository: str, kind: HubKind) -> None:
@@ -486,7 +484,7 @@ def _fetch_large_file(repository: str, kind: HubKind, file: Any, bar: type[Any] 
                     return start > 0
 
                 # The part of an interrupted download may not be what was written before.
-                if fetch_rest() and _sha256(part) != etag:
+                if fetch_rest() and storage.content_hash(part) != etag:
                     opened.truncate(0)
                     opened.seek(0)
                     fetch_rest()

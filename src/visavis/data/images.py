@@ -317,12 +317,11 @@ def _check_png(image: Image.Image, content: bytes, name: str) -> None:
     view = memoryview(content)
     start = 8
     while start + 8 <= len(view):
-        length = int.from_bytes(view[start : start + 4], "big")
-        end = start + 8 + length
+        end = start + 8 + int.from_bytes(view[start : start + 4], "big")
         if bytes(view[start + 4 : start + 8]) == b"IDAT":
-            written = int.from_bytes(view[end : end + 4], "big")
+            checksum = zlib.crc32(view[start + 4 : end]).to_bytes(4, "big")
             _require(
-                end + 4 <= len(view) and zlib.crc32(view[start + 4 : end]) == written,
+                bytes(view[end : end + 4]) == checksum,
                 "truncated image",
                 f"is truncated or damaged: its pixels have another checksum. {COPY_AGAIN}",
                 name,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from visavis.core import storage
-from visavis.core.errors import DataError, RunError, StorageError, VisavisError, requires_extra
+from visavis.core.errors import DataError, RunError, VisavisError, requires_extra
 from visavis.data.parallel import cpu_cores
 from visavis.data.vocabulary import END, PAD, START, UNKNOWN, Vocabulary, pad_rows
 from visavis.models.text_inputs import check_texts, unknown_words, warn_of_unknown_texts
@@ -121,7 +121,14 @@ class TextTower:
                 f"{folder}: expected vectors of {embedding_dim} dimensions, got "
                 f"{config.embedding_dim}. {_rewrite(folder)}"
             )
-        _verify_once(folder, config)
+        # Damage of weights or of the vocabulary would give other results of each search.
+        storage.verify_once(
+            "tower",
+            (folder / name for name in config.files),
+            " ".join(file.sha256 for file in config.files.values()),
+            sum(file.size for file in config.files.values()),
+            partial(verify_tower, folder),
+        )
         with requires_extra("search", "a text tower"):
             import onnxruntime
             from tokenizers import Tokenizer
@@ -296,29 +303,6 @@ def verify_tower(folder: Path) -> None:
     for name, expected in read_config(folder).files.items():
         if storage.content_hash(folder / name) != expected.sha256:
             raise damaged_tower(folder, f"checksum mismatch of {name}")
-
-
-def _verify_once(folder: Path, config: TowerConfig) -> None:
-    """Compare the files with their checksums, unless they are large and have not changed since. Damage
-    of weights or of the vocabulary would give other results of each search.
-    """
-    if sum(file.size for file in config.files.values()) <= storage.MAX_BYTES_HASHED_AT_OPEN:
-        verify_tower(folder)
-        return
-    paths = (folder / name for name in config.files)
-    record = (
-        f"tower-{storage.stat_hash(paths, *(file.sha256 for file in config.files.values()))}.json"
-    )
-    # Without a cache that can be written, it is verified each time.
-    with suppress(StorageError):
-        if (
-            storage.read_checksummed_json(storage.cache_folder() / "checks" / record, bool)
-            is not None
-        ):
-            return
-    verify_tower(folder)
-    with suppress(StorageError):
-        storage.write_checksummed_json(storage.cache_folder() / "checks" / record, True)
 
 
 def first_line(error: BaseException) -> str:

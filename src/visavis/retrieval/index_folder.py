@@ -579,7 +579,7 @@ def is_free_folder(folder: Path) -> bool:
     # A lock file remains where an update was refused before it wrote anything, and a part of the
     # database where a process was killed before.
     return os.path.isdir(folder) and all(
-        re.fullmatch(r".*\.lock|\..*\.[0-9a-f]{8}\.part", file.name) for file in folder.iterdir()
+        file.name.endswith(".lock") or storage.name_of_part(file.name) for file in folder.iterdir()
     )
 
 

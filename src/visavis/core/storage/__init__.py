@@ -14,6 +14,7 @@ from visavis.core.storage.cache import (
     remove_damaged as remove_damaged,
     stat_hash as stat_hash,
     user_folder as user_folder,
+    verify_once as verify_once,
     write_checksummed_json as write_checksummed_json,
 )
 from visavis.core.storage.disk import (
@@ -76,6 +77,7 @@ from visavis.core.storage.writing import (
     create_folder as create_folder,
     disk_full as disk_full,
     move as move,
+    name_of_part as name_of_part,
     resumable as resumable,
     set_toml_value as set_toml_value,
     sqlite_database as sqlite_database,

@@ -8,7 +8,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,24 @@ def read_checksummed_json(
         raise error(f"{path} is damaged: {_without_fix(reason)}. Restore a copy of it.")
     remove_damaged(path, [path], reason)
     return None
+
+
+def verify_once(
+    kind: str, files: Iterable[Path], checksum: str, num_bytes: int, verify: Callable[[], None]
+) -> None:
+    """Compare the content of files with their checksum, by a function that raises an error: at each
+    call, or for large files once until a size or time changes.
+    """
+    is_large = num_bytes > MAX_BYTES_HASHED_AT_OPEN
+    record = f"checks/{kind}-{stat_hash(files, checksum)}.json"
+    # Without a cache that can be read and written, they are verified at each call.
+    with suppress(StorageError):
+        if is_large and read_checksummed_json(cache_folder() / record, str) == checksum:
+            return
+    verify()
+    with suppress(StorageError):
+        if is_large:
+            write_checksummed_json(cache_folder() / record, checksum)
 
 
 def remove_damaged(path: Path, files: Iterable[Path], reason: str) -> None:

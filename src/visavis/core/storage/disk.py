@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 
-_NO_FLUSH = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM}
+# Some file systems cannot flush folders, and a folder may be writable but not readable.
+_UNFLUSHABLE_FOLDER = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM}
 
 
 class Disk:
@@ -63,8 +64,7 @@ class Disk:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            # Some file systems cannot flush folders, and a folder may be writable but not readable.
-            if error.errno not in _NO_FLUSH or not os.path.isdir(path):
+            if error.errno not in _UNFLUSHABLE_FOLDER or not os.path.isdir(path):
                 raise
 
     def mkdir(self, path: Path, *, exist_ok: bool = True) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 import tempfile
@@ -18,6 +17,7 @@ from visavis.core.storage.writing import (
     cannot_write,
     create_folder,
     move,
+    name_of_part,
     part_of,
     storage_errors,
 )
@@ -33,7 +33,7 @@ def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) ->
         raise StorageError(f"{str(path)!r} cannot be a file name. Choose another folder.")
     try:
         if os.path.lexists(path) and not (
-            os.path.isdir(path) and all(_PARTIAL_NAME.fullmatch(name) for name in os.listdir(path))
+            os.path.isdir(path) and all(map(name_of_part, os.listdir(path)))
         ):
             raise RefusedOverwrite(
                 f"{path} already exists and is not an empty folder. Nothing was changed. Choose "
@@ -59,10 +59,6 @@ def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) ->
             return path
     except OSError as error:
         raise cannot_write(path, f"{error.strerror or error}. {CHANGE_FOLDER}") from None
-
-
-_PARTIAL_NAME = re.compile(r"\..+\.[0-9a-f]{8}\.part")
-"""Name that ``part_of`` chooses."""
 
 
 @contextmanager
@@ -192,7 +188,7 @@ def folder_lock(
             )
     try:
         # What a killed process did not complete: a reserved array of a cache can be large.
-        _remove_parts(path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.part"))
+        _remove(part for part in path.parent.iterdir() if name_of_part(part.name) == path.name)
         yield
     finally:
         lock.release()
@@ -212,11 +208,10 @@ def lock_file(path: Path) -> Path:
 
 def remove_partial_files(folder: str | Path) -> None:
     """Remove temporary files and folders that a killed process left behind."""
-    parts = Path(folder).rglob(".*.part")
-    _remove_parts(part for part in parts if _PARTIAL_NAME.fullmatch(part.name))
+    _remove(part for part in Path(folder).rglob(".*.part") if name_of_part(part.name))
 
 
-def _remove_parts(parts: Iterable[Path]) -> None:
+def _remove(parts: Iterable[Path]) -> None:
     for part in list(parts):
         if os.path.isdir(part):
             current_disk().rmtree(part)

@@ -370,8 +370,7 @@ def open_tensors(
 def _check_tensor_names(path: str | Path, error: type[VisavisError]) -> None:
     """Check that the header of a safetensors file has each name once. Its library reads the last."""
     with open(path, "rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        if size <= MAX_CHECKED_KEYS_BYTES:
+        if (size := int.from_bytes(file.read(8), "little")) <= MAX_CHECKED_KEYS_BYTES:
             _check_unique_keys(file.read(size), str(path), error)
 
 
@@ -477,8 +476,8 @@ def file_kind(mode: int) -> str:
 
 def error_reason(error: Exception) -> str:
     """Return the first line of the message of a library's error, as the end of a sentence."""
-    line = str(error).strip().partition("\n")[0]
-    return _ADDRESS.sub("", line).rstrip(".") or type(error).__name__
+    text = _ADDRESS.sub("", str(error)).strip()
+    return text.partition("\n")[0].rstrip(".") or type(error).__name__
 
 
 # Python's description of an object that has none: <ast.Name object at 0x7f2d3c>.

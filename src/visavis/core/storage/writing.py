@@ -154,6 +154,14 @@ def part_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
 
 
+def name_of_part(name: str) -> str | None:
+    """Return the name of the file for which ``part_of`` chose a name. None: another program did."""
+    return matched[1] if (matched := _PART_NAME.fullmatch(name)) else None
+
+
+_PART_NAME = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part", re.DOTALL)
+
+
 def create_folder(path: Path, *, flush: bool = False) -> None:
     """Create a folder and those above it, if they are missing, also on the disk. With ``flush``, an
     existing one is flushed, too.

@@ -408,30 +408,27 @@ def _checksum(
 
 
 def _verify(folder: Path, contents: _Contents, experts: dict[str, _Expert]) -> None:
-    """Verify the checksum, if the store is small or the result is not cached."""
+    """Verify the checksum of a store."""
     endings = {
         name: (".npy", ".offsets.npy", ".seconds.npy")[: 3 if name in contents.timed_experts else 2]
         for name in experts
     }
     files = (folder / f"{name}{ending}" for name in experts for ending in endings[name])
-    record = (
-        storage.cache_folder()
-        / "checks"
-        / f"experts-{storage.stat_hash(files, contents.sha256)}.json"
+
+    def verify() -> None:
+        digests = {name: expert.digest() for name, expert in experts.items()}
+        _require_intact(
+            _checksum(contents.items, contents.embedding_dims, digests) == contents.sha256,
+            f"checksum mismatch of the experts in {folder}",
+        )
+
+    storage.verify_once(
+        "experts",
+        files,
+        contents.sha256,
+        sum(expert.vectors.rows.nbytes for expert in experts.values()),
+        verify,
     )
-    is_small = (
-        sum(expert.vectors.rows.nbytes for expert in experts.values())
-        <= storage.MAX_BYTES_HASHED_AT_OPEN
-    )
-    if not is_small and storage.read_checksummed_json(record, str) == contents.sha256:
-        return
-    digests = {name: expert.digest() for name, expert in experts.items()}
-    _require_intact(
-        _checksum(contents.items, contents.embedding_dims, digests) == contents.sha256,
-        f"checksum mismatch of the experts in {folder}",
-    )
-    if not is_small:
-        storage.write_checksummed_json(record, contents.sha256)
 
 
 # Bytes of a float32 in a ``.tsv``.

@@ -126,8 +126,10 @@ class RunFolder:
         if not os.path.exists(lock):
             return
         with storage.folder_lock(self.lock, wait=False, subject=self.path):
-            own = {lock.name, self.environment.name}
-            if any(name not in own for name in os.listdir(self.path) if not name.endswith(".part")):
+            if any(
+                name not in (lock.name, self.environment.name) and not storage.name_of_part(name)
+                for name in os.listdir(self.path)
+            ):
                 return
             storage.current_disk().unlink(self.environment)
         storage.remove_lock(self.lock)
