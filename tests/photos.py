@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,27 @@ D65 = (0.3127, 0.3290)
 DISPLAY_P3 = ((0.680, 0.320), (0.265, 0.690), (0.150, 0.060))
 ADOBE_RGB = ((0.64, 0.33), (0.21, 0.71), (0.15, 0.06))
 SRGB = ((0.64, 0.33), (0.30, 0.60), (0.15, 0.06))
+
+
+def png_chunk(kind: bytes, content: bytes) -> bytes:
+    """A chunk of a PNG with its length and checksum."""
+    return (
+        struct.pack(">I", len(content))
+        + kind
+        + content
+        + struct.pack(">I", zlib.crc32(kind + content))
+    )
+
+
+def png_bomb(width: int, height: int) -> bytes:
+    """A PNG of a few bytes whose header declares a large size."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + png_chunk(b"IHDR", header)
+        + png_chunk(b"IDAT", zlib.compress(b"\0" * 100))
+        + png_chunk(b"IEND", b"")
+    )
 
 
 def scene(seed: int = 0, size: tuple[int, int] = (160, 120)) -> Image.Image:

@@ -8,15 +8,14 @@ import csv
 import hashlib
 import io
 import json
-import struct
 import tarfile
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from tests import photos
 
 from visavis.core.errors import DataError
 from visavis.data.dataset_check import check_dataset
@@ -33,24 +32,6 @@ def png(color: str, size: tuple[int, int] = (24, 16)) -> bytes:
         file, "PNG", comment=color
     )
     return file.getvalue()
-
-
-def bomb() -> bytes:
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(content))
-            + kind
-            + content
-            + struct.pack(">I", zlib.crc32(kind + content))
-        )
-
-    header = struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(b"\0" * 100))
-        + chunk(b"IEND", b"")
-    )
 
 
 def animation() -> bytes:
@@ -175,7 +156,14 @@ BEFORE = {
         6,
     ),
     "animated": (content(lambda world: animation()), ALL, "animated image", "b.png", "acd", 6),
-    "bomb": (content(lambda world: bomb()), ALL, "decompression bomb", "b.png", "acd", 6),
+    "bomb": (
+        content(lambda world: photos.png_bomb(50_000, 50_000)),
+        ALL,
+        "decompression bomb",
+        "b.png",
+        "acd",
+        6,
+    ),
     "empty caption": (caption(""), ALL, "empty caption", "", "abcd", 7),
     "blank caption": (caption(" \t "), ALL, "empty caption", "", "abcd", 7),
     "no caption in a split": (

@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import re
 import struct
-import zlib
 
 import numpy as np
 import pytest
 import torch
 from PIL import ExifTags, Image, ImageOps
+from tests import photos
 from tests.conftest import PROJECT
 
 from visavis.core.errors import DataError
@@ -154,24 +154,6 @@ def test_decode_image_scales_16_bit_and_float():
     )
 
 
-def png_of(width: int, height: int) -> bytes:
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(content))
-            + kind
-            + content
-            + struct.pack(">I", zlib.crc32(kind + content))
-        )
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(b"\0" * 100))
-        + chunk(b"IEND", b"")
-    )
-
-
 def jpeg_of(width: int, height: int, *, scans: bool = False, **options: object) -> bytes:
     """A small JPEG whose header claims another size, and a scan for each component if wanted."""
     content = bytearray(saved(noise(16, 16), "JPEG", **options))
@@ -212,12 +194,12 @@ BROKEN = {
         r"3 frames\), expected a single image. Save",
     ),
     "80 million pixels": (
-        png_of(8_000, 10_000),
+        photos.png_bomb(8_000, 10_000),
         "decompression bomb",
         "8000 x 10000 pixels, expected at most 64 million. Reduce",
     ),
     "2.5 billion pixels": (
-        png_of(50_000, 50_000),
+        photos.png_bomb(50_000, 50_000),
         "decompression bomb",
         "50000 x 50000 pixels, expected at most 64 million. Reduce",
     ),
@@ -264,7 +246,7 @@ def test_large_jpegs_are_decoded_at_a_reduced_size(recwarn):
 
 def test_large_image_of_another_format_is_refused_silently(recwarn):
     with pytest.raises(ImageError, match="10000 x 10000 pixels, expected at most 64 million"):
-        decode_image(png_of(10_000, 10_000), "x")
+        decode_image(photos.png_bomb(10_000, 10_000), "x")
     assert not recwarn
 
 

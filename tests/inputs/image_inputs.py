@@ -118,16 +118,6 @@ def written(rng: random.Random, format_name: str) -> tuple[bytes, np.ndarray | N
     return content, expected, 0.0 if lossless else MAX_DIFFERENCE
 
 
-def png_chunk(kind: bytes, content: bytes) -> bytes:
-    """A chunk with its length and checksum."""
-    return (
-        struct.pack(">I", len(content))
-        + kind
-        + content
-        + struct.pack(">I", zlib.crc32(kind + content))
-    )
-
-
 def png_chunks(content: bytes) -> list[tuple[bytes, bytes]]:
     """Kinds and contents of the chunks of a PNG."""
     chunks, place = [], 8
@@ -156,7 +146,7 @@ def with_damaged_chunks(content: bytes, rng: random.Random) -> bytes:
             text = zlib.compress(b"A" * rng.choice([10, 10**6, 10**8]))
             kind = rng.choice([b"zTXt", b"iCCP", b"iTXt", b"eXIf", b"acTL"])
             chunks.insert(1, (kind, b"Comment\0\0" + text))
-    return content[:8] + b"".join(png_chunk(kind, inside) for kind, inside in chunks)
+    return content[:8] + b"".join(photos.png_chunk(kind, inside) for kind, inside in chunks)
 
 
 def with_wrong_png_checksum(content: bytes, rng: random.Random) -> bytes:
@@ -176,9 +166,9 @@ def bomb(rng: random.Random, format_name: str) -> bytes:
         header = struct.pack(">IIBBBBB", side, side, rng.choice([1, 8, 16]), 0, 0, 0, 0)
         return (
             b"\x89PNG\r\n\x1a\n"
-            + png_chunk(b"IHDR", header)
-            + png_chunk(b"IDAT", rows)
-            + png_chunk(b"IEND", b"")
+            + photos.png_chunk(b"IHDR", header)
+            + photos.png_chunk(b"IDAT", rows)
+            + photos.png_chunk(b"IEND", b"")
         )
     if format_name == "GIF":
         sides = struct.pack("<HH", 65_535, 65_535)

@@ -8,10 +8,8 @@ import io
 import itertools
 import json
 import shutil
-import struct
 import threading
 import time
-import zlib
 from dataclasses import replace
 
 import hypothesis
@@ -19,6 +17,7 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
+from tests import photos
 from tests.platforms import posix
 from tests.videos import write_video
 
@@ -489,34 +488,14 @@ def test_search_rejects_invalid_parameters(shared_client, params, status, text):
     assert text in error_of(shared_client.get("/api/search", params=params), status)
 
 
-def bomb(side):
-    """A PNG of a few bytes whose header declares a large size."""
-
-    def chunk(kind, content):
-        return (
-            struct.pack(">I", len(content))
-            + kind
-            + content
-            + struct.pack(">I", zlib.crc32(kind + content))
-        )
-
-    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(b"\0" * 1000))
-        + chunk(b"IEND", b"")
-    )
-
-
 @pytest.mark.filterwarnings("ignore:Image size")
 @pytest.mark.parametrize(
     ("content", "text"),
     [
         (b"", "got an empty body"),
         (b"hello", "image of the query is not an image of a known format"),
-        (bomb(31_623), "pixels"),
-        (bomb(7_000), "pixels"),
+        (photos.png_bomb(31_623, 31_623), "pixels"),
+        (photos.png_bomb(7_000, 7_000), "pixels"),
         (png(photo())[:100], "truncated"),
         (photo_with_exif(photo())[:700], "truncated"),
         (
