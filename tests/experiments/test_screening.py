@@ -394,6 +394,27 @@ def test_dropped_candidate_is_compared_within_its_model():
     assert regret.by_candidate["late of slow"] > 95
 
 
+def test_model_without_known_candidates_is_predicted():
+    lost = ScreenedSetting("other model", 1, (330.0, None, None))
+    screened = (*dropped_at(100.0, spread=2.0), lost)
+    validation = {"a": 300.0, "b": 280.0}
+    test = {"a": {1: 300.0, 2: 301.0, 3: 302.0}, "b": {1: 280.0, 2: 281.0, 3: 282.0}}
+    regret = estimate_regret(test, "a", screened, validation)
+    assert 50 < regret.by_candidate["other model"] < 100
+
+
+def test_spread_of_one_finalist_is_the_spread_of_its_seeds():
+    screened = (
+        ScreenedSetting("a", 0, (100.0, 200.0, 320.0)),
+        ScreenedSetting("b", 0, (90.0, 190.0, 319.0)),
+    )
+    test = {"a": {1: 310.0, 2: 320.0, 3: 330.0}}
+    regret = estimate_regret(test, "a", screened, {"a": 320.0})
+    assert regret.interval.high > 10
+    assert 30 < regret.by_candidate["b"] < 50
+    assert estimate_regret({"a": {1: 310.0}}, "a", screened, {"a": 320.0}) is None
+
+
 def test_regret_is_the_known_difference_without_spread():
     test = {"a": {1: 300.0, 2: 301.0, 3: 302.0}, "b": {1: 304.0, 2: 305.0, 3: 306.0}}
     regret = estimate_regret(test, "a", SCREENED, VALIDATION)

@@ -25,6 +25,8 @@ from visavis.research.experiments.screening import NUM_ROUNDS, ScreenedSetting
 
 SAMPLES = 20_000
 TAIL = 0.025
+ALL_MODELS = -1
+"""Key of a line that all models share."""
 MIN_FREEDOM = 2
 """Degrees of freedom from which a t distribution has a mean."""
 
@@ -53,8 +55,8 @@ def estimate_regret(
     validation: Mapping[str, float],
 ) -> Regret | None:
     """Estimate the regret of a choice, from the test RSUM by seed of each finalist, the results of
-    all candidates in the screening, and the mean validation RSUM of each finalist. None if the
-    seeds show too little of the spread.
+    all candidates in the screening, and the mean validation RSUM of each finalist. None if there are
+    too few seeds for the spread, or too few whole trainings for a prediction.
     """
     random = np.random.default_rng(0)
     others = [name for name in finalists if name != choice]
@@ -122,7 +124,7 @@ def _spread_of_difference(by_seed: Mapping[int, float]) -> tuple[float, int]:
 def _whole_results(
     screened: Sequence[ScreenedSetting], validation: Mapping[str, float]
 ) -> dict[str, float]:
-    """Validation RSUM of all candidates that trained in the last round, as of a confirmation."""
+    """Validation RSUM, as in a confirmation, of all candidates that trained in the last round."""
     last = {
         one.name: result
         for one in screened
@@ -139,6 +141,7 @@ class _Line:
     """A line from the results of a round to whole results, one for each model with the same slope.
 
     Attributes:
+        round_number: Round, from 0.
         centers: Mean result in the round, and mean whole result, of each model.
         counts: Number of known candidates of each model.
         slope: Slope.
@@ -177,9 +180,6 @@ class _Line:
             own = std * random.standard_normal(SAMPLES)
             samples.append(whole + offsets[model] + slope * (result - center) + own)
         return samples
-
-
-ALL_MODELS = -1
 
 
 def _fit_line(
