@@ -84,7 +84,7 @@ WRONG_TIMES = (
 
 
 def read_photo(content: bytes) -> dict[str, str]:
-    """Times by the header, which must be those of the decoded image."""
+    """Times by the header. The decoded image must have the same ones."""
     times = read_times(content, "photo.jpg")
     info = decode_image(content, "photo.jpg").info
     decoded = {key: info[key] for key in ("taken", "unreadable_time") if key in info}

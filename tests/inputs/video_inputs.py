@@ -65,7 +65,7 @@ def read_video(path: Path) -> tuple[int, float]:
 
 
 def check_whole(result: tuple[int, float]) -> str:
-    """The duration is that of the clip."""
+    """The duration must be the duration of the clip."""
     count, seconds = result
     is_right = count in (19, 20, 21, 8, 9) and 1.3 < seconds < 4.3
     return "" if is_right else f"{count} frames in {seconds} s"

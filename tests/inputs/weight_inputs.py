@@ -12,6 +12,7 @@ import pickle
 import pickletools
 import random
 import struct
+import tempfile
 import zipfile
 from collections.abc import Callable
 from functools import partial
@@ -117,7 +118,7 @@ def make_safetensors(rng: random.Random, folder: Path, _: Any) -> Case:
     return Case(run, "unknown", check, "damaged bytes, hash" if has_hash else "damaged bytes")
 
 
-HARM = "/tmp/visavis-inputs-harm"
+HARM = os.path.join(tempfile.gettempdir(), "visavis-inputs-harm")
 
 
 class Harm:
