@@ -6,21 +6,25 @@
 Worlds: 300 synthetic scenes of another seed, 400 synthetic clips, and the images of Flickr8k whose
 captions name a child (700 for the training), with their frozen features. The truth is a full grid: every
 candidate at five learning rates a factor of 2 apart with one seed, then at its best rate on
-validation with three further seeds. The regret of a choice is the best mean test RSUM of the grid
-minus the mean of the chosen setting at its rate.
+validation with three further seeds, and the best five of these with six. The regret of a choice is
+the best mean test RSUM of the grid minus the mean of the chosen setting at its rate, over the same
+six seeds.
 
 A repetition is a choice with other seeds and a time that is a share of the time of the full grid on
 two workers. Its trainings are real. Their times are simulated by the number of steps, so that the
-load of the machine does not matter. Random search trains random settings at random rates in the same
-time, also with seeds of its own, and takes the best on validation.
+load of the machine does not matter. No two choices share a training. Random search takes the best on
+validation of random settings at random rates in the same time. Its trainings are drawn for each
+repetition from two of each setting and rate, whose seeds nothing else has.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +37,7 @@ from visavis.data.synthetic import write_synthetic_clips, write_synthetic_scenes
 from visavis.research.experiments.candidates import candidate_objectives
 from visavis.research.experiments.grid import Setting
 from visavis.research.experiments.jobs import Job, RunOutcome, run_job
-from visavis.research.experiments.regret import Regret, estimate_regret
+from visavis.research.experiments.regret import Finalist, Regret, estimate_regret
 from visavis.research.experiments.run_comparison import (
     ExperimentPlan,
     plan_comparison,
@@ -45,11 +49,14 @@ from visavis.training.recipes.files import read_recipe
 
 FACTORS = (1 / 4, 1 / 2, 1.0, 2.0, 4.0)
 GRID_SEEDS = (101,)
-TRUE_SEEDS = (103, 104, 105)
+TRUE_SEEDS = tuple(range(103, 109))
+FIRST_TRUE_SEEDS = TRUE_SEEDS[:3]
+NUM_LEADERS = 5
+RANDOM_SEEDS = (301, 302)
 CONFIRMATION_SEEDS = 6
 SEEDS_PER_REPETITION = 1000
 WORKERS = 2
-START_S, STEP_S = 0.4, 0.02
+START_S, STEP_S = 0.3, 0.04
 """Simulated seconds of a training before its first step, and of a step."""
 CHILDREN = {"boy", "boys", "girl", "girls", "child", "children", "kid", "kids", "baby", "toddler"}
 
@@ -161,6 +168,7 @@ class StoredTrainings:
                     job.folder,
                     float("nan") if validation is None else validation,
                     seconds=seconds - START_S,
+                    job_seconds=seconds,
                     failure=result["failure"],
                 )
 
@@ -185,18 +193,20 @@ class Truth:
         self.trainings = trainings
         self.seconds = 0.0
         means = dict[str, float]()
+        factors = dict[str, float]()
         for setting in plan.settings:
             validation = {
                 factor: self._mean(setting, factor, GRID_SEEDS, "validation") for factor in FACTORS
             }
             factor = max(validation, key=lambda one: validation[one])
-            means[setting.name] = self.test(setting, factor)
+            means[setting.name] = self._mean(setting, factor, FIRST_TRUE_SEEDS, "test")
+            factors[setting.name] = factor
             print(
                 f"{setting.name}: rate x {factor:g}, test RSUM {means[setting.name]:.1f}",
                 flush=True,
             )
-        self.means = means
-        self.best = max(means.values())
+        leaders = sorted(plan.settings, key=lambda one: -means[one.name])[:NUM_LEADERS]
+        self.best = max(self.test(setting, factors[setting.name]) for setting in leaders)
 
     def test(self, setting: Setting, factor: float) -> float:
         """Mean test RSUM of a setting at a rate."""
@@ -207,7 +217,8 @@ class Truth:
             self.trainings.train(with_rate(setting, factor).recipe_values, setting.name, seed)
             for seed in seeds
         ]
-        self.seconds += len(results) * self.trainings.seconds(setting.recipe_values)
+        if seeds != TRUE_SEEDS:
+            self.seconds += len(results) * self.trainings.seconds(setting.recipe_values)
         values = [result[key] for result in results if result[key] is not None]
         return statistics.fmean(values) if len(values) == len(results) else float("-inf")
 
@@ -238,28 +249,33 @@ def choose(
     )
     finalists, rates = screening.finalists()
     factors = {rate.setting: rate.factor for rate in rates}
-    test = dict[str, dict[int, float]]()
-    validation = dict[str, list[float]]()
+    validation = defaultdict[str, dict[int, float]](dict)
+    test = defaultdict[str, dict[int, float]](dict)
 
-    def train(seeds: int) -> list[RunOutcome]:
+    def train(settings: Sequence[Setting], seeds: int) -> list[RunOutcome]:
         outcomes = []
         for seed in range(1, min(seeds, CONFIRMATION_SEEDS) + 1):
-            for setting in finalists:
-                if seed in test.get(setting.name, {}):
-                    continue
-                own = first_seed(repetition) + 200 + seed
-                values = with_rate(setting, factors[setting.name]).recipe_values
-                result = trainings.train(values, setting.name, own)
-                trainings.now += trainings.seconds(values) / WORKERS
-                test.setdefault(setting.name, {})[seed] = result["test"]
-                validation.setdefault(setting.name, []).append(result["validation"])
-                outcomes.append(RunOutcome(setting.name, seed, folder))
-        return outcomes or [RunOutcome("", 0, folder)]
+            for setting in settings:
+                factor = factors[setting.name]
+                values = with_rate(setting, factor).recipe_values
+                seconds = trainings.seconds(values)
+                if seed not in test[setting.name]:
+                    own_seed = first_seed(repetition) + 200 + seed
+                    result = trainings.train(values, setting.name, own_seed)
+                    trainings.now += seconds / WORKERS
+                    validation[setting.name][seed] = result["validation"]
+                    test[setting.name][seed] = result["test"]
+                outcomes.append(RunOutcome(setting.name, seed, folder, job_seconds=seconds))
+        return outcomes
 
-    screening.confirm(len(finalists), 1, train)
-    means = {name: statistics.fmean(values) for name, values in validation.items()}
-    choice = max(means, key=lambda name: means[name])
-    regret = estimate_regret(test, choice, screening.state.screened, means)
+    screening.confirm(finalists, 1, train)
+    state = screening.state
+    assert state.schedule is not None
+    choice = max(state.finalists, key=lambda name: statistics.fmean(validation[name].values()))
+    confirmed = {
+        name: Finalist(factors[name], validation[name], test[name]) for name in state.finalists
+    }
+    regret = estimate_regret(confirmed, choice, state.screened, state.schedule.trial_seeds)
     setting = next(one for one in plan.settings if one.name == choice)
     return setting, factors[choice], regret, trainings.now / 60
 
@@ -271,14 +287,14 @@ def random_search(
     random = np.random.default_rng(repetition)
     trainings.now = 0.0
     best: tuple[float, Setting, float] | None = None
-    seed = first_seed(repetition) + 400
-    while trainings.now < 60 * minutes:
-        setting = plan.settings[random.integers(len(plan.settings))]
-        factor = FACTORS[random.integers(len(FACTORS))]
-        seed += 1
+    drawn = list(itertools.product(plan.settings, FACTORS, RANDOM_SEEDS))
+    for number in random.permutation(len(drawn)):
+        setting, factor, seed = drawn[number]
         values = with_rate(setting, factor).recipe_values
-        result = trainings.train(values, setting.name, seed)
         trainings.now += trainings.seconds(values) / WORKERS
+        if trainings.now > 60 * minutes:
+            break
+        result = trainings.train(values, setting.name, seed)
         if result["validation"] is not None and (best is None or result["validation"] > best[0]):
             best = (result["validation"], setting, factor)
     assert best is not None

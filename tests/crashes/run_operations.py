@@ -341,8 +341,14 @@ def _plan_within_time(recipe: str, out: Path) -> None:
     plan = plan_comparison(
         read_recipe(str(inputs() / f"{recipe}.toml")), choices, 0, minutes=minutes, tune=False
     )
-    schedule = Schedule(run_share=1.0, kept=1.0, trial_seeds=1, finalists=2, run_seconds=1.0)
-    decided = ScreeningState(seconds=60 * minutes, schedule=schedule, seeds=1, has_all_seeds=True)
+    schedule = Schedule(run_share=1.0, kept=1.0, trial_seeds=1, models=1, run_seconds=1.0)
+    decided = ScreeningState(
+        seconds=60 * minutes,
+        schedule=schedule,
+        finalists=tuple(setting.name for setting in plan.settings),
+        seeds=1,
+        has_all_seeds=True,
+    )
     out.mkdir()
     storage.write_json(out / PLAN_FILE, asdict(plan))
     storage.write_json(out / SCREENING_FILE, asdict(decided))

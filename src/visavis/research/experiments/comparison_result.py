@@ -34,7 +34,7 @@ from visavis.research.experiments.feedback_test import FeedbackTest
 from visavis.research.experiments.grid import Setting
 from visavis.research.experiments.jobs import RunOutcome
 from visavis.research.experiments.model_costs import ModelCost
-from visavis.research.experiments.regret import Regret, estimate_regret
+from visavis.research.experiments.regret import Finalist, Regret, estimate_regret
 from visavis.research.experiments.screening import NUM_ROUNDS, ScreeningState
 from visavis.research.experiments.setting_results import (
     CAPTION_COLUMNS,
@@ -315,14 +315,20 @@ class Comparison(Result):
         """
         if self.choice is None:
             return None
+        factors = {rate.setting: rate.factor for rate in self.rates}
         finalists = {
-            setting.name: {run.seed: run.measured_metrics[RSUM.name] for run in self.runs(setting)}
+            setting.name: Finalist(
+                factors.get(setting.name, 1.0),
+                {run.seed: run.validation_rsum for run in self.runs(setting)},
+                {run.seed: run.measured_metrics[RSUM.name] for run in self.runs(setting)},
+            )
             for setting in self.settings
         }
-        validation = {setting.name: self.validation(setting) for setting in self.settings}
         failed = {run.setting for run in self.failures} - finalists.keys()
-        screened = [one for one in self.choice.state.screened if one.name not in failed]
-        return estimate_regret(finalists, self.best.name, screened, validation)
+        state = self.choice.state
+        screened = [one for one in state.screened if one.name not in failed]
+        assert state.schedule is not None
+        return estimate_regret(finalists, self.best.name, screened, state.schedule.trial_seeds)
 
     @property
     def frontier(self) -> Table | None:
@@ -404,7 +410,7 @@ class Comparison(Result):
         else:
             sentences.append(
                 f"{self.best.name} may be {regret.expected:.1f} RSUM below the best of all "
-                f"candidates ({regret.interval.kind} {regret.interval}). With as many seeds again, "
+                f"candidates and learning rates ({regret.interval.kind} {regret.interval}). With as many seeds again, "
                 f"this expected regret is {regret.with_twice_the_seeds:.1f}."
             )
         similar = [
@@ -425,6 +431,11 @@ class Comparison(Result):
             sentences.append(
                 f"Dropped early, but possibly the best: {'; '.join(dropped)}. Compare them with "
                 "--objective."
+            )
+        if (percent := by_candidate.get(self.best.name, 0.0)) >= LIKELY_SHARE:
+            sentences.append(
+                f"Another learning rate of {self.best.name} is the best with a probability of "
+                f"{percent:.0f} %. Compare its rates with --grid."
             )
         sentences += [
             f"{one.name} failed in the screening: {one.failure}"

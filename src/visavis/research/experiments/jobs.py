@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -101,6 +102,7 @@ class RunOutcome:
         metrics: Test metrics of this model by key.
         conditions: Conditions of these metrics.
         seconds: Time of training steps and validations.
+        job_seconds: Time of the whole job, with its start and the evaluation on the test split.
         failure: Error message of a failed run. "": the run succeeded.
         feedback: Results on judged text queries.
     """
@@ -112,6 +114,7 @@ class RunOutcome:
     metrics: dict[str, float | None] | None = None
     conditions: MeasurementConditions | None = None
     seconds: float = 0.0
+    job_seconds: float = 0.0
     failure: str = ""
     feedback: FeedbackAnswers | None = None
 
@@ -169,6 +172,7 @@ def run_job(job: Job, progress: Progress) -> RunOutcome:
     """
     if (outcome := read_outcome(job)) is not None:
         return outcome
+    started = time.monotonic()
     folder = RunFolder(job.folder)
     try:
         # After a full disk, the experiment is resumed, not the run.
@@ -184,6 +188,7 @@ def run_job(job: Job, progress: Progress) -> RunOutcome:
     except VisavisError as error:
         return RunOutcome(job.setting, job.seed, job.folder, failure=str(error))
     outcome = RunOutcome.from_result(job, result)
+    outcome = replace(outcome, job_seconds=time.monotonic() - started)
     storage.write_checksummed_json(job.folder / OUTCOME_FILE, outcome.to_json())
     if not job.keeps_model:
         folder.remove()

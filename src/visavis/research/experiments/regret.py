@@ -1,13 +1,13 @@
-"""Expected regret of a choice: how much lower its test RSUM may be than the best of all candidates.
+"""Expected regret of a choice: how much lower its test RSUM may be than the best of all candidates,
+each at the best of its learning rates.
 
 The differences of the finalists to the choice are known from paired runs: their means over seeds have
-t distributions. A candidate that was dropped has results of short trainings only. What its
-confirmation would have been is predicted by a line from the results of its last round, fitted to the
-candidates that trained in the last round, too: the finalists, and spot checks of dropped ones. The
-regret is the maximum of all these differences and 0. Its distribution is sampled.
+t distributions. Of the other candidates, and of all other learning rates, only trials are known. They
+predict what many whole runs would have shown: lines lead from the results of a round to those of the
+next one, fitted to what trained in both, and a whole trial has the error of one seed. The regret is
+the maximum of all these differences and 0. Its distribution is sampled.
 
-The prediction assumes that candidates of one model learn alike, up to the errors that the line has for
-the known ones.
+The prediction assumes that candidates of one model learn alike, up to the errors of the lines.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from visavis.evaluation.statistics import Interval
-from visavis.research.experiments.screening import NUM_ROUNDS, ScreenedSetting
+from visavis.research.experiments.screening import NUM_ROUNDS, ScreenedRate, ScreenedSetting
 
 SAMPLES = 20_000
 TAIL = 0.025
@@ -32,6 +32,21 @@ MIN_FREEDOM = 2
 
 
 @dataclass(frozen=True)
+class Finalist:
+    """Confirmation of a candidate.
+
+    Attributes:
+        factor: Factor of the recipe's learning rate.
+        validation: Validation RSUM by seed.
+        test: Test RSUM by seed.
+    """
+
+    factor: float
+    validation: Mapping[int, float]
+    test: Mapping[int, float]
+
+
+@dataclass(frozen=True)
 class Regret:
     """Distribution of the regret of a choice, in RSUM.
 
@@ -39,7 +54,8 @@ class Regret:
         expected: Mean.
         interval: 95 % interval.
         with_twice_the_seeds: Expected regret after as many seeds again of each finalist.
-        by_candidate: Probability in percent that each other candidate is the best one.
+        by_candidate: Probability in percent that each candidate is the best one, at any of its rates.
+            That of the choice is of its other rates.
     """
 
     expected: float
@@ -48,52 +64,78 @@ class Regret:
     by_candidate: dict[str, float]
 
 
+@dataclass(frozen=True)
+class _Rate(ScreenedRate):
+    """A learning rate with its candidate.
+
+    Attributes:
+        name: Name of the candidate.
+        model: Number of its model.
+    """
+
+    name: str
+    model: int
+
+
 def estimate_regret(
-    finalists: Mapping[str, Mapping[int, float]],
+    finalists: Mapping[str, Finalist],
     choice: str,
     screened: Sequence[ScreenedSetting],
-    validation: Mapping[str, float],
+    trial_seeds: int,
 ) -> Regret | None:
-    """Estimate the regret of a choice, from the test RSUM by seed of each finalist, the results of
-    all candidates in the screening, and the mean validation RSUM of each finalist. None if there are
-    too few seeds for the spread, or too few whole trainings for a prediction.
+    """Estimate the regret of a choice, from the confirmations, the results of all candidates in the
+    screening, and the number of seeds of a trial. None if there are too few seeds for the spread, or
+    too few trials for a prediction.
     """
     random = np.random.default_rng(0)
     others = [name for name in finalists if name != choice]
-    differences = [_differences(finalists[name], finalists[choice]) for name in others]
-    dropped = [one for one in screened if one.name not in finalists and not one.has_failed]
+    differences = [_differences(finalists[name].test, finalists[choice].test) for name in others]
     spread, freedom = (
-        _pooled_spread(differences) if others else _spread_of_difference(finalists[choice])
+        _pooled_spread(differences) if others else _spread_of_difference(finalists[choice].test)
     )
-    if (others or dropped) and freedom < MIN_FREEDOM:
+    tried = list[_Rate]()
+    unconfirmed = list[_Rate]()
+    for one in screened:
+        for each in one.rates:
+            if one.has_failed or -math.inf in each.by_round:
+                continue
+            rate = _Rate(each.factor, each.by_round, one.name, one.model)
+            tried.append(rate)
+            if one.name not in finalists or finalists[one.name].factor != each.factor:
+                unconfirmed.append(rate)
+    if (others or unconfirmed) and freedom < MIN_FREEDOM:
         return None
-    samples = dict[str, np.ndarray]()
+    # The choice itself has the difference 0.
+    names, rows = [""], [np.zeros(SAMPLES)]
     for name, values in zip(others, differences, strict=True):
         noise = random.standard_t(freedom, SAMPLES) * spread / math.sqrt(len(values))
-        samples[name] = statistics.fmean(values) + noise
-    known = _whole_results(screened, validation)
-    for round_number in sorted({one.last_round for one in dropped}):
-        group = [one for one in dropped if one.last_round == round_number]
-        if round_number == NUM_ROUNDS - 1:
-            noise = spread * random.standard_t(freedom, (len(group), SAMPLES))
-            predicted = [known[one.name] + own for one, own in zip(group, noise, strict=True)]
-        else:
-            line = _fit_line(screened, known, round_number, {one.model for one in group})
-            if line is None:
-                return None
-            predicted = line.sample(group, random)
-        for one, whole in zip(group, predicted, strict=True):
-            samples[one.name] = whole - validation[choice]
-    # The choice itself has the difference 0.
-    table = np.stack([np.zeros(SAMPLES), *samples.values()])
+        names.append(name)
+        rows.append(statistics.fmean(values) + noise)
+    seed_std, seed_freedom = _pooled_spread(
+        [list(each.validation.values()) for each in finalists.values()]
+    )
+    of_seed = _Std(seed_std, seed_freedom)
+    predicted = _predict(tried, unconfirmed, of_seed.of_mean(trial_seeds), random)
+    if predicted is None:
+        return None
+    means = [statistics.fmean(each.validation.values()) for each in finalists.values()]
+    seeds = len(finalists[choice].validation)
+    whole = _shrunk(means, of_seed.of_mean(seeds), random)[[*finalists].index(choice)]
+    names += [rate.name for rate in unconfirmed]
+    rows += [samples - whole for samples in predicted]
+    table = np.stack(rows)
     regrets = table.max(axis=0)
-    best = table.argmax(axis=0)
     low, high = np.quantile(regrets, (TAIL, 1 - TAIL))
+    by_candidate = dict.fromkeys(names[1:], 0.0)
+    counts = np.bincount(table.argmax(axis=0), minlength=len(names))
+    for name, count in zip(names, counts, strict=True):
+        if name:
+            by_candidate[name] += 100 * float(count) / SAMPLES
     return Regret(
         float(regrets.mean()),
         Interval(float(low), float(high)),
         _with_more_seeds(table, differences, spread, random),
-        {name: 100 * float((best == number).mean()) for number, name in enumerate(samples, 1)},
+        by_candidate,
     )
 
 
@@ -105,10 +147,10 @@ def _differences(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:
     return [a[seed] - b[seed] for seed in sorted(seeds)]
 
 
-def _pooled_spread(differences: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """Standard deviation of a difference over seeds, pooled over pairs, and its degrees of freedom."""
-    squares = [statistics.variance(each) * (len(each) - 1) for each in differences if len(each) > 1]
-    freedom = sum(len(each) - 1 for each in differences)
+def _pooled_spread(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """Standard deviation within groups of values, and its degrees of freedom."""
+    squares = [statistics.variance(each) * (len(each) - 1) for each in groups if len(each) > 1]
+    freedom = sum(len(each) - 1 for each in groups)
     return (math.sqrt(sum(squares) / freedom), freedom) if freedom else (0.0, 0)
 
 
@@ -116,95 +158,147 @@ def _spread_of_difference(by_seed: Mapping[int, float]) -> tuple[float, int]:
     """Standard deviation of a difference to another setting whose results spread alike, and its
     degrees of freedom.
     """
-    if len(by_seed) < 2:
-        return 0.0, 0
-    return math.sqrt(2 * statistics.variance(by_seed.values())), len(by_seed) - 1
+    spread, freedom = _pooled_spread([list(by_seed.values())])
+    return math.sqrt(2) * spread, freedom
 
 
-def _whole_results(
-    screened: Sequence[ScreenedSetting], validation: Mapping[str, float]
-) -> dict[str, float]:
-    """Validation RSUM, as in a confirmation, of all candidates that trained in the last round."""
-    last = {
-        one.name: result
-        for one in screened
-        if (result := one.best_by_round[-1]) is not None and result > -math.inf
-    }
-    # The result of the best of a few trials is too high.
-    gains = [validation[name] - last[name] for name in last if name in validation]
-    gain = statistics.fmean(gains) if gains else 0.0
-    return {name: validation.get(name, result + gain) for name, result in last.items()}
+@dataclass(frozen=True)
+class _Std:
+    """A standard deviation that was estimated with some degrees of freedom."""
+
+    value: float
+    freedom: int
+
+    def of_mean(self, count: int) -> _Std:
+        """Standard deviation of a mean."""
+        return replace(self, value=self.value / math.sqrt(count))
+
+    def sample(self, random: np.random.Generator) -> np.ndarray:
+        """Sample the true standard deviation."""
+        if not self.freedom:
+            return np.zeros(SAMPLES)
+        return self.value * np.sqrt(self.freedom / random.chisquare(self.freedom, SAMPLES))
+
+
+def _shrunk(values: Sequence[float], noise: _Std, random: np.random.Generator) -> list[np.ndarray]:
+    """Sample what was measured with noise. The part of the spread between the values that the noise
+    explains is taken off, because high values are partly luck.
+    """
+    mean = statistics.fmean(values)
+    variance = statistics.variance(values) if len(values) > 1 else math.inf
+    share = max(0.0, 1 - noise.value**2 / variance) if variance else 0.0
+    std = math.sqrt(share) * noise.sample(random)
+    return [
+        mean + share * (value - mean) + std * random.standard_normal(SAMPLES) for value in values
+    ]
+
+
+def _predict(
+    tried: Sequence[_Rate],
+    wanted: Sequence[_Rate],
+    noise: _Std,
+    random: np.random.Generator,
+) -> list[np.ndarray] | None:
+    """Sample the mean validation RSUM of many whole runs of some of the rates. ``noise`` is that of
+    the result of one in the last round. None if too few rates are known.
+    """
+    last = NUM_ROUNDS - 1
+    first = min([last, *(rate.last_round for rate in wanted)])
+    models = {rate.model for rate in wanted}
+    lines = [_fit_line(tried, number, models) for number in range(first, last)]
+    fitted = [line for line in lines if line is not None]
+    freedom = sum(line.freedom for line in fitted)
+    if len(fitted) < len(lines) or (lines and freedom < MIN_FREEDOM):
+        return None
+    # Few rates train in two rounds. The lines have one standard deviation, so that more of them show it.
+    squares = sum(line.squares for line in fitted)
+    std = _Std(math.sqrt(squares / freedom) if freedom else 0.0, freedom).sample(random)
+    moving = list[tuple[_Rate, np.ndarray]]()
+    for number, line in enumerate(fitted, first):
+        moving += [
+            (rate, np.full(SAMPLES, rate.by_round[number]))
+            for rate in wanted
+            if rate.last_round == number
+        ]
+        own_noise = noise.value if number + 1 == last else 0.0
+        results = line.sample([(rate.model, x) for rate, x in moving], std, own_noise, random)
+        moving = [(rate, y) for (rate, _), y in zip(moving, results, strict=True)]
+    samples = {id(rate): each for rate, each in moving}
+    by_model = defaultdict[int, list[_Rate]](list)
+    for rate in tried:
+        if rate.by_round[last] is not None:
+            by_model[rate.model].append(rate)
+    for rates in by_model.values():
+        trials = [result for rate in rates if (result := rate.by_round[last]) is not None]
+        whole = _shrunk(trials, noise, random)
+        samples |= {id(rate): each for rate, each in zip(rates, whole, strict=True)}
+    return [samples[id(rate)] for rate in wanted]
 
 
 @dataclass(frozen=True)
 class _Line:
-    """A line from the results of a round to whole results, one for each model with the same slope.
+    """A line from the results of a round to those of the next one, one for each model with the same
+    slope.
 
     Attributes:
-        round_number: Round, from 0.
-        centers: Mean result in the round, and mean whole result, of each model.
-        counts: Number of known candidates of each model.
+        centers: Mean result in both rounds of each model.
+        counts: Number of known rates of each model.
         slope: Slope.
         slope_std: Its standard error, as a share of the residuals' standard deviation.
-        residual_std: Standard deviation of the residuals.
+        squares: Sum of the squared residuals.
         freedom: Degrees of freedom.
     """
 
-    round_number: int
     centers: Mapping[int, tuple[float, float]]
     counts: Mapping[int, int]
     slope: float
     slope_std: float
-    residual_std: float
+    squares: float
     freedom: int
 
     def sample(
-        self, candidates: Sequence[ScreenedSetting], random: np.random.Generator
+        self,
+        results: Sequence[tuple[int, np.ndarray]],
+        std: np.ndarray,
+        noise: float,
+        random: np.random.Generator,
     ) -> list[np.ndarray]:
-        """Sample the whole results of candidates, with the errors of the line and their own."""
-        chi_square = random.chisquare(self.freedom, SAMPLES)
-        std = self.residual_std * np.sqrt(self.freedom / chi_square)
+        """Sample results in the next round from models and results in this one. ``std`` is the
+        standard deviation of the residuals. The part of it that is noise does not count.
+        """
         slope = self.slope + self.slope_std * std * random.standard_normal(SAMPLES)
-        # A candidate that is better after short trainings is not expected to be worse.
+        # A rate that is better after short trainings is not expected to be worse.
         slope = np.maximum(slope, 0.0)
         offsets = {
             model: std / math.sqrt(count) * random.standard_normal(SAMPLES)
             for model, count in self.counts.items()
         }
+        own_std = np.sqrt(np.maximum(std**2 - noise**2, 0.0))
         samples = list[np.ndarray]()
-        for one in candidates:
-            result = one.best_by_round[self.round_number]
-            assert result is not None
-            model = one.model if one.model in self.centers else ALL_MODELS
-            center, whole = self.centers[model]
-            own = std * random.standard_normal(SAMPLES)
-            samples.append(whole + offsets[model] + slope * (result - center) + own)
+        for model, x in results:
+            key = model if model in self.centers else ALL_MODELS
+            center, whole = self.centers[key]
+            own = own_std * random.standard_normal(SAMPLES)
+            samples.append(whole + offsets[key] + slope * (x - center) + own)
         return samples
 
 
-def _fit_line(
-    screened: Sequence[ScreenedSetting],
-    whole: Mapping[str, float],
-    round_number: int,
-    models: Collection[int],
-) -> _Line | None:
-    """Fit the line of a round by least squares, to predict candidates of some models. None if too few
-    candidates are known.
+def _fit_line(tried: Sequence[_Rate], number: int, models: set[int]) -> _Line | None:
+    """Fit the line from a round to the next one by least squares, to predict rates of some models.
+    None if too few rates are known.
     """
     points = [
-        (one.model, result, whole[one.name])
-        for one in screened
-        if one.name in whole
-        and (result := one.best_by_round[round_number]) is not None
-        and result > -math.inf
+        (rate.model, x, y)
+        for rate in tried
+        if (x := rate.by_round[number]) is not None and (y := rate.by_round[number + 1]) is not None
     ]
     # With few points, or without one of a model, all models share one line.
     for is_by_model in (True, False):
         groups = defaultdict[int, list[tuple[float, float]]](list)
-        for model, result, value in points:
-            groups[model if is_by_model else ALL_MODELS].append((result, value))
+        for model, x, y in points:
+            groups[model if is_by_model else ALL_MODELS].append((x, y))
         freedom = len(points) - len(groups) - 1
-        if freedom >= MIN_FREEDOM and (not is_by_model or set(models) <= groups.keys()):
+        if freedom > 0 and (not is_by_model or models <= groups.keys()):
             break
     else:
         return None
@@ -212,19 +306,19 @@ def _fit_line(
         model: (statistics.fmean(x for x, _ in each), statistics.fmean(y for _, y in each))
         for model, each in groups.items()
     }
-    x = np.array([x - centers[model][0] for model, each in groups.items() for x, _ in each])
-    y = np.array([y - centers[model][1] for model, each in groups.items() for _, y in each])
-    squares = float(x @ x)
-    # Equal results keep their distance.
-    slope = float(x @ y) / squares if squares else 1.0
-    residuals = y - max(slope, 0.0) * x
+    x_of = np.array([x - centers[model][0] for model, each in groups.items() for x, _ in each])
+    y_of = np.array([y - centers[model][1] for model, each in groups.items() for _, y in each])
+    # A point of slope 1 is added, at one standard deviation: few points hardly show a slope.
+    squares = float(x_of @ x_of)
+    added = squares / len(points)
+    slope = (float(x_of @ y_of) + added) / (squares + added) if squares else 1.0
+    residuals = y_of - max(slope, 0.0) * x_of
     return _Line(
-        round_number,
         centers,
         {model: len(each) for model, each in groups.items()},
         slope,
-        1 / math.sqrt(squares) if squares else 0.0,
-        math.sqrt(float(residuals @ residuals) / freedom),
+        1 / math.sqrt(squares + added) if squares else 0.0,
+        float(residuals @ residuals),
         freedom,
     )
 

@@ -267,10 +267,17 @@ def experiment_workers(
 
 
 def train_runs(
-    folder: Path, plan: ExperimentPlan, run_jobs: JobRunner, progress: Progress
+    folder: Path,
+    plan: ExperimentPlan,
+    run_jobs: JobRunner,
+    progress: Progress,
+    settings: Sequence[Setting] | None = None,
 ) -> list[RunOutcome]:
-    """Train the runs of a plan that are not finished, and return the outcomes of all of them."""
-    jobs = _jobs(folder, plan)
+    """Train the runs of a plan, or of some of its settings, that are not finished, and return the
+    outcomes of all of them.
+    """
+    names = {setting.name for setting in settings or plan.settings}
+    jobs = {key: job for key, job in _jobs(folder, plan).items() if key[0] in names}
     finished = {
         key: outcome for key, job in jobs.items() if (outcome := read_outcome(job)) is not None
     }
@@ -443,7 +450,7 @@ def _run(
         tuple(setting for setting in plan.settings if setting.name in succeeded),
         tuple(sorted(outcomes, key=lambda run: (order.index(run.setting), run.seed))),
         test,
-        plan.rates,
+        tuple(rate for rate in plan.rates if rate.setting in succeeded),
         choice,
     )
     storage.write_json(folder / "comparison.json", comparison.to_json())
@@ -468,10 +475,10 @@ def _run_within_time(
         plan = replace(plan, settings=settings, rates=rates, is_screened=True)
         storage.write_json(folder / PLAN_FILE, asdict(plan))
 
-    def train(seeds: int) -> list[RunOutcome]:
-        return train_runs(folder, replace(plan, seeds=seeds), run_jobs, progress)
+    def train(settings: Sequence[Setting], seeds: int) -> list[RunOutcome]:
+        return train_runs(folder, replace(plan, seeds=seeds), run_jobs, progress, settings)
 
-    outcomes = screening.confirm(len(plan.settings), max(plan.seeds, 1), train)
+    outcomes = screening.confirm(plan.settings, max(plan.seeds, 1), train)
     plan = replace(plan, seeds=screening.state.seeds)
     storage.write_json(folder / PLAN_FILE, asdict(plan))
     return plan, outcomes

@@ -90,8 +90,8 @@ class Schedule:
         run_share: Steps of a run as a share of the recipe's.
         kept: Share of the candidates that stay after each round.
         trial_seeds: Seeds of each trial.
-        finalists: Number of confirmed settings.
-        run_seconds: Time of a run on one worker, as it was expected.
+        models: Number of models. The best candidate of each stays in all rounds.
+        run_seconds: Time of a run on one worker, as it was expected without the test split.
         first_share: Steps of a trial of the first round as a share of the steps of a run.
         first_factors: Factors of the recipe's learning rate in the first round.
     """
@@ -99,7 +99,7 @@ class Schedule:
     run_share: float
     kept: float
     trial_seeds: int
-    finalists: int
+    models: int
     run_seconds: float
     first_share: float = SHORTEST_SHARE
     first_factors: tuple[float, ...] = FIRST_FACTORS
@@ -111,7 +111,7 @@ class Schedule:
 
     def survivors(self, candidates: int, round_number: int) -> int:
         """Number of candidates of a round."""
-        at_least = min(candidates, max(self.finalists, MIN_LAST))
+        at_least = min(candidates, max(self.models, MIN_LAST))
         return max(at_least, math.ceil(candidates * self.kept**round_number))
 
     def trials(self, candidates: int, round_number: int, *, tune: bool) -> int:
@@ -166,21 +166,47 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class ScreenedRate:
+    """A learning rate of a candidate after the screening.
+
+    Attributes:
+        factor: Factor of the recipe's learning rate.
+        by_round: Mean validation RSUM of each round. None: it was not in this round. Minus infinity:
+            a training failed.
+    """
+
+    factor: float
+    by_round: tuple[float | None, ...]
+
+    @property
+    def last_round(self) -> int:
+        """Last round that it was in, from 0."""
+        return max(n for n, result in enumerate(self.by_round) if result is not None)
+
+
+@dataclass(frozen=True)
 class ScreenedSetting:
     """A candidate after the screening.
 
     Attributes:
         name: Name of the setting.
         model: Number of its model, in the order of the candidates.
-        best_by_round: Best mean validation RSUM over the rates of each round. None: it was not in
-            this round. Minus infinity: all trainings failed.
+        rates: Its learning rates, in the order of their trials.
         failure: First error message, if all trainings of a round failed.
     """
 
     name: str
     model: int
-    best_by_round: tuple[float | None, ...]
+    rates: tuple[ScreenedRate, ...]
     failure: str = ""
+
+    @property
+    def best_by_round(self) -> tuple[float | None, ...]:
+        """Best result over the rates of each round. None: it was not in this round."""
+        results = ([rate.by_round[n] for rate in self.rates] for n in range(NUM_ROUNDS))
+        return tuple(
+            max((result for result in each if result is not None), default=None) for each in results
+        )
 
     @property
     def last_round(self) -> int:
@@ -207,6 +233,7 @@ class ScreeningState:
         speed: Time of trainings. None before it is measured.
         schedule: Lengths of the trainings. None before their speed is known.
         screened: Results of all candidates. Empty before the end of the screening.
+        finalists: Names of the confirmed settings. Empty before their number is known.
         seeds: Seeds of the confirmation. 0 before they are known.
         has_all_seeds: Whether the rest of the time is already part of ``seeds``.
         is_complete: Whether all of them are trained.
@@ -217,38 +244,37 @@ class ScreeningState:
     speed: Speed | None = None
     schedule: Schedule | None = None
     screened: tuple[ScreenedSetting, ...] = ()
+    finalists: tuple[str, ...] = ()
     seeds: int = 0
     has_all_seeds: bool = False
     is_complete: bool = False
 
 
-def possible_schedules(
-    candidates: int, models: int, speed: Speed, capacity_s: float
-) -> list[Schedule]:
-    """List schedules from the most thorough one to the shortest one. The capacity is the time of all
-    workers together. Each model has a finalist.
-    """
+def possible_schedules(models: int, speed: Speed) -> list[Schedule]:
+    """List schedules from the most thorough one to the shortest one."""
 
     def schedule(
         run_share: float, kept: float, first_share: float, trial_seeds: int = 1, **fields: Any
     ) -> Schedule:
         run_s = speed.seconds(run_share)
-        affordable = int((1 - SCREENING_SHARE) * capacity_s / (AIMED_SEEDS * run_s))
-        finalists = min(candidates, max(MIN_FINALISTS, models, min(affordable, MAX_FINALISTS)))
-        return Schedule(run_share, kept, trial_seeds, finalists, run_s, first_share, **fields)
+        return Schedule(run_share, kept, trial_seeds, models, run_s, first_share, **fields)
 
-    shortest = max(SHORTEST_SHARE, min(1.0, MIN_TRIAL_STEPS / speed.run_steps))
+    def shortest(run_share: float) -> float:
+        steps = run_share * speed.run_steps
+        return max(SHORTEST_SHARE, min(1.0, MIN_TRIAL_STEPS / steps))
+
     return [
         *(schedule(1.0, 1.0, 1.0, trial_seeds) for trial_seeds in range(MAX_TRIAL_SEEDS, 0, -1)),
         *(
             # Both from 1 to their least value.
-            schedule(1.0, MIN_KEPT ** (part / 8), shortest ** (part / 8))
+            schedule(1.0, MIN_KEPT ** (part / 8), shortest(1.0) ** (part / 8))
             for part in range(1, 9)
         ),
         *(
-            schedule(percent / 100, MIN_KEPT, SHORTEST_SHARE, first_factors=first_factors)
-            for first_factors in (FIRST_FACTORS, (1.0,))
-            for percent in range(100, 0, -5)
+            schedule(percent / 100, MIN_KEPT, shortest(percent / 100), first_factors=first_factors)
+            # Runs of half the steps mislead more than one rate in the first round.
+            for first_factors, least in ((FIRST_FACTORS, 50), ((1.0,), 5))
+            for percent in range(100, least - 5, -5)
         ),
     ]
 
@@ -337,7 +363,7 @@ class Screening:
             count = (
                 schedule.survivors(len(self.settings), number + 1)
                 if number < last
-                else schedule.finalists
+                else MAX_FINALISTS
             )
             kept = best_of_models(remaining, count)
             dropped.append([setting for setting in remaining if setting not in kept])
@@ -374,48 +400,67 @@ class Screening:
             ScreenedSetting(
                 setting.name,
                 models.index(model_key(setting)),
-                tuple(
-                    max(self._means(setting, number).values(), default=None)
-                    for number in range(NUM_ROUNDS)
-                ),
+                self._rates(setting),
                 self._failures.get(setting.name, "") if self._has_failed(setting) else "",
             )
             for setting in self.settings
         )
 
+    def _rates(self, setting: Setting) -> tuple[ScreenedRate, ...]:
+        """Results of each learning rate of a setting."""
+        rounds = [self._means(setting, number) for number in range(NUM_ROUNDS)]
+        factors = dict.fromkeys(chain.from_iterable(rounds))
+        return tuple(
+            ScreenedRate(factor, tuple(means.get(factor) for means in rounds)) for factor in factors
+        )
+
     def confirm(
-        self, finalists: int, min_seeds: int, train: Callable[[int], list[RunOutcome]]
+        self,
+        settings: Sequence[Setting],
+        min_seeds: int,
+        train: Callable[[Sequence[Setting], int], list[RunOutcome]],
     ) -> list[RunOutcome]:
-        """Train the finalists with as many seeds as the time allows, by a function of the number of
-        seeds. Return the outcomes.
+        """Train as many of the finalists, best first, with as many seeds as the time allows, by a
+        function of the settings and the number of seeds. Return the outcomes.
         """
-        schedule = self.state.schedule
-        assert schedule is not None
         has_more = self.seconds > self.state.seconds or min_seeds > self.state.seeds
-        if self.state.is_complete and not has_more:
-            # Reading the results again takes none of the time.
-            return train(self.state.seeds)
-        run_s = schedule.run_seconds / self.workers
-        if not self.state.seeds:
-            first = int(BATCH_SHARE * self.left_s / (run_s * finalists))
-            self.save(seeds=max(min_seeds, min(first, MAX_SEEDS)))
+        if not self.state.finalists:
+            # How long whole runs take, with their evaluation on the test split, is known from the
+            # first ones.
+            first = best_of_models(settings, MIN_FINALISTS)
+            run_s = self._run_seconds(train(first, 1))
+            capacity_s = self.left_s * self.workers + len(first) * run_s
+            affordable = int(capacity_s / (AIMED_SEEDS * run_s))
+            kept = best_of_models(settings, max(len(first), affordable))
+            seeds = int(BATCH_SHARE * capacity_s / (run_s * len(kept)))
+            self.save(
+                finalists=tuple(setting.name for setting in kept),
+                seeds=max(min_seeds, min(seeds, MAX_SEEDS)),
+            )
         elif has_more:
             has_all = self.seconds == self.state.seconds
             self.save(
                 seeds=max(min_seeds, self.state.seeds), has_all_seeds=has_all, is_complete=False
             )
-        started = self.clock()
-        outcomes = train(self.state.seeds)
+        confirmed = [setting for setting in settings if setting.name in self.state.finalists]
+        outcomes = train(confirmed, self.state.seeds)
+        if self.state.is_complete:
+            # Reading the results again takes none of the time.
+            return outcomes
         if not self.state.has_all_seeds:
-            # The real speed is known now, but not if an interrupted confirmation continues.
-            seconds = self.clock() - started
-            run_s = max(run_s, seconds / len(outcomes))
-            more = int(self.left_s / (run_s * finalists))
+            runs_s = self._run_seconds(outcomes) * len(confirmed)
+            more = int(self.left_s * self.workers / runs_s)
             most = max(self.state.seeds, MAX_SEEDS)
             self.save(seeds=min(self.state.seeds + more, most), has_all_seeds=True)
-            outcomes = train(self.state.seeds)
+            outcomes = train(confirmed, self.state.seeds)
         self.save(is_complete=True)
         return outcomes
+
+    def _run_seconds(self, outcomes: Sequence[RunOutcome]) -> float:
+        """Mean time of whole runs, at least as long as expected."""
+        assert self.state.schedule is not None
+        measured = [one.job_seconds for one in outcomes if not one.failure]
+        return max(self.state.schedule.run_seconds, statistics.fmean(measured))
 
     def _schedule(self) -> Schedule:
         """Plan the trainings, the most thorough ones that fit into the time."""
@@ -426,9 +471,10 @@ class Screening:
         capacity_s = self.left_s * self.workers
         count = len(self.settings)
         models = len({model_key(setting) for setting in self.settings})
-        for schedule in possible_schedules(count, models, speed, capacity_s):
+        finalists = min(count, max(models, MIN_FINALISTS))
+        for schedule in possible_schedules(models, speed):
             screening_s = schedule.screening_seconds(count, speed, tune=self.tune)
-            confirmation_s = MIN_SEEDS * schedule.finalists * schedule.run_seconds
+            confirmation_s = MIN_SEEDS * finalists * schedule.run_seconds
             # Seconds of both parts together, if each has its share of them.
             needed_s = max(screening_s / SCREENING_SHARE, confirmation_s / (1 - SCREENING_SHARE))
             if needed_s <= capacity_s:
@@ -468,22 +514,19 @@ class Screening:
             }
             if not jobs:
                 break
-            started = self.clock()
             outcomes = {one.folder: one for one in self.run_jobs(list(jobs.values()))}
-            busy_s = (self.clock() - started) * min(self.workers, len(jobs))
-            trained_s = sum(outcome.seconds for outcome in outcomes.values())
-            start_s.append(max(0.0, busy_s - trained_s) / len(jobs))
             for key, job in jobs.items():
                 outcome = outcomes[job.folder]
                 failure = failure or outcome.failure
                 if not outcome.failure:
                     step_s[key] = outcome.seconds / _num_steps(job.recipe_values)
+                    start_s.append(outcome.job_seconds - outcome.seconds)
         if not step_s:
             raise RunError(f"{self.folder}: expected a model that can be trained, got {failure}")
         measured = [setting for setting in self.settings if step_key(setting) in step_s]
         return Speed(
             statistics.fmean(step_s[step_key(one)] * self._steps(one) for one in measured),
-            start_s[0],
+            statistics.fmean(start_s),
             statistics.fmean(map(self._steps, measured)),
         )
 
@@ -496,7 +539,7 @@ class Screening:
         )
         return (
             f"Screening {', '.join(map(str, counts[:-1]))} and {counts[-1]} candidates, then "
-            f"confirming {schedule.finalists}. A run has {length} and takes about "
+            f"confirming the best. A run has {length} and takes about "
             f"{schedule.run_seconds:.0f} s, a trial of the first round "
             f"{schedule.first_share:.0%} of its steps."
         )
