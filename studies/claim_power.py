@@ -32,6 +32,8 @@ from visavis.evaluation.statistics import (
 
 OTHER_SETTINGS = "W"
 """First letter of claims that repeat others in other settings."""
+ADDRESS_KEYS = ("a", "b", "among", "pairs", "series")
+"""Keys of a claim that name settings."""
 
 
 class Row(Protocol):
@@ -91,8 +93,7 @@ def settings_of(claim: Mapping[str, Any]) -> tuple[str, ...]:
             return [address for part in value for address in addresses(part)]
         return [value] if isinstance(value, str) and "/" in value else []
 
-    keys = ("a", "b", "among", "pairs", "series")
-    named = [address for key in keys for address in addresses(claim.get(key, []))]
+    named = [address for key in ADDRESS_KEYS for address in addresses(claim.get(key, []))]
     return tuple(dict.fromkeys(expanded(named)))
 
 

@@ -4,7 +4,8 @@ each at the best of its learning rates.
 The differences of the finalists to the choice are known from paired runs: their means over seeds have
 t distributions. Of the other candidates, and of all other learning rates, only trials are known. They
 predict what many whole runs would have shown: lines lead from the results of a round to those of the
-next one, fitted to what trained in both, and a whole trial has the error of one seed. The regret is
+next one, fitted to what trained in both, and a whole trial has the error of one seed. Other images
+change differences, too: how much, the finalists show, which have validation and test. The regret is
 the maximum of all these differences and 0. Its distribution is sampled.
 
 The prediction assumes that candidates of one model learn alike, up to the errors of the lines.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -121,8 +122,17 @@ def estimate_regret(
     means = [statistics.fmean(each.validation.values()) for each in finalists.values()]
     seeds = len(finalists[choice].validation)
     whole = _shrunk(means, of_seed.of_mean(seeds), random)[[*finalists].index(choice)]
+    transfer = _transfer_std(finalists.values()).sample(random)
+    on_test = {
+        one.name: transfer * random.standard_normal(SAMPLES)
+        for one in screened
+        if one.name != choice
+    }
     names += [rate.name for rate in unconfirmed]
-    rows += [samples - whole for samples in predicted]
+    rows += [
+        samples - whole + on_test.get(rate.name, 0.0)
+        for rate, samples in zip(unconfirmed, predicted, strict=True)
+    ]
     table = np.stack(rows)
     regrets = table.max(axis=0)
     low, high = np.quantile(regrets, (TAIL, 1 - TAIL))
@@ -145,6 +155,20 @@ def _differences(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:
     if not seeds:
         return [statistics.fmean(a.values()) - statistics.fmean(b.values())]
     return [a[seed] - b[seed] for seed in sorted(seeds)]
+
+
+def _transfer_std(finalists: Collection[Finalist]) -> _Std:
+    """How much the test images change the differences between candidates on validation: the standard
+    deviation of what test and validation of a finalist differ by, without the part of the seeds.
+    """
+    gaps = [[one.test[seed] - one.validation[seed] for seed in one.test] for one in finalists]
+    if len(gaps) < 2:
+        return _Std(0.0, 0)
+    seed_std, _ = _pooled_spread(gaps)
+    of_seeds = statistics.fmean(seed_std**2 / len(each) for each in gaps)
+    variance = statistics.variance(map(statistics.fmean, gaps)) - of_seeds
+    # The difference to the choice has the variance of two.
+    return _Std(math.sqrt(2 * max(0.0, variance)), max(MIN_FREEDOM, len(gaps) - 1))
 
 
 def _pooled_spread(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
