@@ -5,6 +5,7 @@ errors.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -472,3 +473,11 @@ def test_compare_with_best_keep_the_truly_best_row(others):
         missed += best != "0" and compare_with_best(rows, best)["0"].verdict == "lower"
     # 300 trials at 5 % have 15 misses, and at most 25 with a probability of 99.5 %.
     assert missed <= 25
+
+
+@pytest.mark.parametrize(
+    ("p", "text"), [(1e-9, "< 0.001"), (0.0123, "0.012"), (0.234, "0.23"), (None, None)]
+)
+def test_small_p_value_is_not_shown_as_zero(p, text):
+    [test] = paired_tests({"a": {1: 1.0, 2: 2.0, 3: 4.0}, "b": {1: 0.0, 2: 1.5, 3: 2.0}})
+    assert replace(test, adjusted_p=p).p_text == text

@@ -152,18 +152,22 @@ class PairedTest:
             range=None if self.range is None else -self.range,
         )
 
+    @property
+    def p_text(self) -> str | None:
+        """The corrected p-value, with more digits if it is small. None without a test."""
+        if self.adjusted_p is None:
+            return None
+        digits = 3 if self.adjusted_p < 0.1 else 2
+        return "< 0.001" if self.adjusted_p < 0.001 else f"{self.adjusted_p:.{digits}f}"
+
     def describe(self, metric: str) -> str:
         """Describe the test in a sentence."""
         names = f"{self.a} and {self.b}"
         difference = format_number(self.difference, signed=True)
         seeds = len(self.seeds)
-        if self.adjusted_p is None:
+        if self.p_text is None:
             return f"{names} share {'one' if seeds else 'no'} seed: {difference} {metric}. No test is possible. Train more seeds of both."
-        p = (
-            "p < 0.001"
-            if self.adjusted_p < 0.001
-            else f"p = {self.adjusted_p:.{3 if self.adjusted_p < 0.1 else 2}f}"
-        )
+        p = f"p {self.p_text}" if self.p_text.startswith("<") else f"p = {self.p_text}"
         if self.tests > 1:
             p += f" after Holm's correction for {self.tests} tests"
         if self.std == 0:

@@ -218,7 +218,7 @@ class BoardGroup:
             Column("seeds"),
             *(Column(title, ".1f", key=metric) for metric, title in SHOWN_METRICS.items()),
             Column("RSUM minus best", is_text=True, missing="-"),
-            Column("p", ".3f", missing="-"),
+            Column("p", is_text=True, missing="-"),
             Column("parameters"),
             Column("training s", ".1f"),
         )
@@ -251,7 +251,7 @@ class BoardGroup:
             len(row.runs),
             *(self._cell(row, metric) for metric in SHOWN_METRICS),
             None if test is None else format_number(test.difference, signed=True),
-            None if test is None else test.adjusted_p,
+            None if test is None else test.p_text,
             row.runs[0].parameters,
             row.seconds,
         )
