@@ -94,16 +94,18 @@ def estimate_regret(
     spread, freedom = (
         _pooled_spread(differences) if others else _spread_of_difference(finalists[choice].test)
     )
-    tried = list[_Rate]()
-    unconfirmed = list[_Rate]()
-    for one in screened:
-        for each in one.rates:
-            if one.has_failed or -math.inf in each.by_round:
-                continue
-            rate = _Rate(each.factor, each.by_round, one.name, one.model)
-            tried.append(rate)
-            if one.name not in finalists or finalists[one.name].factor != each.factor:
-                unconfirmed.append(rate)
+    tried = [
+        _Rate(rate.factor, rate.by_round, one.name, one.model)
+        for one in screened
+        if not one.has_failed
+        for rate in one.rates
+        if -math.inf not in rate.by_round
+    ]
+    unconfirmed = [
+        rate
+        for rate in tried
+        if rate.name not in finalists or finalists[rate.name].factor != rate.factor
+    ]
     if (others or unconfirmed) and freedom < MIN_FREEDOM:
         return None
     # The choice itself has the difference 0.
