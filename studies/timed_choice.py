@@ -284,7 +284,7 @@ def choose(
     confirmed = {
         name: Finalist(factors[name], validation[name], test[name]) for name in state.finalists
     }
-    regret = estimate_regret(confirmed, choice, state.screened, state.schedule.trial_seeds)
+    regret = estimate_regret(confirmed, choice, state.screened, state.schedule)
     setting = next(one for one in plan.settings if one.name == choice)
     return setting, factors[choice], regret, trainings.now / 60
 

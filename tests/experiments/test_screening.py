@@ -24,7 +24,7 @@ from visavis.losses.objectives import CATALOG
 from visavis.research.experiments import screening as screening_module
 from visavis.research.experiments.candidates import candidate_objectives
 from visavis.research.experiments.grid import build_settings
-from visavis.research.experiments.jobs import RunOutcome
+from visavis.research.experiments.jobs import MAX_RUNS, RunOutcome
 from visavis.research.experiments.model_costs import CostLimits, ModelCost
 from visavis.research.experiments.regret import Finalist, estimate_regret
 from visavis.research.experiments.screening import (
@@ -34,6 +34,7 @@ from visavis.research.experiments.screening import (
     MIN_TRIAL_STEPS,
     SCREENING_FILE,
     SPOT_CHECKS,
+    Schedule,
     ScreenedRate,
     ScreenedSetting,
     Screening,
@@ -251,18 +252,18 @@ def test_short_runs_are_screened_with_whole_trainings():
         steps: {
             schedule.first_share
             for schedule in possible_schedules(1, Speed(20.0, 1.0, steps))
-            if schedule.run_share == 1 and schedule.kept > MIN_KEPT
+            if schedule.run_share == 1
         }
         for steps in (MIN_TRIAL_STEPS, 2 * MIN_TRIAL_STEPS, 10**4)
     }
     assert shares[MIN_TRIAL_STEPS] == {1.0}
-    assert min(shares[2 * MIN_TRIAL_STEPS]) > 1 / 2
+    assert min(shares[2 * MIN_TRIAL_STEPS]) >= 1 / 2
     assert min(shares[10**4]) < 1 / 6
 
 
 def test_spot_checks_train_in_the_last_round(tmp_path):
     simulated = SimulatedJobs(quality(OBJECTIVES[0], 2.0), step_s=0.1)
-    screening = simulated.screening(tmp_path, 20)
+    screening = simulated.screening(tmp_path, 14)
     finalists, _ = screening.finalists()
     schedule = screening.state.schedule
     trained = [one for one in screening.state.screened if one.best_by_round[-1] is not None]
@@ -274,6 +275,22 @@ def test_spot_checks_train_in_the_last_round(tmp_path):
     assert finalists[0].choice == OBJECTIVES[0]
 
 
+def test_whole_trials_try_no_rate_twice(tmp_path):
+    jobs = []
+    simulated = SimulatedJobs(lambda job: jobs.append(job) or quality(OBJECTIVES[0], 4.0)(job))
+    screening = simulated.screening(tmp_path, 60)
+    _, rates = screening.finalists()
+    assert screening.state.schedule.is_whole
+    trials = [job for job in jobs if MAX_RUNS + 1 <= job.seed <= MAX_RUNS + 9]
+    tried = {(job.setting, repr(job.recipe_values["phases"]), job.seed) for job in trials}
+    assert len(trials) == len(tried)
+    seeds = screening.state.schedule.trial_seeds
+    for one in screening.state.screened:
+        assert len({job.seed for job in trials if job.setting == one.name}) <= 3 * seeds
+        assert len(one.rates) * seeds == sum(job.setting == one.name for job in trials)
+    assert rates[0].factor == 4.0
+
+
 def test_spot_check_that_is_better_becomes_a_finalist(tmp_path):
     def rsum_of(job):
         steps = job.recipe_values["training"]["batches_per_epoch"]
@@ -283,7 +300,7 @@ def test_spot_check_that_is_better_becomes_a_finalist(tmp_path):
         return 500.0 if late else 300.0 - OBJECTIVES.index(job.setting)
 
     simulated = SimulatedJobs(rsum_of, step_s=0.1)
-    finalists, _ = simulated.screening(tmp_path, 20).finalists()
+    finalists, _ = simulated.screening(tmp_path, 14).finalists()
     assert OBJECTIVES.index(finalists[0].choice) >= 3
 
 
@@ -306,6 +323,9 @@ def test_candidates_need_only_captions():
     assert {name.removesuffix("()") for name in candidate_objectives()} == names - need_more
 
 
+SHORT_TRIALS = Schedule(1.0, MIN_KEPT, 1, 1, 20.0, 1 / 9)
+
+
 def at_one_rate(name, model, *by_round):
     return ScreenedSetting(name, model, (ScreenedRate(1.0, by_round),))
 
@@ -313,7 +333,7 @@ def at_one_rate(name, model, *by_round):
 def estimate(test, choice, screened):
     """Regret of finalists whose validation is their test."""
     finalists = {name: Finalist(1.0, by_seed, by_seed) for name, by_seed in test.items()}
-    return estimate_regret(finalists, choice, screened, trial_seeds=1)
+    return estimate_regret(finalists, choice, screened, SHORT_TRIALS)
 
 
 def around(mean, half_range=1.0):
@@ -436,7 +456,7 @@ def test_regret_interval_contains_simulated_regrets(tmp_path):
             return mean_rsum(job.setting, factor) - loss + random.normal(0, 2)
 
         simulated = SimulatedJobs(rsum_of, step_s=0.05)
-        screening = simulated.screening(tmp_path / f"{number}", 15)
+        screening = simulated.screening(tmp_path / f"{number}", 20)
         settings, rates = screening.finalists()
         factors = {rate.setting: rate.factor for rate in rates}
         screening.confirm(settings, 1, partial(confirm, simulated))
@@ -451,7 +471,7 @@ def test_regret_interval_contains_simulated_regrets(tmp_path):
                 factors[name], dict(enumerate(validation)), dict(enumerate(test))
             )
         choice = max(finalists, key=lambda name: sum(finalists[name].validation.values()))
-        regret = estimate_regret(finalists, choice, state.screened, state.schedule.trial_seeds)
+        regret = estimate_regret(finalists, choice, state.screened, state.schedule)
         tried = (mean_rsum(name, 2.0**power) for name in OBJECTIVES for power in range(-4, 5))
         true.append(max(tried) - mean_rsum(choice, factors[choice]))
         stated.append(regret.expected)

@@ -328,7 +328,7 @@ class Comparison(Result):
         state = self.choice.state
         screened = [one for one in state.screened if one.name not in failed]
         assert state.schedule is not None
-        return estimate_regret(finalists, self.best.name, screened, state.schedule.trial_seeds)
+        return estimate_regret(finalists, self.best.name, screened, state.schedule)
 
     @property
     def frontier(self) -> Table | None:

@@ -22,7 +22,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from visavis.evaluation.statistics import Interval
-from visavis.research.experiments.screening import NUM_ROUNDS, ScreenedRate, ScreenedSetting
+from visavis.research.experiments.screening import (
+    NUM_ROUNDS,
+    Schedule,
+    ScreenedRate,
+    ScreenedSetting,
+)
 
 SAMPLES = 20_000
 TAIL = 0.025
@@ -82,11 +87,11 @@ def estimate_regret(
     finalists: Mapping[str, Finalist],
     choice: str,
     screened: Sequence[ScreenedSetting],
-    trial_seeds: int,
+    schedule: Schedule,
 ) -> Regret | None:
-    """Estimate the regret of a choice, from the confirmations, the results of all candidates in the
-    screening, and the number of seeds of a trial. None if there are too few seeds for the spread, or
-    too few trials for a prediction.
+    """Estimate the regret of a choice, from the confirmations, and from the results of all candidates in
+    the screening and its schedule. None if there are too few seeds for the spread, or too few trials
+    for a prediction.
     """
     random = np.random.default_rng(0)
     others = [name for name in finalists if name != choice]
@@ -95,7 +100,7 @@ def estimate_regret(
         _pooled_spread(differences) if others else _spread_of_difference(finalists[choice].test)
     )
     tried = [
-        _Rate(rate.factor, rate.by_round, one.name, one.model)
+        _Rate(rate.factor, _by_length(rate, schedule), one.name, one.model)
         for one in screened
         if not one.has_failed
         for rate in one.rates
@@ -118,7 +123,7 @@ def estimate_regret(
         [list(each.validation.values()) for each in finalists.values()]
     )
     of_seed = _Std(seed_std, seed_freedom)
-    predicted = _predict(tried, unconfirmed, of_seed.of_mean(trial_seeds), random)
+    predicted = _predict(tried, unconfirmed, of_seed.of_mean(schedule.trial_seeds), random)
     if predicted is None:
         return None
     means = [statistics.fmean(each.validation.values()) for each in finalists.values()]
@@ -149,6 +154,13 @@ def estimate_regret(
         _with_more_seeds(table, differences, spread, random),
         by_candidate,
     )
+
+
+def _by_length(rate: ScreenedRate, schedule: Schedule) -> tuple[float | None, ...]:
+    """Results by round. Whole trials belong to the last one."""
+    if not schedule.is_whole:
+        return rate.by_round
+    return *(None for _ in rate.by_round[1:]), rate.by_round[rate.last_round]
 
 
 def _differences(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:

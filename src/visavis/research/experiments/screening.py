@@ -3,10 +3,12 @@ best few are confirmed with fresh seeds.
 
 1. **Speed.** One short training of each model measures how many trainings the time allows.
 2. **Screening**, in half of the time: three rounds of successive halving (Karnin et al. 2013,
-   Jamieson and Talwalkar 2016), with a ninth, a third and all of the steps of a run, or more if the
-   time allows. The rounds also select the learning rate: three rates a factor of 4 apart, three a
-   factor of 2 apart around the best, then the best of these and the next one on its better side. Two
-   dropped candidates train in the last round, too. They show what short trainings can predict.
+   Jamieson and Talwalkar 2016), whose trainings have all of the steps of a run if the time allows, and
+   at least a ninth, a third and all of them. The rounds also select the learning rate: three rates a
+   factor of 4 apart, three a factor of 2 apart around the best, then the best of these and the next
+   one on its better side. If the time is short, one rate, three a factor of 4 apart, and one between
+   or beyond. After short trainings, two dropped candidates train in the last round, too. They show
+   what short trainings can predict.
 3. **Confirmation**, in the rest of the time: the finalists train as the runs of a comparison do, each
    at its rate, with seeds that no trial had.
 
@@ -51,8 +53,8 @@ REPORT_SHARE = 0.03
 """Share of the time that is left for the tables and the report."""
 NUM_ROUNDS = 3
 SHORTEST_SHARE = 1 / 9
-"""Steps of a trial of the first round as a share of the steps of a run if the time is short. The last
-round has all steps, and the second one their geometric mean.
+"""Least steps of a trial of the first round as a share of the steps of a run. The last round has all
+steps, and the second one the geometric mean.
 """
 MIN_TRIAL_STEPS = 30
 """Steps of a trial that shorten a choice last. Shorter trainings hardly rank learning rates, and take
@@ -105,6 +107,11 @@ class Schedule:
     first_factors: tuple[float, ...] = FIRST_FACTORS
 
     @property
+    def is_whole(self) -> bool:
+        """Whether all trials are as long as runs. Then no rate of a candidate is tried twice."""
+        return self.first_share == 1
+
+    @property
     def round_shares(self) -> tuple[float, ...]:
         """Steps of a trial of each round as a share of the steps of a run."""
         return self.first_share, math.sqrt(self.first_share), 1.0
@@ -119,7 +126,10 @@ class Schedule:
         counts = (len(self.first_factors), len(NEIGHBORS), FINAL_RATES)
         rates = counts[round_number] if tune else 1
         trained = self.survivors(candidates, round_number)
-        if round_number == NUM_ROUNDS - 1:
+        if self.is_whole and round_number > 0:
+            # The best one is tried already.
+            rates -= 1
+        elif round_number == NUM_ROUNDS - 1:
             trained = min(candidates, trained + SPOT_CHECKS)
         return trained * rates * self.trial_seeds
 
@@ -254,27 +264,32 @@ def possible_schedules(models: int, speed: Speed) -> list[Schedule]:
     """List schedules from the most thorough one to the shortest one."""
 
     def schedule(
-        run_share: float, kept: float, first_share: float, trial_seeds: int = 1, **fields: Any
+        run_share: float,
+        kept: float,
+        first_share: float,
+        trial_seeds: int = 1,
+        first_factors: tuple[float, ...] = FIRST_FACTORS,
     ) -> Schedule:
         run_s = speed.seconds(run_share)
-        return Schedule(run_share, kept, trial_seeds, models, run_s, first_share, **fields)
+        return Schedule(run_share, kept, trial_seeds, models, run_s, first_share, first_factors)
 
     def shortest(run_share: float) -> float:
         steps = run_share * speed.run_steps
         return max(SHORTEST_SHARE, min(1.0, MIN_TRIAL_STEPS / steps))
 
+    parts = [part / 8 for part in range(1, 9)]
+    one = (1.0,)
     return [
         *(schedule(1.0, 1.0, 1.0, trial_seeds) for trial_seeds in range(MAX_TRIAL_SEEDS, 0, -1)),
+        *(schedule(1.0, MIN_KEPT**part, max(MIN_KEPT, shortest(1.0)) ** part) for part in parts),
+        # Three trainings of a third of the steps rank candidates worse than a whole one.
         *(
-            # Both from 1 to their least value.
-            schedule(1.0, MIN_KEPT ** (part / 8), shortest(1.0) ** (part / 8))
-            for part in range(1, 9)
+            schedule(1.0, MIN_KEPT, shortest(1.0) ** part, first_factors=one)
+            for part in (0.0, *parts)
         ),
         *(
-            schedule(percent / 100, MIN_KEPT, shortest(percent / 100), first_factors=first_factors)
-            # Runs of half the steps mislead more than one rate in the first round.
-            for first_factors, least in ((FIRST_FACTORS, 50), ((1.0,), 5))
-            for percent in range(100, least - 5, -5)
+            schedule(percent / 100, MIN_KEPT, shortest(percent / 100), first_factors=one)
+            for percent in range(95, 0, -5)
         ),
     ]
 
@@ -356,7 +371,7 @@ class Screening:
         dropped = list[list[Setting]]()
         last = NUM_ROUNDS - 1
         for number in range(NUM_ROUNDS):
-            if number == last:
+            if number == last and not schedule.is_whole:
                 remaining += self._spot_checks(dropped)
             self._train_round(number, remaining, schedule)
             remaining.sort(key=lambda setting: -self._best(setting, number)[1])
@@ -548,14 +563,20 @@ class Screening:
         """Train the trials of a round that are not finished, and keep their results."""
         share = schedule.round_shares[number] * schedule.run_share
         first_seed = MAX_RUNS + 1 + number * MAX_TRIAL_SEEDS
+        new = list[tuple[Setting, float]]()
+        for setting in settings:
+            for factor in self._factors(setting, number, schedule):
+                known = self._known(setting, factor) if schedule.is_whole else []
+                self.trials += [replace(trial, round_number=number) for trial in known]
+                if not known:
+                    new.append((setting, factor))
         jobs = list[Job]()
         tries = dict[Path, Try]()
         for seed in range(first_seed, first_seed + schedule.trial_seeds):
-            for setting in settings:
-                for factor in self._factors(setting, number, schedule):
-                    job = self._job(setting, factor, share, seed)
-                    jobs.append(job)
-                    tries[job.folder] = Try(factor, _num_steps(job.recipe_values), seed, None)
+            for setting, factor in new:
+                job = self._job(setting, factor, share, seed)
+                jobs.append(job)
+                tries[job.folder] = Try(factor, _num_steps(job.recipe_values), seed, None)
         for done, outcome in enumerate(self.run_jobs(jobs), 1):
             failed = outcome.failure or math.isnan(outcome.validation_rsum)
             if failed:
@@ -566,6 +587,13 @@ class Screening:
             self.trials.append(Trial(outcome.setting, number, tried))
             self.progress.update(f"screening, round {number + 1}", done, len(jobs), 0)
 
+    def _known(self, setting: Setting, factor: float) -> list[Trial]:
+        """Trials of a learning rate in the last round that it was in."""
+        trials = [
+            one for one in self.trials if (one.setting, one.tried.factor) == (setting.name, factor)
+        ]
+        return [one for one in trials if one.round_number == trials[-1].round_number]
+
     def _factors(self, setting: Setting, number: int, schedule: Schedule) -> list[float]:
         """Factors of the recipe's learning rate that a setting tries in a round."""
         if not self.tune:
@@ -575,13 +603,15 @@ class Screening:
         means = next(filter(None, (self._means(setting, n) for n in range(number - 1, -1, -1))))
         # Of equal rates, those closer to the recipe first.
         best_first = sorted(means, key=lambda one: (-means[one], abs(math.log(one))))
+        best = best_first[0]
+        is_coarse = len(schedule.first_factors) == 1
         if number == 1:
-            return [best_first[0] * neighbor for neighbor in NEIGHBORS]
-        if not self._means(setting, 1):
-            # A spot check that was dropped after the first round: also the middle of its best two.
-            return list(dict.fromkeys((best_first[0], math.sqrt(math.prod(best_first[:2])))))
-        # Short trainings prefer smaller rates than whole ones, so the climb continues.
-        return [best_first[0], next_factor(best_first)]
+            return [best * factor for factor in (FIRST_FACTORS if is_coarse else NEIGHBORS)]
+        if self._means(setting, 1) and (not is_coarse or best in (min(means), max(means))):
+            # Short trainings prefer smaller rates than whole ones, so the climb continues.
+            return [best, next_factor(best_first)]
+        # The middle of the best two, which are a factor of 4 apart. A spot check may have only one.
+        return list(dict.fromkeys((best, math.sqrt(math.prod(best_first[:2])))))
 
     def _means(self, setting: Setting, number: int) -> dict[float, float]:
         """Mean validation RSUM of each factor in a round. A failure is minus infinity."""
@@ -610,8 +640,9 @@ class Screening:
     def _rate(self, setting: Setting) -> TunedRate:
         factor, _ = self._best(setting, NUM_ROUNDS - 1)
         learning_rate = setting.recipe_values["phases"][0]["optimizer"]["lr"] * factor
-        tries = tuple(trial.tried for trial in self.trials if trial.setting == setting.name)
-        return TunedRate(setting.name, factor, learning_rate, tries)
+        # Whole trials stand in several rounds.
+        tries = dict.fromkeys(one.tried for one in self.trials if one.setting == setting.name)
+        return TunedRate(setting.name, factor, learning_rate, tuple(tries))
 
     def _job(self, setting: Setting, factor: float, share: float, seed: int) -> Job:
         """One training with a share of the recipe's steps."""
