@@ -263,7 +263,7 @@ def test_short_runs_are_screened_with_whole_trainings():
 
 def test_spot_checks_train_in_the_last_round(tmp_path):
     simulated = SimulatedJobs(quality(OBJECTIVES[0], 2.0), step_s=0.1)
-    screening = simulated.screening(tmp_path, 14)
+    screening = simulated.screening(tmp_path, 12)
     finalists, _ = screening.finalists()
     schedule = screening.state.schedule
     trained = [one for one in screening.state.screened if one.best_by_round[-1] is not None]
@@ -300,7 +300,7 @@ def test_spot_check_that_is_better_becomes_a_finalist(tmp_path):
         return 500.0 if late else 300.0 - OBJECTIVES.index(job.setting)
 
     simulated = SimulatedJobs(rsum_of, step_s=0.1)
-    finalists, _ = simulated.screening(tmp_path, 14).finalists()
+    finalists, _ = simulated.screening(tmp_path, 12).finalists()
     assert OBJECTIVES.index(finalists[0].choice) >= 3
 
 

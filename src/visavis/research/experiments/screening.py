@@ -2,7 +2,7 @@
 best few are confirmed with fresh seeds.
 
 1. **Speed.** One short training of each model measures how many trainings the time allows.
-2. **Screening**, in half of the time: three rounds of successive halving (Karnin et al. 2013,
+2. **Screening**, in 60 % of the time: three rounds of successive halving (Karnin et al. 2013,
    Jamieson and Talwalkar 2016), whose trainings have all of the steps of a run if the time allows, and
    at least a ninth, a third and all of them. The rounds also select the learning rate: three rates a
    factor of 4 apart, three a factor of 2 apart around the best, then the best of these and the next
@@ -47,7 +47,7 @@ from visavis.research.experiments.tuning import (
 )
 
 SCREENING_FILE = "screening.json"
-SCREENING_SHARE = 0.5
+SCREENING_SHARE = 0.6
 """Share of the time for the screening."""
 REPORT_SHARE = 0.03
 """Share of the time that is left for the tables and the report."""
