@@ -158,7 +158,10 @@ class TimedChoice:
         assert self.state.schedule is not None
         shares = " %, ".join(f"{100 * share:.0f}" for share in self.state.schedule.round_shares)
         note = (
-            f"Validation RSUM at the best learning rate of each round, whose trainings have {shares} % "
+            "Validation RSUM at the best learning rate of each round. All trainings have the steps of a "
+            "run, and the finalists are the best of all rounds."
+            if self.state.schedule.is_whole
+            else f"Validation RSUM at the best learning rate of each round, whose trainings have {shares} % "
             "of the steps of a run. Only the rows of one column can be compared. Dropped candidates "
             "in the last round are spot checks."
         )

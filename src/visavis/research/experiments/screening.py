@@ -384,7 +384,11 @@ class Screening:
             dropped.append([setting for setting in remaining if setting not in kept])
             remaining = kept
             self.save()
-        remaining = [setting for setting in remaining if self._best(setting, last)[1] > -math.inf]
+        if schedule.is_whole:
+            # Then a dropped candidate is as well known as the others.
+            every = sorted(self.settings, key=lambda setting: -self._last_best(setting)[1])
+            remaining = best_of_models(every, MAX_FINALISTS)
+        remaining = [setting for setting in remaining if self._last_best(setting)[1] > -math.inf]
         if not remaining:
             raise RunError(
                 f"{self.folder}: expected a candidate that can be trained, got failures of all of "
@@ -629,6 +633,11 @@ class Screening:
         means = self._means(setting, number)
         return max(means.items(), key=lambda item: (item[1], -abs(math.log(item[0]))))
 
+    def _last_best(self, setting: Setting) -> tuple[float, float]:
+        """Best factor of a setting in its last round, and its mean validation RSUM."""
+        numbers = (trial.round_number for trial in self.trials if trial.setting == setting.name)
+        return self._best(setting, max(numbers))
+
     def _has_failed(self, setting: Setting) -> bool:
         """Whether all trainings of a setting in a round failed."""
         return any(
@@ -638,7 +647,7 @@ class Screening:
         )
 
     def _rate(self, setting: Setting) -> TunedRate:
-        factor, _ = self._best(setting, NUM_ROUNDS - 1)
+        factor, _ = self._last_best(setting)
         learning_rate = setting.recipe_values["phases"][0]["optimizer"]["lr"] * factor
         # Whole trials stand in several rounds.
         tries = dict.fromkeys(one.tried for one in self.trials if one.setting == setting.name)
