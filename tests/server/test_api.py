@@ -7,6 +7,7 @@ import contextlib
 import io
 import itertools
 import json
+import os
 import shutil
 import threading
 import time
@@ -25,7 +26,7 @@ import visavis
 from visavis.core.errors import VisavisError
 from visavis.data.feedback.records import QueryKey, latest_judgments
 from visavis.data.feedback.sources import read_feedback
-from visavis.retrieval.index_folder import write_manifest
+from visavis.retrieval.index_folder import read_manifest, write_manifest
 from visavis.retrieval.items import NO_FILTER
 from visavis.retrieval.open_index import open_index
 from visavis.retrieval.search import (
@@ -154,6 +155,23 @@ def test_served_index_notices_an_update_while_it_is_opened(index_folder, tmp_pat
     assert newer.newer() is None
     for each in (newer, served):
         each.index.close()
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_index_with_other_file_times_is_read_once(index_folder, tmp_path, monkeypatch, hours):
+    folder = shutil.copytree(index_folder, tmp_path / "index")
+    served = ServedIndex(open_index(folder))
+    for path in folder.iterdir():
+        os.utime(path, (time.time() + 3600 * hours,) * 2)
+    read = []
+    module = "visavis.retrieval.server.search_service"
+    monkeypatch.setattr(
+        f"{module}.read_manifest", lambda path: read.append(path) or read_manifest(path)
+    )
+    for _ in range(3):
+        assert served.newer() is None
+    assert len(read) == 1
+    served.index.close()
 
 
 def test_update_is_opened_again_after_an_error(index_folder, tmp_path, monkeypatch, caplog):

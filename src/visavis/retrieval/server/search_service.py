@@ -149,9 +149,11 @@ class ServedIndex:
 
     def _remember(self, files: list[_FileState]) -> None:
         """Do not check files again until they change."""
-        # Times of files have steps. A file that just changed may change again without a new time.
-        changed_ns = max((state[1] for state in files if state is not None), default=0)
-        if storage.current_disk().time_ns() - changed_ns > storage.TIME_RESOLUTION_NS:
+        # Times of files have steps. A file that just changed may change again without a new time. A
+        # clock that was wrong may have written times of the future.
+        now_ns = storage.current_disk().time_ns()
+        times = [state[1] for state in files if state is not None]
+        if all(abs(now_ns - time_ns) > storage.TIME_RESOLUTION_NS for time_ns in times):
             self._checked = files
 
     def find_content(self, content: str) -> IndexItem | None:
