@@ -430,6 +430,19 @@ def test_dropped_learning_rate_is_predicted():
     assert estimate(test, "a", screened).expected == pytest.approx(10.0, abs=0.2)
 
 
+def test_one_unstable_finalist_hardly_widens_the_regret():
+    def regret(half_range):
+        names = "abcd"
+        test = {name: around(300.0 - 5 * number) for number, name in enumerate(names[:3])}
+        test["d"] = around(250.0, half_range)
+        screened = [at_one_rate(name, 0, 0.0, 0.0, max(test[name].values())) for name in names]
+        rest = [at_one_rate(f"{number}", 0, 0.0, 0.0, 290.0) for number in range(6)]
+        return estimate(test, "a", (*screened, *rest))
+
+    assert regret(40.0).expected < regret(1.0).expected + 0.5
+    assert regret(40.0).interval.high < 5
+
+
 def test_luck_of_the_best_of_equal_trials_is_taken_off():
     # All trials of equal settings, whose spread is that of their seeds.
     random = np.random.default_rng(0)

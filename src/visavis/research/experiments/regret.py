@@ -20,6 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.stats import chi2
 
 from visavis.evaluation.statistics import Interval
 from visavis.research.experiments.screening import (
@@ -35,6 +36,10 @@ ALL_MODELS = -1
 """Key of a line that all models share."""
 MIN_FREEDOM = 2
 """Degrees of freedom from which a t distribution has a mean."""
+SHARED_FREEDOM = 4
+"""Weight of the typical variance in the variance of a difference, as degrees of freedom. Five seeds
+alone show it with four.
+"""
 
 
 @dataclass(frozen=True)
@@ -96,9 +101,7 @@ def estimate_regret(
     random = np.random.default_rng(0)
     others = [name for name in finalists if name != choice]
     differences = [_differences(finalists[name].test, finalists[choice].test) for name in others]
-    spread, freedom = (
-        _pooled_spread(differences) if others else _spread_of_difference(finalists[choice].test)
-    )
+    freedom = sum(len(each) - 1 for each in differences) or len(finalists[choice].test) - 1
     tried = [
         _Rate(rate.factor, _by_length(rate, schedule), one.name, one.model)
         for one in screened
@@ -115,14 +118,12 @@ def estimate_regret(
         return None
     # The choice itself has the difference 0.
     names, rows = [""], [np.zeros(SAMPLES)]
-    for name, values in zip(others, differences, strict=True):
-        noise = random.standard_t(freedom, SAMPLES) * spread / math.sqrt(len(values))
-        names.append(name)
-        rows.append(statistics.fmean(values) + noise)
-    seed_std, seed_freedom = _pooled_spread(
-        [list(each.validation.values()) for each in finalists.values()]
-    )
-    of_seed = _Std(seed_std, seed_freedom)
+    names += others
+    rows += [
+        statistics.fmean(values) + std.sample(random) * random.standard_normal(SAMPLES)
+        for values, std in zip(differences, _stds_of_means(differences), strict=True)
+    ]
+    of_seed = _typical_std([list(each.validation.values()) for each in finalists.values()])
     predicted = _predict(tried, unconfirmed, of_seed.of_mean(schedule.trial_seeds), random)
     if predicted is None:
         return None
@@ -151,7 +152,7 @@ def estimate_regret(
     return Regret(
         float(regrets.mean()),
         Interval(float(low), float(high)),
-        _with_more_seeds(table, differences, spread, random),
+        _with_more_seeds(table, differences, random),
         by_candidate,
     )
 
@@ -178,26 +179,10 @@ def _transfer_std(finalists: Collection[Finalist]) -> _Std:
     gaps = [[one.test[seed] - one.validation[seed] for seed in one.test] for one in finalists]
     if len(gaps) < 2:
         return _Std(0.0, 0)
-    seed_std, _ = _pooled_spread(gaps)
-    of_seeds = statistics.fmean(seed_std**2 / len(each) for each in gaps)
+    of_seeds = statistics.fmean(std.value**2 for std in _stds_of_means(gaps))
     variance = statistics.variance(map(statistics.fmean, gaps)) - of_seeds
     # The difference to the choice has the variance of two.
     return _Std(math.sqrt(2 * max(0.0, variance)), max(MIN_FREEDOM, len(gaps) - 1))
-
-
-def _pooled_spread(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """Standard deviation within groups of values, and its degrees of freedom."""
-    squares = [statistics.variance(each) * (len(each) - 1) for each in groups if len(each) > 1]
-    freedom = sum(len(each) - 1 for each in groups)
-    return (math.sqrt(sum(squares) / freedom), freedom) if freedom else (0.0, 0)
-
-
-def _spread_of_difference(by_seed: Mapping[int, float]) -> tuple[float, int]:
-    """Standard deviation of a difference to another setting whose results spread alike, and its
-    degrees of freedom.
-    """
-    spread, freedom = _pooled_spread([list(by_seed.values())])
-    return math.sqrt(2) * spread, freedom
 
 
 @dataclass(frozen=True)
@@ -216,6 +201,36 @@ class _Std:
         if not self.freedom:
             return np.zeros(SAMPLES)
         return self.value * np.sqrt(self.freedom / random.chisquare(self.freedom, SAMPLES))
+
+
+def _typical_std(groups: Sequence[Sequence[float]]) -> _Std:
+    """Standard deviation within most groups of values: of the median variance, because a few unstable
+    settings have a far larger one.
+    """
+    freedom = sum(len(each) - 1 for each in groups)
+    # The median of a sampled variance is lower than its mean.
+    variances = [
+        statistics.variance(each) * (len(each) - 1) / float(chi2.median(len(each) - 1))
+        for each in groups
+        if len(each) > 1
+    ]
+    return _Std(math.sqrt(statistics.median(variances)) if variances else 0.0, freedom)
+
+
+def _stds_of_means(groups: Sequence[Sequence[float]]) -> list[_Std]:
+    """Standard deviation of the mean of each group of values, whose own variance is averaged with the
+    typical one.
+    """
+    typical = _typical_std(groups)
+    stds = list[_Std]()
+    for values in groups:
+        own = len(values) - 1
+        shared = min(SHARED_FREEDOM, typical.freedom - own)
+        squares = shared * typical.value**2 + (own * statistics.variance(values) if own else 0.0)
+        freedom = shared + own
+        std = _Std(math.sqrt(squares / freedom) if freedom else 0.0, freedom)
+        stds.append(std.of_mean(len(values)))
+    return stds
 
 
 def _shrunk(values: Sequence[float], noise: _Std, random: np.random.Generator) -> list[np.ndarray]:
@@ -364,7 +379,6 @@ def _fit_line(tried: Sequence[_Rate], number: int, models: set[int]) -> _Line | 
 def _with_more_seeds(
     table: np.ndarray,
     differences: Sequence[Sequence[float]],
-    spread: float,
     random: np.random.Generator,
 ) -> float:
     """Expected regret of the choice after as many seeds again, for sampled true differences
@@ -372,8 +386,9 @@ def _with_more_seeds(
     """
     true = table[: 1 + len(differences)]
     estimates = np.zeros_like(true)
-    for row, truth, values in zip(estimates[1:], true[1:], differences, strict=True):
-        noise = spread / math.sqrt(len(values)) * random.standard_normal(len(truth))
+    stds = _stds_of_means(differences)
+    for row, truth, values, std in zip(estimates[1:], true[1:], differences, stds, strict=True):
+        noise = std.value * random.standard_normal(len(truth))
         # The mean of the seeds so far and of as many new ones.
         row += (statistics.fmean(values) + truth + noise) / 2
     chosen = np.take_along_axis(true, estimates.argmax(axis=0)[None], axis=0)[0]
