@@ -12,6 +12,7 @@ verdicts must agree.
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 import tomllib
@@ -307,6 +308,34 @@ def mistakes_of_power(page: str, claims: list[dict[str, Any]]) -> list[str]:
     return found
 
 
+def with_new_runs(claim: dict[str, Any]) -> dict[str, Any]:
+    """A claim with the new runs of its settings."""
+    text = json.dumps(claim)
+    for address in re.findall(r'"(\w[\w-]*)/', text):
+        text = text.replace(f'"{address}/', f'"{address}-again/')
+    return dict(json.loads(text))
+
+
+def mistakes_of_new_tests(page: str, claims: list[dict[str, Any]]) -> list[str]:
+    """Each new test whose verdict or p-value on the page differs."""
+    rows = {
+        name: (float(p), verdict)
+        for name, p, verdict in re.findall(
+            r"^\| (\w+) \| [a-z ]+ \| .* \| ([\d.e-]+) \| ([a-z ]+) \|$", page, re.MULTILINE
+        )
+    }
+    planned = tomllib.loads((DOCS / "evidence" / "confirmation.toml").read_text())["seeds"]
+    new = [claim for claim in claims if claim["name"] in planned]
+    results = [recompute(with_new_runs(claim)) for claim in new]
+    found = [] if rows.keys() == planned.keys() else [f"new tests of {', '.join(rows)}"]
+    for claim, result, p in zip(new, results, holm([one.p for one in results]), strict=True):
+        given, verdict = rows.get(claim["name"], (math.nan, ""))
+        expected = result.verdict if p <= ALPHA else OPEN
+        if verdict != expected or not near(given, p, 0.06):
+            found.append(f"{claim['name']}: {verdict}, p {given:g}, recomputed {expected}, {p:.2g}")
+    return found
+
+
 def near(value: float, other: float, relative: float) -> bool:
     """Whether two values agree up to a relative or a rounding difference."""
     return abs(value - other) <= max(relative * max(abs(value), abs(other)), 1e-9)
@@ -326,7 +355,7 @@ def mistakes() -> list[str]:
     results = [recompute(claim) for claim in tested]
     p_values = [result.p for result in results]
     corrections = zip(holm(p_values), benjamini_hochberg(p_values), strict=True)
-    found = mistakes_of_power(page, tested)
+    found = mistakes_of_power(page, tested) + mistakes_of_new_tests(page, tested)
     found += [
         f"{claim['name']}: not on the page" for claim in claims if claim["name"] not in entries
     ]

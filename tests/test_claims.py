@@ -20,6 +20,7 @@ with pytest.MonkeyPatch.context() as patch:
     import claim_places
     import claim_power
     import claims
+    import confirm_claims
     import gradient_flow
     import recompute_claims
     import study
@@ -437,3 +438,24 @@ def test_early_gradient_matches_hand_values():
     assert metrics["early gradient of 40 steps"] == pytest.approx(100)
     assert metrics["factor"] == pytest.approx(math.log(10) / 3)
     assert metrics["factor growth"] == pytest.approx(math.log(2) / 2 - math.log(5))
+
+
+def test_new_tests_have_only_new_runs(results):
+    planned = confirm_claims.planned_seeds()
+    by_name = {row.claim["name"]: row for row in results}
+    assert all(by_name[name].verdicts[1] == "undecided" for name in planned)
+    for path in study.EVIDENCE.glob("*.jsonl"):
+        is_new = path.stem.endswith(confirm_claims.AGAIN)
+        seeds = {line["seed"] for line in study.read_evidence(path.stem)}
+        assert {seed >= confirm_claims.FIRST_SEED for seed in seeds} == {is_new}
+    for name, count in planned.items():
+        for address in claim_power.settings_of(confirm_claims.again(by_name[name].claim)):
+            assert len(verdicts.runs(address)) >= count, address
+
+
+def test_new_test_of_a_claim_renames_only_its_settings():
+    claim = {"name": "U1", "place": "table 1/2", "a": "x/high", "series": [[1, "x/low", "y/a/b"]]}
+    assert confirm_claims.again(claim) == claim | {
+        "a": "x-again/high",
+        "series": [[1, "x-again/low", "y-again/a/b"]],
+    }

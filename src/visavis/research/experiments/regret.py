@@ -248,7 +248,7 @@ def _shrunk(values: Sequence[float], noise: _Std, random: np.random.Generator) -
 
 def _predict(
     tried: Sequence[_Rate],
-    wanted: Sequence[_Rate],
+    unconfirmed: Sequence[_Rate],
     noise: _Std,
     random: np.random.Generator,
 ) -> list[np.ndarray] | None:
@@ -256,8 +256,8 @@ def _predict(
     the result of one in the last round. None if too few rates are known.
     """
     last = NUM_ROUNDS - 1
-    first = min([last, *(rate.last_round for rate in wanted)])
-    models = {rate.model for rate in wanted}
+    first = min([last, *(rate.last_round for rate in unconfirmed)])
+    models = {rate.model for rate in unconfirmed}
     lines = [_fit_line(tried, number, models) for number in range(first, last)]
     fitted = [line for line in lines if line is not None]
     freedom = sum(line.freedom for line in fitted)
@@ -270,7 +270,7 @@ def _predict(
     for number, line in enumerate(fitted, first):
         moving += [
             (rate, np.full(SAMPLES, rate.by_round[number]))
-            for rate in wanted
+            for rate in unconfirmed
             if rate.last_round == number
         ]
         own_noise = noise.value if number + 1 == last else 0.0
@@ -285,7 +285,7 @@ def _predict(
         trials = [result for rate in rates if (result := rate.by_round[last]) is not None]
         whole = _shrunk(trials, noise, random)
         samples |= {id(rate): each for rate, each in zip(rates, whole, strict=True)}
-    return [samples[id(rate)] for rate in wanted]
+    return [samples[id(rate)] for rate in unconfirmed]
 
 
 @dataclass(frozen=True)
