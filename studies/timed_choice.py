@@ -346,8 +346,8 @@ def main() -> None:
         for chosen, _, regret, _ in rows
         if regret is not None
     ]
-    covered = statistics.fmean(true in regret.interval for true, regret in known)
-    mean_stated = statistics.fmean(regret.expected for _, regret in known)
+    covered = np.mean([true in regret.interval for true, regret in known])
+    mean_stated = np.mean([regret.expected for _, regret in known])
     chosen = statistics.fmean(row[0] for row in rows)
     random = statistics.fmean(row[1] for row in rows)
     better, equal = (

@@ -22,6 +22,8 @@ from visavis.research.experiments.tuning import (
     COARSE_FACTORS,
     FINALISTS,
     LONGER_TRIES,
+    Try,
+    TunedRate,
     next_factor,
     shortened,
     tune_learning_rates,
@@ -208,3 +210,13 @@ def test_compare_equates_objectives_that_differ_by_a_factor(tmp_path):
     more = resume_comparison(fair.folder, 4, **options)
     assert more.rates == fair.rates
     assert {path: path.stat().st_mtime_ns for path in tuning.rglob("*.json")} == tries
+
+
+def test_single_rate_is_at_no_edge_of_a_range():
+    def rate(*factors):
+        tries = tuple(Try(factor, 10, 1001, 100.0) for factor in factors)
+        return TunedRate("a", 1.0, 1e-3, tries)
+
+    assert rate(1.0).edge == ""
+    assert rate(1.0, 2.0).edge == "smallest"
+    assert rate(0.5, 1.0).edge == "largest"

@@ -40,6 +40,7 @@ from visavis.research.experiments.jobs import (
 )
 from visavis.research.experiments.run_comparison import (
     ExperimentPlan,
+    check_any_succeeded,
     experiment_workers,
     finished_runs_kept,
     new_experiment_folder,
@@ -582,6 +583,7 @@ def _run(
     if plan.settings:
         with experiment_workers(folder, plan, workers, progress) as run_jobs:
             outcomes = train_runs(folder, plan, run_jobs, progress)
+            check_any_succeeded(folder, outcomes)
     rows = select_rows(reproduction.table)
     contributions = dict[Path, Contributions]()
     # A table of contributing samples.

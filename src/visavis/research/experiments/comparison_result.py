@@ -471,7 +471,9 @@ class Comparison(Result):
         ]
         if selected:
             rates = ", ".join(f"{rate.setting} {rate.learning_rate:.3g}" for rate in selected)
-            return f"Learning rates tuned on validation, {len(selected[0].tries)} tries for each setting, with other seeds: {rates}"
+            fewest, most = (of(len(rate.tries) for rate in selected) for of in (min, max))
+            tries = f"{most} tries" if fewest == most else f"{fewest} to {most} tries"
+            return f"Learning rates tuned on validation, {tries} for each setting, with other seeds: {rates}"
         points = {point for setting in self.settings for point in setting.grid_point.split(", ")}
         if sum("optimizer.lr" in point for point in points) > 1:
             return "At the learning rates of the grid, selected on validation"

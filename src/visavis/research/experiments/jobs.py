@@ -188,7 +188,9 @@ def run_job(job: Job, progress: Progress) -> RunOutcome:
     except VisavisError as error:
         return RunOutcome(job.setting, job.seed, job.folder, failure=str(error))
     outcome = RunOutcome.from_result(job, result)
-    outcome = replace(outcome, job_seconds=time.monotonic() - started)
+    # The seconds of an interrupted training are those of all processes.
+    job_seconds = max(outcome.seconds, time.monotonic() - started)
+    outcome = replace(outcome, job_seconds=job_seconds)
     storage.write_checksummed_json(job.folder / OUTCOME_FILE, outcome.to_json())
     if not job.keeps_model:
         folder.remove()

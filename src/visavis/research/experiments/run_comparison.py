@@ -293,7 +293,11 @@ def train_runs(
         )
         progress.message(f"{outcome.setting}, seed {outcome.seed}: {result}")
         progress.update("runs", len(finished), len(jobs), done / (time.monotonic() - started))
-    outcomes = list(finished.values())
+    return list(finished.values())
+
+
+def check_any_succeeded(folder: Path, outcomes: Sequence[RunOutcome]) -> None:
+    """Raise RunError if all runs of an experiment failed."""
     if all(run.failure for run in outcomes):
         reason = (
             f"got {len(outcomes)} failures. The first: {outcomes[0].failure}"
@@ -301,7 +305,6 @@ def train_runs(
             else "got no runs."
         )
         raise RunError(f"{folder}: expected a successful run, {reason}")
-    return outcomes
 
 
 @dataclass(frozen=True)
@@ -438,6 +441,7 @@ def _run(
                 plan = replace(plan, tune=bool(rates), rates=rates)
                 storage.write_json(folder / PLAN_FILE, asdict(plan))
             outcomes = train_runs(folder, plan, run_jobs, progress)
+        check_any_succeeded(folder, outcomes)
     if test is not None:
         for number, outcome in enumerate(outcomes):
             progress.update("judged text queries", number, len(outcomes), 0)

@@ -129,14 +129,17 @@ class Schedule:
         if self.is_whole and round_number > 0:
             # The best one is tried already.
             rates -= 1
-        elif round_number == NUM_ROUNDS - 1:
+        elif round_number > 0:
             trained = min(candidates, trained + SPOT_CHECKS)
         return trained * rates * self.trial_seeds
 
-    def screening_seconds(self, candidates: int, speed: Speed, *, tune: bool) -> float:
-        """Time of all trials on one worker."""
+    def screening_seconds(
+        self, candidates: int, speed: Speed, workers: int, *, tune: bool
+    ) -> float:
+        """Time of all trials. The next round waits for all trials of one."""
         return sum(
-            self.trials(candidates, number, tune=tune) * speed.seconds(share * self.run_share)
+            math.ceil(self.trials(candidates, number, tune=tune) / workers)
+            * speed.seconds(share * self.run_share)
             for number, share in enumerate(self.round_shares)
         )
 
@@ -372,7 +375,11 @@ class Screening:
         last = NUM_ROUNDS - 1
         for number in range(NUM_ROUNDS):
             if number == last and not schedule.is_whole:
-                remaining += self._spot_checks(dropped)
+                checks = self._spot_checks(dropped)
+                # The lines of the regret lead from round to round.
+                without = [setting for setting in checks if not self._means(setting, last - 1)]
+                self._train_round(last - 1, without, schedule)
+                remaining += checks
             self._train_round(number, remaining, schedule)
             remaining.sort(key=lambda setting: -self._best(setting, number)[1])
             count = (
@@ -447,17 +454,17 @@ class Screening:
             # How long whole runs take, with their evaluation on the test split, is known from the
             # first ones.
             first = best_of_models(settings, MIN_FINALISTS)
-            run_s = self._run_seconds(train(first, 1))
-            capacity_s = self.left_s * self.workers + len(first) * run_s
-            affordable = int(capacity_s / (AIMED_SEEDS * run_s))
-            kept = best_of_models(settings, max(len(first), affordable))
-            seeds = int(BATCH_SHARE * capacity_s / (run_s * len(kept)))
+            first_seeds = max(1, min(MIN_SEEDS, self.workers // len(first)))
+            outcomes = train(first, first_seeds)
+            runs = len(outcomes) + self._affordable_runs(outcomes, settings)
+            kept = best_of_models(settings, max(len(first), runs // AIMED_SEEDS))
+            seeds = max(first_seeds, int(BATCH_SHARE * runs / len(kept)))
             self.save(
                 finalists=tuple(setting.name for setting in kept),
                 seeds=max(min_seeds, min(seeds, MAX_SEEDS)),
             )
         elif has_more:
-            has_all = self.seconds == self.state.seconds
+            has_all = self.state.has_all_seeds and self.seconds == self.state.seconds
             self.save(
                 seeds=max(min_seeds, self.state.seeds), has_all_seeds=has_all, is_complete=False
             )
@@ -467,19 +474,24 @@ class Screening:
             # Reading the results again takes none of the time.
             return outcomes
         if not self.state.has_all_seeds:
-            runs_s = self._run_seconds(outcomes) * len(confirmed)
-            more = int(self.left_s * self.workers / runs_s)
+            more = self._affordable_runs(outcomes, confirmed) // len(confirmed)
             most = max(self.state.seeds, MAX_SEEDS)
             self.save(seeds=min(self.state.seeds + more, most), has_all_seeds=True)
             outcomes = train(confirmed, self.state.seeds)
         self.save(is_complete=True)
         return outcomes
 
-    def _run_seconds(self, outcomes: Sequence[RunOutcome]) -> float:
-        """Mean time of whole runs, at least as long as expected."""
+    def _affordable_runs(self, outcomes: Sequence[RunOutcome], settings: Sequence[Setting]) -> int:
+        """Number of whole runs of some settings in the time that is left, from finished runs."""
         assert self.state.schedule is not None
-        measured = [one.job_seconds for one in outcomes if not one.failure]
-        return max(self.state.schedule.run_seconds, statistics.fmean(measured))
+        steps = {setting.name: self._steps(setting) for setting in self.settings}
+        step_s = [one.job_seconds / steps[one.setting] for one in outcomes if not one.failure]
+        run_s = (
+            statistics.fmean(step_s) * statistics.fmean(steps[one.name] for one in settings)
+            if step_s
+            else self.state.schedule.run_seconds
+        )
+        return int(self.left_s / run_s) * self.workers
 
     def _schedule(self) -> Schedule:
         """Plan the trainings, the most thorough ones that fit into the time."""
@@ -487,19 +499,19 @@ class Screening:
         if speed is None:
             speed = self._measure_speed()
             self.save(speed=speed)
-        capacity_s = self.left_s * self.workers
         count = len(self.settings)
         models = len({model_key(setting) for setting in self.settings})
         finalists = min(count, max(models, MIN_FINALISTS))
         for schedule in possible_schedules(models, speed):
-            screening_s = schedule.screening_seconds(count, speed, tune=self.tune)
-            confirmation_s = MIN_SEEDS * finalists * schedule.run_seconds
+            screening_s = schedule.screening_seconds(count, speed, self.workers, tune=self.tune)
+            rounds = math.ceil(MIN_SEEDS * finalists / self.workers)
+            confirmation_s = rounds * schedule.run_seconds
             # Seconds of both parts together, if each has its share of them.
             needed_s = max(screening_s / SCREENING_SHARE, confirmation_s / (1 - SCREENING_SHARE))
-            if needed_s <= capacity_s:
+            if needed_s <= self.left_s:
                 self.save(schedule=schedule)
                 return schedule
-        needed_s = self.elapsed_s + needed_s / self.workers
+        needed_s += self.elapsed_s
         raise RunError(
             f"minutes: expected at least about {math.ceil(needed_s / 60 / (1 - REPORT_SHARE))} for "
             f"{count} candidates, whose runs take about {speed.seconds(1.0):.0f} s each, got "
@@ -611,11 +623,11 @@ class Screening:
         is_coarse = len(schedule.first_factors) == 1
         if number == 1:
             return [best * factor for factor in (FIRST_FACTORS if is_coarse else NEIGHBORS)]
-        if self._means(setting, 1) and (not is_coarse or best in (min(means), max(means))):
+        if not is_coarse or best in (min(means), max(means)):
             # Short trainings prefer smaller rates than whole ones, so the climb continues.
             return [best, next_factor(best_first)]
-        # The middle of the best two, which are a factor of 4 apart. A spot check may have only one.
-        return list(dict.fromkeys((best, math.sqrt(math.prod(best_first[:2])))))
+        # The middle of the best two, which are a factor of 4 apart.
+        return [best, math.sqrt(math.prod(best_first[:2]))]
 
     def _means(self, setting: Setting, number: int) -> dict[float, float]:
         """Mean validation RSUM of each factor in a round. A failure is minus infinity."""

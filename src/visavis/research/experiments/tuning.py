@@ -83,6 +83,8 @@ class TunedRate:
     def edge(self) -> str:
         """The end of the tried range at which the selected rate is: smallest, largest, or empty."""
         factors = [one.factor for one in self.tries]
+        if self.rates == 1:
+            return ""
         return (
             "smallest"
             if self.factor == min(factors)
