@@ -505,7 +505,7 @@ def test_one_unstable_finalist_hardly_widens_the_regret():
 
 
 def test_luck_of_the_best_of_equal_trials_is_taken_off():
-    # All trials of equal settings, whose spread is that of their seeds.
+    # The settings are equal, so their trials differ by the seeds alone.
     random = np.random.default_rng(0)
     seeds = range(5)
     stated = []
@@ -619,6 +619,11 @@ def test_limits_leave_out_costly_models():
 
 def test_regret_is_unknown_with_one_seed():
     assert estimate({"a": {1: 300.0}, "b": {1: 299.0}}, "a", SCREENED) is None
+
+
+def test_regret_is_unknown_if_the_finalists_share_one_seed():
+    test = {"a": around(300.0), "b": {3: 301.0}}
+    assert estimate(test, "a", SCREENED) is None
 
 
 def test_regret_is_unknown_if_too_few_trained_in_whole():

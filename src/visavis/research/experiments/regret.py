@@ -101,7 +101,9 @@ def estimate_regret(
     random = np.random.default_rng(0)
     others = [name for name in finalists if name != choice]
     differences = [_differences(finalists[name].test, finalists[choice].test) for name in others]
-    freedom = sum(len(each) - 1 for each in differences) or len(finalists[choice].test) - 1
+    # A single finalist has no differences. Then its own seeds show the spread.
+    groups = differences or [list(finalists[choice].test.values())]
+    freedom = sum(len(each) - 1 for each in groups)
     tried = [
         _Rate(rate.factor, _by_length(rate, schedule), one.name, one.model)
         for one in screened
@@ -274,18 +276,16 @@ def _predict(
             if rate.last_round == number
         ]
         own_noise = noise.value if number + 1 == last else 0.0
-        results = line.sample([(rate.model, x) for rate, x in moving], std, own_noise, random)
-        moving = [(rate, y) for (rate, _), y in zip(moving, results, strict=True)]
-    samples = {id(rate): each for rate, each in moving}
-    by_model = defaultdict[int, list[_Rate]](list)
+        following = line.sample([(rate.model, x) for rate, x in moving], std, own_noise, random)
+        moving = [(rate, y) for (rate, _), y in zip(moving, following, strict=True)]
+    samples = dict(moving)
+    whole = defaultdict[int, dict[_Rate, float]](dict)
     for rate in tried:
-        if rate.by_round[last] is not None:
-            by_model[rate.model].append(rate)
-    for rates in by_model.values():
-        trials = [result for rate in rates if (result := rate.by_round[last]) is not None]
-        whole = _shrunk(trials, noise, random)
-        samples |= {id(rate): each for rate, each in zip(rates, whole, strict=True)}
-    return [samples[id(rate)] for rate in unconfirmed]
+        if (result := rate.by_round[last]) is not None:
+            whole[rate.model][rate] = result
+    for results in whole.values():
+        samples |= zip(results, _shrunk([*results.values()], noise, random), strict=True)
+    return [samples[rate] for rate in unconfirmed]
 
 
 @dataclass(frozen=True)
