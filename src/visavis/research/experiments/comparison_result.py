@@ -413,8 +413,8 @@ class Comparison(Result):
         else:
             sentences.append(
                 f"{self.best.name} may be {regret.expected:.1f} RSUM below the best of all "
-                f"candidates and learning rates ({regret.interval.kind} {regret.interval}). With as many seeds again, "
-                f"this expected regret is {regret.with_twice_the_seeds:.1f}."
+                f"candidates and learning rates ({regret.interval.kind} {regret.interval}). With as "
+                f"many seeds again, this expected regret is {regret.with_twice_the_seeds:.1f}."
             )
         similar = [
             test.b
@@ -471,9 +471,9 @@ class Comparison(Result):
         ]
         if selected:
             rates = ", ".join(f"{rate.setting} {rate.learning_rate:.3g}" for rate in selected)
-            fewest, most = (of(len(rate.tries) for rate in selected) for of in (min, max))
-            tries = f"{most} tries" if fewest == most else f"{fewest} to {most} tries"
-            return f"Learning rates tuned on validation, {tries} for each setting, with other seeds: {rates}"
+            counts = sorted({len(rate.tries) for rate in selected})
+            tries = " to ".join(f"{count}" for count in dict.fromkeys((counts[0], counts[-1])))
+            return f"Learning rates tuned on validation, {tries} tries for each setting, with other seeds: {rates}"
         points = {point for setting in self.settings for point in setting.grid_point.split(", ")}
         if sum("optimizer.lr" in point for point in points) > 1:
             return "At the learning rates of the grid, selected on validation"

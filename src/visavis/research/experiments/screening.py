@@ -57,15 +57,17 @@ SHORTEST_SHARE = 1 / 9
 steps, and the second one the geometric mean.
 """
 MIN_TRIAL_STEPS = 30
-"""Steps of a trial that shorten a choice last. Shorter trainings hardly rank learning rates, and take
-little less time, because most of it is their start.
+"""Least steps of a trial, unless runs have fewer. Shorter trainings hardly rank learning rates, and
+take little less time, because most of it is their start.
 """
 MIN_LAST = 3
 """Candidates of the last round, so that their results can predict others."""
 SPOT_CHECKS = 2
 """Dropped candidates in the last round: one of each earlier round, drawn at random."""
 FIRST_FACTORS = (1 / 4, 1.0, 4.0)
-"""Factors of the recipe's learning rate in the first round."""
+"""Factors of the recipe's learning rate in the first round, or in the second one if the first one has
+one rate.
+"""
 NEIGHBORS = (1 / 2, 1.0, 2.0)
 """Factors of the best rate of the first round in the second one."""
 FINAL_RATES = 2
@@ -224,7 +226,7 @@ class ScreenedSetting:
     @property
     def last_round(self) -> int:
         """Last round that it was in, from 0."""
-        return max(n for n, result in enumerate(self.best_by_round) if result is not None)
+        return max(rate.last_round for rate in self.rates)
 
     @property
     def has_failed(self) -> bool:
@@ -281,17 +283,17 @@ def possible_schedules(models: int, speed: Speed) -> list[Schedule]:
         return max(SHORTEST_SHARE, min(1.0, MIN_TRIAL_STEPS / steps))
 
     parts = [part / 8 for part in range(1, 9)]
-    one = (1.0,)
+    one_rate = (1.0,)
     return [
         *(schedule(1.0, 1.0, 1.0, trial_seeds) for trial_seeds in range(MAX_TRIAL_SEEDS, 0, -1)),
         *(schedule(1.0, MIN_KEPT**part, max(MIN_KEPT, shortest(1.0)) ** part) for part in parts),
-        # Three trainings of a third of the steps rank candidates worse than a whole one.
+        # A whole trial rather than three of a third of the steps, which favor fast learners.
         *(
-            schedule(1.0, MIN_KEPT, shortest(1.0) ** part, first_factors=one)
+            schedule(1.0, MIN_KEPT, shortest(1.0) ** part, first_factors=one_rate)
             for part in (0.0, *parts)
         ),
         *(
-            schedule(percent / 100, MIN_KEPT, shortest(percent / 100), first_factors=one)
+            schedule(percent / 100, MIN_KEPT, shortest(percent / 100), first_factors=one_rate)
             for percent in range(95, 0, -5)
         ),
     ]
