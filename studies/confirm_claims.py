@@ -36,7 +36,7 @@ def planned_seeds() -> dict[str, int]:
 
 
 def again(claim: Mapping[str, Any]) -> dict[str, Any]:
-    """A claim whose settings are those of the new runs."""
+    """A claim with the new runs of its settings."""
 
     def renamed(value: Any) -> Any:
         if isinstance(value, list):

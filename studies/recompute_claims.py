@@ -310,10 +310,7 @@ def mistakes_of_power(page: str, claims: list[dict[str, Any]]) -> list[str]:
 
 def with_new_runs(claim: dict[str, Any]) -> dict[str, Any]:
     """A claim with the new runs of its settings."""
-    text = json.dumps(claim)
-    for address in re.findall(r'"(\w[\w-]*)/', text):
-        text = text.replace(f'"{address}/', f'"{address}-again/')
-    return dict(json.loads(text))
+    return dict(json.loads(re.sub(r'"(\w[\w-]*)/', r'"\1-again/', json.dumps(claim))))
 
 
 def mistakes_of_new_tests(page: str, claims: list[dict[str, Any]]) -> list[str]:

@@ -212,6 +212,11 @@ class Truth:
             )
         leaders = sorted(plan.settings, key=lambda one: -means[one.name])[:NUM_LEADERS]
         self.best = max(self.test(setting, factors[setting.name]) for setting in leaders)
+        for setting in leaders:
+            factor = factors[setting.name]
+            on_validation = self._mean(setting, factor, TRUE_SEEDS, "validation")
+            on_test = self.test(setting, factor)
+            print(f"{setting.name}, all seeds: validation {on_validation:.1f}, test {on_test:.1f}")
         best = max(
             plan.settings,
             key=lambda one: self._mean(one, factors[one.name], FIRST_TRUE_SEEDS, "validation"),
