@@ -28,11 +28,11 @@ from visavis.core.progress import NoProgress
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.feedback.records import Judgment, Preference, QueryKey, latest_judgments
 from visavis.data.feedback.sources import read_feedback, write_feedback
-from visavis.data.feedback.training_pairs import read_feedback_pairs
 from visavis.retrieval.items import DATABASE
 from visavis.retrieval.open_index import open_index
 from visavis.retrieval.server.vote_store import open_votes
 from visavis.retrieval.stores.index_database import IndexDatabase
+from visavis.training.recipes.open_data import read_feedback_pairs
 
 AT = "2026-01-01T00:00:00.000+00:00"
 

@@ -17,7 +17,6 @@ from functools import cached_property
 
 import numpy as np
 
-from visavis.core.errors import DataError
 from visavis.core.progress import NoProgress, Progress
 from visavis.data.dataset import Dataset
 from visavis.data.feedback.records import (
@@ -25,7 +24,6 @@ from visavis.data.feedback.records import (
     Judgment,
     latest_judgments,
 )
-from visavis.data.feedback.sources import read_feedback
 from visavis.data.formats.listing import MAX_CAPTION_CHARS
 
 MAX_ADDED_NEGATIVES = 4
@@ -130,26 +128,6 @@ class FeedbackPairs:
         total = sum(self.skipped.values())
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.skipped.items())
         return f"{total:,} of {total + len(self):,} judgments were skipped: {reasons}."
-
-
-def read_feedback_pairs(source: str, data: Dataset, progress: Progress) -> FeedbackPairs | None:
-    """Read the judged pairs of the training images from an index or a file. None without a source."""
-    if not source:
-        return None
-    pairs = FeedbackPairs.from_records(read_feedback(source), data, "train", progress)
-    if not pairs and pairs.skipped:
-        raise DataError(
-            f"{source}: expected judgments of text queries and training images of {data.name}, got "
-            f"none. {pairs.skipped_summary} "
-            "Pass the data set whose images were judged."
-        )
-    if not pairs:
-        raise DataError(
-            f"{source}: expected relevance judgments, got none in force. Collect some with visavis "
-            "serve --votes, or train without --feedback."
-        )
-    progress.message(f"{source}: {pairs}")
-    return pairs
 
 
 class _ImageMatcher:

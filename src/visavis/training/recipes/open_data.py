@@ -17,7 +17,8 @@ from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.features.item_vectors import ItemVectors
 from visavis.data.features.standardization import Standardization
-from visavis.data.feedback.training_pairs import read_feedback_pairs
+from visavis.data.feedback.sources import read_feedback
+from visavis.data.feedback.training_pairs import FeedbackPairs
 from visavis.data.image_validation import open_valid_dataset
 from visavis.data.shard_stream import ShardStream
 from visavis.evaluation.protocols import get_protocols
@@ -93,6 +94,26 @@ def open_stream(recipe: Recipe, progress: Progress) -> ShardStream | None:
         skip_bad=data.skip_bad,
         on_progress=lambda done, total: progress.update("counting shards", done, total, 0.0),
     )
+
+
+def read_feedback_pairs(source: str, data: Dataset, progress: Progress) -> FeedbackPairs | None:
+    """Read the judged pairs of the training images from an index or a file. None without a source."""
+    if not source:
+        return None
+    pairs = FeedbackPairs.from_records(read_feedback(source), data, "train", progress)
+    if not pairs and pairs.skipped:
+        raise DataError(
+            f"{source}: expected judgments of text queries and training images of {data.name}, got "
+            f"none. {pairs.skipped_summary} "
+            "Pass the data set whose images were judged."
+        )
+    if not pairs:
+        raise DataError(
+            f"{source}: expected relevance judgments, got none in force. Collect some with visavis "
+            "serve --votes, or train without --feedback."
+        )
+    progress.message(f"{source}: {pairs}")
+    return pairs
 
 
 def check_data_exists(recipe: Recipe) -> None:
