@@ -1,6 +1,7 @@
 """Supervision: offline negatives, noisy correspondence and learned weights, resumed exactly."""
 
 import json
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,6 +22,7 @@ from visavis.losses.targets import Targets
 from visavis.objectives import NCR
 from visavis.training.checkpoint import Checkpoint
 from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.open_data import open_data_module
 from visavis.training.runs.open_run import read_run_recipe
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.supervision import CATALOG, PairSupervision, Supervision
@@ -515,6 +517,57 @@ def test_training_subsets_are_nested_and_only_for_training(scenes):
     assert [data.captions[row] for row in few.caption_rows] == list(few.captions)
     assert names(data.subsample(5, 0, seed=2), "train").keys() != names(few, "train").keys()
     assert data.subsample(0, 0, seed=1) is data
+
+
+def test_redrawn_splits_keep_their_sizes_and_the_test_split(scenes):
+    data = open_dataset(scenes)
+    first, same, second = (data.redraw(("train", "val"), seed) for seed in (1, 1, 2))
+
+    def names(part, split):
+        return {image.name for image in part.split(split).images}
+
+    for drawn in (first, second):
+        for split in data.splits:
+            assert len(names(drawn, split)) == len(names(data, split))
+        assert names(drawn, "test") == names(data, "test")
+        assert names(drawn, "train").isdisjoint(names(drawn, "val"))
+        assert list(drawn.captions) == list(data.captions)
+        assert drawn.image_of is data.image_of
+    assert names(first, "val") == names(same, "val")
+    assert len({frozenset(names(part, "val")) for part in (data, first, second)}) == 3
+    # Every image comes into validation equally often, within five standard deviations.
+    images = len(names(data, "train") | names(data, "val"))
+    share = len(names(data, "val")) / images
+    counts = Counter(
+        name for seed in range(300) for name in names(data.redraw(("train", "val"), seed), "val")
+    )
+    assert len(counts) == images
+    assert all(abs(n - 300 * share) < 5 * (300 * share) ** 0.5 for n in counts.values())
+
+
+def test_random_validation_is_that_of_the_seed(recipes, scenes, tmp_path):
+    drawn = []
+    for seed in (1, 1, 2):
+        recipe = read_recipe(
+            recipes / "AOQ.toml",
+            {"data.path": str(scenes), "evaluation.random_validation": True, "seed": seed},
+        )
+        module = open_data_module(recipe, training=True)
+        train, val = module.training_split, module.validation
+        assert {one.name for one in train.images}.isdisjoint(one.name for one in val.images)
+        drawn.append(sorted(one.name for one in val.images))
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{"data.stream": "train-*.tar"}, {"data.feedback": "votes"}, {"evaluation.validation": "test"}],
+)
+def test_random_validation_is_refused_where_it_would_mix_splits(recipes, overrides):
+    with pytest.raises(
+        RecipeError, match=r"evaluation\.random_validation: expected no data\.stream"
+    ):
+        read_recipe(recipes / "AOQ.toml", {"evaluation.random_validation": True, **overrides})
 
 
 def test_noisy_supervision_rejects_captions_per_image(recipes, scenes, tmp_path):

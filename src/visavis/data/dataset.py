@@ -292,6 +292,25 @@ class Dataset:
             return self.take(np.sort(np.concatenate([np.flatnonzero(~inside), sampled_images])))
         return self
 
+    def redraw(self, splits: Sequence[str], seed: int) -> Dataset:
+        """Draw the images of some splits anew.
+
+        Args:
+            splits: Names of splits.
+            seed: Random seed.
+
+        Returns:
+            The data set with as many images in each split as before.
+        """
+        rows = np.flatnonzero(np.any([self.in_split(name) for name in splits], axis=0))
+        sources = np.arange(len(self.images))
+        sources[rows] = np.random.default_rng([seed, 6]).permutation(rows)
+        images = tuple(
+            replace(image, split=self.images[source].split)
+            for image, source in zip(self.images, sources.tolist(), strict=True)
+        )
+        return replace(self, images=images)
+
     @cached_property
     def fingerprint(self) -> str:
         """Short hash of names, splits, captions and their images. Pixels are not read."""

@@ -45,7 +45,11 @@ _SAMPLED_CAPTIONS = 1_000
 
 
 def training_subset(recipe: Recipe, data: Dataset) -> Dataset:
-    """Reduce the training split, and move captions to wrong images, as the recipe has it."""
+    """Draw the validation, reduce the training split, and move captions to wrong images, as the recipe
+    has it.
+    """
+    if recipe.evaluation.random_validation:
+        data = data.redraw(("train", recipe.evaluation.validation), recipe.seed)
     data = data.subsample(recipe.data.training_images, recipe.data.training_captions, recipe.seed)
     return data if recipe.data.noise is None else add_noise(data, recipe.data.noise, recipe.seed)
 

@@ -144,6 +144,18 @@ class Recipe(RecipeSection):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_random_validation(self) -> Self:
+        evaluation = self.evaluation
+        if evaluation.random_validation and (
+            self.data.stream or self.data.feedback or evaluation.validation == evaluation.test
+        ):
+            raise ValueError(
+                "evaluation.random_validation: expected no data.stream, no data.feedback, and another "
+                "split for validation than for the test. Change them, or remove it."
+            )
+        return self
+
     @field_validator("model")
     @classmethod
     def _allow_own_model(cls, model: dict[str, Any]) -> dict[str, Any]:

@@ -451,6 +451,9 @@ class EvaluationSettings(RecipeSection):
         test: Name of the test split. "": no test.
         validation_images: A validation ranks the first images of its split with all their captions.
             0: all images.
+        random_validation: Whether the seed draws the images of validation from these and the training
+            images, as many as before. Then means over seeds do not depend on one small validation
+            split (Bouthillier et al. 2021). Not set: only in a comparison within a time.
         sections: Further part of the result of the test, or a list of several, such as
             "Coherence(relevance='CBoW()')" for CS@K and nDCG@K. See ``visavis catalog sections``.
         extra_metrics: Keys of further metrics to print, such as ["i2t_map_at_5_hits"], or own
@@ -465,6 +468,7 @@ class EvaluationSettings(RecipeSection):
     validation: str = "val"
     test: str = "test"
     validation_images: int = Field(0, ge=0)
+    random_validation: bool | None = None
     sections: tuple[SectionKey, ...] = Field((), strict=False)
     extra_metrics: tuple[str, ...] = Field((), strict=False)
     average_networks: bool = False
