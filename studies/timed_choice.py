@@ -36,6 +36,7 @@ import numpy as np
 from visavis.core import storage
 from visavis.core.progress import NoProgress
 from visavis.data.synthetic import write_synthetic_clips, write_synthetic_scenes
+from visavis.evaluation import protocols
 from visavis.research.experiments.candidates import candidate_objectives
 from visavis.research.experiments.grid import Setting
 from visavis.research.experiments.jobs import Job, RunOutcome, run_job
@@ -54,55 +55,101 @@ GRID_SEEDS = (101,)
 TRUE_SEEDS = tuple(range(103, 109))
 FIRST_TRUE_SEEDS = TRUE_SEEDS[:3]
 NUM_LEADERS = 5
-RANDOM_SEEDS = (301, 302)
-CONFIRMATION_SEEDS = 6
+RANDOM_SEEDS = (301,)
 SEEDS_PER_REPETITION = 1000
 WORKERS = 2
 START_S, STEP_S = 0.3, 0.04
 """Simulated seconds of a training before its first step, and of a step."""
-CHILDREN = {"boy", "boys", "girl", "girls", "child", "children", "kid", "kids", "baby", "toddler"}
+TOPICS = {
+    "children": {
+        "boy",
+        "boys",
+        "girl",
+        "girls",
+        "child",
+        "children",
+        "kid",
+        "kids",
+        "baby",
+        "toddler",
+    },
+    "dogs": {"dog", "dogs", "puppy", "puppies"},
+    "water": {
+        "water",
+        "beach",
+        "pool",
+        "ocean",
+        "lake",
+        "river",
+        "wave",
+        "waves",
+        "swimming",
+        "surfer",
+        "snow",
+    },
+}
+"""Words of the captions of a part of Flickr8k."""
+SPLITS = {"train": 700, "val": 200, "test": 600}
+"""Images of a part of Flickr8k."""
+FOLDS = protocols.Protocol(
+    name="folds",
+    description="three folds, each with a gallery as large as that of validation",
+    folds=3,
+)
 
 
-def write_children(source: Path, folder: Path) -> None:
-    """Write the images of Flickr8k of which most captions name a child, with their features."""
+def write_topic(topic: str, source: Path, folder: Path) -> None:
+    """Write the images of Flickr8k of which most captions name a topic, with their features. More
+    of them than in the published split are for tests.
+    """
     content = json.loads((source / "flickr8k" / "dataset_flickr8k.json").read_text())
     features = np.load(source / "backbone" / "flickr8k_mobilenet_v2_pool_fp16.npy", mmap_mode="r")
     rows = [
         row
         for row, image in enumerate(content["images"])
-        if sum(bool(CHILDREN & set(one["raw"].lower().split())) for one in image["sentences"]) >= 3
+        if sum(bool(TOPICS[topic] & set(one["raw"].lower().split())) for one in image["sentences"])
+        >= 3
     ]
-    images = [content["images"][row] | {"imgid": number} for number, row in enumerate(rows)]
+    rows = [int(row) for row in np.random.default_rng(0).permutation(rows)[: sum(SPLITS.values())]]
+    splits = [split for split, count in SPLITS.items() for _ in range(count)]
+    images = [
+        content["images"][row] | {"imgid": number, "split": split}
+        for number, (row, split) in enumerate(zip(rows, splits, strict=True))
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / "features.npy", features[rows])
-    (folder / "dataset_children.json").write_text(
-        json.dumps({"dataset": "children", "images": images})
-    )
+    (folder / f"dataset_{topic}.json").write_text(json.dumps({"dataset": topic, "images": images}))
 
 
 def open_world(options: argparse.Namespace) -> ExperimentPlan:
     """Write the data of a world, and plan its candidates."""
     data = options.out / options.world / "data"
+    protocols.CATALOG = (*protocols.CATALOG, FOLDS)
     overrides: dict[str, Any] = {"data.path": str(data), "training.threads": 1}
+    overrides |= {"evaluation.protocol": FOLDS.name}
     if options.world == "scenes":
         recipe = "demo"
         overrides |= {"epochs": 12}
         if not data.exists():
             write_synthetic_scenes(
-                data, num_train=300, num_val=100, num_test=150, captions_per_image=3, seed=77
+                data,
+                num_train=300,
+                num_val=150,
+                num_test=450,
+                captions_per_image=3,
+                seed=options.seed,
             )
     elif options.world == "clips":
         recipe = "synthetic-clips/ce-appearance"
         overrides |= {"epochs": 5}
         if not data.exists():
-            write_synthetic_clips(data, num_train=400, num_val=100, num_test=150, seed=77)
+            write_synthetic_clips(data, num_train=400, num_val=150, num_test=450, seed=options.seed)
     else:
         recipe = "study-flickr8k"
         features = str(data / "features.npy")
-        overrides |= {"visual.features": features, "evaluation.protocol": "plain"}
-        overrides |= {"data.training_images": 700, "epochs": 6}
+        overrides |= {"visual.features": features, "epochs": 6}
         if not data.exists():
-            write_children(options.flickr8k, data)
+            write_topic(options.world, options.flickr8k, data)
     objectives = candidate_objectives()[: options.candidates]
     return plan_comparison(
         read_recipe(recipe, overrides), (objectives, [], []), 0, minutes=1.0, tune=True
@@ -268,7 +315,7 @@ def choose(
 
     def train(settings: Sequence[Setting], seeds: int) -> list[RunOutcome]:
         outcomes = []
-        for seed in range(1, min(seeds, CONFIRMATION_SEEDS) + 1):
+        for seed in range(1, seeds + 1):
             for setting in settings:
                 factor = factors[setting.name]
                 values = with_rate(setting, factor).recipe_values
@@ -285,7 +332,8 @@ def choose(
     screening.confirm(finalists, 1, train)
     state = screening.state
     assert state.schedule is not None
-    choice = max(state.finalists, key=lambda name: statistics.fmean(validation[name].values()))
+    last = state.stages[-1].finalists
+    choice = max(last, key=lambda name: statistics.fmean(validation[name].values()))
     confirmed = {
         name: Finalist(factors[name], validation[name], test[name]) for name in state.finalists
     }
@@ -305,6 +353,8 @@ def random_search(
     for number in random.permutation(len(drawn)):
         setting, factor, seed = drawn[number]
         values = with_rate(setting, factor).recipe_values
+        # Its results of all seeds are compared, so they have the same validation images.
+        values["evaluation"]["random_validation"] = False
         trainings.now += trainings.seconds(values) / WORKERS
         if trainings.now > 60 * minutes:
             break
@@ -317,8 +367,9 @@ def random_search(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--world", choices=("scenes", "clips", "children"), default="scenes")
+    parser.add_argument("--world", choices=("scenes", "clips", *TOPICS), default="scenes")
     parser.add_argument("--flickr8k", type=Path, help="folder with flickr8k and backbone")
+    parser.add_argument("--seed", type=int, default=77, help="of the data of scenes and clips")
     parser.add_argument("--share", type=float, default=0.5)
     parser.add_argument("--repetitions", type=int, default=20)
     parser.add_argument("--candidates", type=int)

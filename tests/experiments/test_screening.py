@@ -5,12 +5,16 @@ and the regret follows from the differences.
 from __future__ import annotations
 
 import heapq
+import itertools
 import json
 import math
 import re
+import statistics
 import time
+from collections import Counter
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,9 +29,10 @@ from visavis.losses.objectives import CATALOG
 from visavis.research.experiments import screening as screening_module
 from visavis.research.experiments.candidates import candidate_objectives
 from visavis.research.experiments.grid import build_settings
-from visavis.research.experiments.jobs import MAX_RUNS, RunOutcome
+from visavis.research.experiments.jobs import MAX_RUNS, Job, RunOutcome
 from visavis.research.experiments.model_costs import CostLimits, ModelCost
 from visavis.research.experiments.regret import Finalist, estimate_regret
+from visavis.research.experiments.run_comparison import plan_comparison
 from visavis.research.experiments.screening import (
     FIRST_FACTORS,
     MAX_SEEDS,
@@ -42,6 +47,7 @@ from visavis.research.experiments.screening import (
     Speed,
     possible_schedules,
 )
+from visavis.research.experiments.tuning import with_rate
 from visavis.training.recipes.files import read_recipe
 
 HEADS = read_recipe("heads-flickr8k")
@@ -218,8 +224,9 @@ def confirm(simulated, settings, seeds, *, test_s=0.0):
             steps = epochs * (training["batches_per_epoch"] or 58)
             seconds = simulated.start_s + simulated.step_s * steps + test_s
             simulated.wait(free_at, seconds)
+            job = Job(setting.name, seed, setting.recipe_values, Path(setting.name))
             simulated.finished[setting.name, seed] = RunOutcome(
-                setting.name, seed, setting.name, 300.0, job_seconds=seconds
+                setting.name, seed, setting.name, simulated.rsum_of(job), job_seconds=seconds
             )
     return [simulated.finished[setting.name, seed] for setting, seed in jobs]
 
@@ -240,6 +247,55 @@ def test_interrupted_screening_decides_as_an_undisturbed_one(tmp_path):
     ]
     assert states[0]["schedule"] == states[1]["schedule"]
     assert states[0]["screened"] == states[1]["screened"]
+
+
+def test_the_better_half_of_the_finalists_gets_more_seeds(tmp_path):
+    simulated = SimulatedJobs(quality(OBJECTIVES[3]))
+    screening = simulated.screening(tmp_path, 2)
+    settings, _ = screening.finalists()
+    outcomes = screening.confirm(settings, 1, partial(confirm, simulated))
+    stages = screening.state.stages
+    assert len(stages) > 1
+    for stage, following in itertools.pairwise(stages):
+        assert {*following.finalists} < {*stage.finalists}
+        assert len(following.finalists) == max(2, math.ceil(len(stage.finalists) / 2))
+        assert following.seeds >= stage.seeds >= 2
+    assert OBJECTIVES[3] in stages[-1].finalists
+    seeds = Counter(one.setting for one in outcomes)
+    assert seeds == {
+        name: max(stage.seeds for stage in stages if name in stage.finalists)
+        for name in screening.state.finalists
+    }
+
+
+@pytest.mark.parametrize("workers", [2, 8])
+def test_finalists_of_a_stage_have_the_same_seeds(workers, tmp_path):
+    simulated = SimulatedJobs(quality(OBJECTIVES[3]), workers=workers)
+    screening = simulated.screening(tmp_path, 1)
+    settings, _ = screening.finalists()
+    trained = []
+
+    def train(settings, seeds):
+        trained.append(({one.name for one in settings}, seeds))
+        return confirm(simulated, settings, seeds)
+
+    screening.confirm(settings, 1, train)
+    (first, first_seeds), (finalists, seeds), *_ = trained
+    assert first <= finalists
+    assert seeds >= first_seeds
+
+
+def test_more_seeds_train_all_finalists(tmp_path):
+    simulated = SimulatedJobs(quality(OBJECTIVES[3]))
+    screening = simulated.screening(tmp_path, 2)
+    settings, _ = screening.finalists()
+    screening.confirm(settings, 1, partial(confirm, simulated))
+    more = screening.state.seeds + 2
+    again = simulated.screening(tmp_path, 2)
+    outcomes = again.confirm(settings, more, partial(confirm, simulated))
+    assert Counter(one.setting for one in outcomes) == dict.fromkeys(
+        screening.state.finalists, more
+    )
 
 
 def test_more_time_trains_more_seeds(tmp_path):
@@ -475,7 +531,7 @@ def test_other_learning_rate_of_the_choice_counts():
     def regret(result):
         rates = (ScreenedRate(1.0, (200.0, 250.0, 300.0)), ScreenedRate(2.0, (None, 250.0, result)))
         screened = (ScreenedSetting("a", 0, rates), *dropped_at(0.0)[1:])
-        test = {"a": around(300.0, 2.0), "b": around(280.0, 2.0)}
+        test = {"a": around(300.0, 2.0), "b": around(280.0, 0.0)}
         return estimate(test, "a", screened)
 
     assert regret(310.0).expected > 5
@@ -527,33 +583,49 @@ def test_regret_interval_contains_simulated_regrets(tmp_path):
         best_log2 = dict(zip(OBJECTIVES, random.normal(0, 1, len(OBJECTIVES)), strict=True))
         slowness = dict(zip(OBJECTIVES, random.normal(30, 8, len(OBJECTIVES)), strict=True))
 
+        def luck_of_images(seed, number=number):
+            # Each seed has validation images of its own.
+            return np.random.default_rng([number, seed]).normal(0, 15)
+
         def mean_rsum(name, factor, best_rsum=best_rsum, best_log2=best_log2):
             return best_rsum[name] - 4 * (math.log2(factor) - best_log2[name]) ** 2
 
-        def rsum_of(job, mean_rsum=mean_rsum, slowness=slowness):
+        def rsum_of(job, mean_rsum=mean_rsum, slowness=slowness, luck_of_images=luck_of_images):
             training = job.recipe_values["training"]
             epochs = sum(phase["epochs"] for phase in job.recipe_values["phases"])
-            share = epochs * training["batches_per_epoch"] / (58 * HEADS.phases[0].epochs)
+            steps = epochs * (training["batches_per_epoch"] or 58)
             factor = job.recipe_values["phases"][0]["optimizer"]["lr"] / BASE_RATE
-            loss = slowness[job.setting] * (1 / math.sqrt(share) - 1)
-            return mean_rsum(job.setting, factor) - loss + random.normal(0, 2)
+            loss = slowness[job.setting] * (math.sqrt(58 * HEADS.phases[0].epochs / steps) - 1)
+            luck = luck_of_images(job.seed) + random.normal(0, 2)
+            return mean_rsum(job.setting, factor) - loss + luck
 
         simulated = SimulatedJobs(rsum_of, step_s=0.05)
         screening = simulated.screening(tmp_path / f"{number}", 20)
         settings, rates = screening.finalists()
         factors = {rate.setting: rate.factor for rate in rates}
-        screening.confirm(settings, 1, partial(confirm, simulated))
+
+        def train(settings, seeds, simulated=simulated, factors=factors):
+            return confirm(
+                simulated, [with_rate(one, factors[one.name]) for one in settings], seeds
+            )
+
+        outcomes = screening.confirm(settings, 1, train)
         state = screening.state
         finalists = {}
         for name in state.finalists:
-            luck = random.normal(0, 2, (2, state.seeds))
+            mean = mean_rsum(name, factors[name])
+            validation = {one.seed: one.validation_rsum for one in outcomes if one.setting == name}
             # Validation and test share half of the variance.
-            luck[1] = (luck[0] + luck[1]) / math.sqrt(2)
-            validation, test = mean_rsum(name, factors[name]) + luck
-            finalists[name] = Finalist(
-                factors[name], dict(enumerate(validation)), dict(enumerate(test))
-            )
-        choice = max(finalists, key=lambda name: sum(finalists[name].validation.values()))
+            test = {
+                seed: mean
+                + (rsum - luck_of_images(seed) - mean + random.normal(0, 2)) / math.sqrt(2)
+                for seed, rsum in validation.items()
+            }
+            finalists[name] = Finalist(factors[name], validation, test)
+        choice = max(
+            state.stages[-1].finalists,
+            key=lambda name: statistics.fmean(finalists[name].validation.values()),
+        )
         regret = estimate_regret(finalists, choice, state.screened, state.schedule)
         tried = (mean_rsum(name, 2.0**power) for name in OBJECTIVES for power in range(-4, 5))
         true.append(max(tried) - mean_rsum(choice, factors[choice]))
@@ -680,6 +752,19 @@ def test_speed_is_measured_with_a_setting_that_can_be_trained(tmp_path):
     assert (failed.name, failed.failure) == (OBJECTIVES[0], "cannot be trained")
 
 
+def test_seeds_draw_their_validation_only_within_a_time():
+    def random_validation(minutes, **evaluation):
+        overrides = {f"evaluation.{name}": value for name, value in evaluation.items()}
+        recipe = read_recipe("heads-flickr8k", overrides)
+        plan = plan_comparison(recipe, (OBJECTIVES, [], []), 0 if minutes else 3, minutes=minutes)
+        return {plan.recipe(one, 1).evaluation.random_validation for one in plan.settings}
+
+    assert random_validation(5) == {True}
+    assert random_validation(5, random_validation=False) == {False}
+    assert random_validation(5, validation="test") == {None}
+    assert random_validation(0) == {None}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_compare_within_a_time(scenes, tmp_path, monkeypatch):
@@ -731,7 +816,9 @@ def test_choice_killed_ten_times_ends_with_the_same_table(scenes, tmp_path):
     killed = tmp_path / "killed"
     killed.mkdir()
     plan = json.loads((whole.folder / "plan.json").read_text())
-    candidates = build_settings(read_recipe(recipe), objectives, [], [])
+    candidates = plan_comparison(
+        read_recipe(recipe), (objectives, [], []), 0, minutes=4, tune=True
+    ).settings
     costs = {one.name: next(iter(plan["costs"].values())) for one in candidates}
     plan |= {"settings": list(map(asdict, candidates)), "rates": [], "seeds": 0}
     plan |= {"is_screened": False, "costs": costs}

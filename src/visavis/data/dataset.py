@@ -293,7 +293,7 @@ class Dataset:
         return self
 
     def redraw(self, splits: Sequence[str], seed: int) -> Dataset:
-        """Draw the images of some splits anew.
+        """Redraw the images of some splits at random.
 
         Args:
             splits: Names of splits.

@@ -397,13 +397,19 @@ class Comparison(Result):
             else f" Each run has {share:.0%} of the recipe's steps. Longer runs may prefer others."
         )
         count = len(state.screened)
+        fewest = min(len(self.runs(setting)) for setting in self.settings)
+        seeds = f"{fewest} to {state.seeds}" if fewest < state.seeds else f"{state.seeds}"
         sentences = [
             (
                 f"{count} candidate{'s' * (count > 1)} screened, {len(self.settings)} confirmed with "
-                f"{state.seeds} fresh seed{'s' * (state.seeds > 1)} in {state.elapsed_s / 60:.1f} of "
+                f"{seeds} fresh seed{'s' * (state.seeds > 1)} in {state.elapsed_s / 60:.1f} of "
                 f"{self.choice.minutes:g} minutes.{length}"
             )
         ]
+        if self.settings[0].recipe_values["evaluation"].get("random_validation"):
+            sentences.append(
+                "Each seed drew its validation images from those of training and validation."
+            )
         regret = self.regret
         if regret is None:
             sentences.append(

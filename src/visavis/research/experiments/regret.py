@@ -5,8 +5,9 @@ The differences of the finalists to the choice are known from paired runs: their
 t distributions. Of the other candidates, and of all other learning rates, only trials are known. They
 predict what many whole runs would have shown: lines lead from the results of a round to those of the
 next one, fitted to what trained in both, and a whole trial has the error of one seed. Other images
-change differences, too: how much, the finalists show, which have validation and test. The regret is
-the maximum of all these differences and 0. Its distribution is sampled.
+change differences, too: how much, the finalists show, which have validation and test. The level of
+the trials, whose seed may have easier validation images, is that of the finalists among them. The
+regret is the maximum of all these differences and 0. Its distribution is sampled.
 
 The prediction assumes that candidates of one model learn alike, up to the errors of the lines.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -125,23 +126,22 @@ def estimate_regret(
         statistics.fmean(values) + std.sample(random) * random.standard_normal(SAMPLES)
         for values, std in zip(differences, _stds_of_means(differences), strict=True)
     ]
-    of_seed = _typical_std([list(each.validation.values()) for each in finalists.values()])
-    predicted = _predict(tried, unconfirmed, of_seed.of_mean(schedule.trial_seeds), random)
-    if predicted is None:
+    on_validation = _unconfirmed_differences(
+        finalists, choice, tried, unconfirmed, schedule, random
+    )
+    if on_validation is None:
         return None
-    means = [statistics.fmean(each.validation.values()) for each in finalists.values()]
-    seeds = len(finalists[choice].validation)
-    whole = _shrunk(means, of_seed.of_mean(seeds), random)[[*finalists].index(choice)]
-    transfer = _transfer_std(finalists.values()).sample(random)
+    transfer = _transfer_std(finalists[choice], [finalists[name] for name in others])
+    transfer_std = transfer.sample(random)
     on_test = {
-        one.name: transfer * random.standard_normal(SAMPLES)
+        one.name: transfer_std * random.standard_normal(SAMPLES)
         for one in screened
         if one.name != choice
     }
     names += [rate.name for rate in unconfirmed]
     rows += [
-        samples - whole + on_test.get(rate.name, 0.0)
-        for rate, samples in zip(unconfirmed, predicted, strict=True)
+        samples + on_test.get(rate.name, 0.0)
+        for rate, samples in zip(unconfirmed, on_validation, strict=True)
     ]
     table = np.stack(rows)
     regrets = table.max(axis=0)
@@ -159,6 +159,45 @@ def estimate_regret(
     )
 
 
+def _unconfirmed_differences(
+    finalists: Mapping[str, Finalist],
+    choice: str,
+    tried: Sequence[_Rate],
+    unconfirmed: Sequence[_Rate],
+    schedule: Schedule,
+    random: np.random.Generator,
+) -> list[np.ndarray] | None:
+    """Sample by how much the choice is worse on validation than rates that only have trials. None if
+    too few rates are known.
+    """
+    # Each seed may have its own validation images, so only results of equal seeds are compared.
+    paired = {
+        name: _differences(one.validation, finalists[choice].validation)
+        for name, one in finalists.items()
+        if name != choice
+    }
+    own_std = (
+        _typical_std([*paired.values()]).over(2)
+        if paired
+        else _typical_std([[*finalists[choice].validation.values()]])
+    )
+    confirmed = [rate for rate in tried if rate not in unconfirmed]
+    predicted = _predict(
+        tried, [*confirmed, *unconfirmed], own_std.over(schedule.trial_seeds), random
+    )
+    if predicted is None or (unconfirmed and not confirmed):
+        return None
+    means = {choice: 0.0} | {name: statistics.fmean(each) for name, each in paired.items()}
+    noises = [own_std.over(len(finalists[name].validation)) for name in means]
+    better = dict(zip(means, _shrunk([*means.values()], noises, random), strict=True))
+    # What the choice would have had among the trials, with their images: each finalist shows it.
+    levels = [
+        predicted[number] - better[rate.name] + better[choice]
+        for number, rate in enumerate(confirmed)
+    ]
+    return [samples - np.mean(levels, axis=0) for samples in predicted[len(confirmed) :]]
+
+
 def _by_length(rate: ScreenedRate, schedule: Schedule) -> tuple[float | None, ...]:
     """Results by round. Whole trials belong to the last one."""
     if not schedule.is_whole:
@@ -174,17 +213,26 @@ def _differences(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:
     return [a[seed] - b[seed] for seed in sorted(seeds)]
 
 
-def _transfer_std(finalists: Collection[Finalist]) -> _Std:
+def _transfer_std(choice: Finalist, others: Sequence[Finalist]) -> _Std:
     """How much the test images change the differences between candidates on validation: the standard
-    deviation of what test and validation of a finalist differ by, without the part of the seeds.
+    deviation of what test and validation of a finalist differ by, without the part of the seeds. It
+    is the estimate of a one-way analysis of variance, where many seeds weigh more.
     """
-    gaps = [[one.test[seed] - one.validation[seed] for seed in one.test] for one in finalists]
-    if len(gaps) < 2:
+    own, *gaps = (
+        {seed: one.test[seed] - one.validation[seed] for seed in one.test}
+        for one in (choice, *others)
+    )
+    if not others:
         return _Std(0.0, 0)
-    of_seeds = statistics.fmean(std.value**2 for std in _stds_of_means(gaps))
-    variance = statistics.variance(map(statistics.fmean, gaps)) - of_seeds
-    # The difference to the choice has the variance of two.
-    return _Std(math.sqrt(2 * max(0.0, variance)), max(MIN_FREEDOM, len(gaps) - 1))
+    differences = [_differences(each, own) for each in gaps]
+    means = np.array([0.0, *map(statistics.fmean, differences)])
+    seeds = np.array([len(own), *map(len, differences)])
+    between = float(seeds @ (means - np.average(means, weights=seeds)) ** 2)
+    of_seeds = len(others) * _typical_std(differences).over(2).value ** 2
+    weight = float(seeds.sum() - (seeds @ seeds) / seeds.sum())
+    # A difference to the choice has the variance of two.
+    variance = 2 * max(0.0, between - of_seeds) / weight
+    return _Std(math.sqrt(variance), max(MIN_FREEDOM, len(others)))
 
 
 @dataclass(frozen=True)
@@ -194,8 +242,8 @@ class _Std:
     value: float
     freedom: int
 
-    def of_mean(self, count: int) -> _Std:
-        """Standard deviation of a mean."""
+    def over(self, count: int) -> _Std:
+        """Standard deviation of a variance that is divided by a number, as that of a mean is."""
         return replace(self, value=self.value / math.sqrt(count))
 
     def sample(self, random: np.random.Generator) -> np.ndarray:
@@ -231,26 +279,30 @@ def _stds_of_means(groups: Sequence[Sequence[float]]) -> list[_Std]:
         squares = shared * typical.value**2 + (own * statistics.variance(values) if own else 0.0)
         freedom = shared + own
         std = _Std(math.sqrt(squares / freedom) if freedom else 0.0, freedom)
-        stds.append(std.of_mean(len(values)))
+        stds.append(std.over(len(values)))
     return stds
 
 
-def _shrunk(values: Sequence[float], noise: _Std, random: np.random.Generator) -> list[np.ndarray]:
+def _shrunk(
+    values: Sequence[float], noises: Sequence[_Std], random: np.random.Generator
+) -> list[np.ndarray]:
     """Sample what was measured with noise. The part of the spread between the values that the noise
     explains is taken off, because high values are partly luck.
     """
     mean = statistics.fmean(values)
     variance = statistics.variance(values) if len(values) > 1 else math.inf
-    share = max(0.0, 1 - noise.value**2 / variance) if variance else 0.0
-    std = math.sqrt(share) * noise.sample(random)
-    return [
-        mean + share * (value - mean) + std * random.standard_normal(SAMPLES) for value in values
-    ]
+    own = variance - statistics.fmean(noise.value**2 for noise in noises)
+    samples = list[np.ndarray]()
+    for value, noise in zip(values, noises, strict=True):
+        share = 1.0 if math.isinf(own) else max(0.0, own) / (max(0.0, own) + noise.value**2 or 1.0)
+        std = math.sqrt(share) * noise.sample(random)
+        samples.append(mean + share * (value - mean) + std * random.standard_normal(SAMPLES))
+    return samples
 
 
 def _predict(
     tried: Sequence[_Rate],
-    unconfirmed: Sequence[_Rate],
+    predicted_rates: Sequence[_Rate],
     noise: _Std,
     random: np.random.Generator,
 ) -> list[np.ndarray] | None:
@@ -258,8 +310,8 @@ def _predict(
     the result of one in the last round. None if too few rates are known.
     """
     last = NUM_ROUNDS - 1
-    first = min([last, *(rate.last_round for rate in unconfirmed)])
-    models = {rate.model for rate in unconfirmed}
+    first = min([last, *(rate.last_round for rate in predicted_rates)])
+    models = {rate.model for rate in predicted_rates}
     lines = [_fit_line(tried, number, models) for number in range(first, last)]
     fitted = [line for line in lines if line is not None]
     freedom = sum(line.freedom for line in fitted)
@@ -272,7 +324,7 @@ def _predict(
     for number, line in enumerate(fitted, first):
         moving += [
             (rate, np.full(SAMPLES, rate.by_round[number]))
-            for rate in unconfirmed
+            for rate in predicted_rates
             if rate.last_round == number
         ]
         own_noise = noise.value if number + 1 == last else 0.0
@@ -284,8 +336,9 @@ def _predict(
         if (result := rate.by_round[last]) is not None:
             whole[rate.model][rate] = result
     for results in whole.values():
-        samples |= zip(results, _shrunk([*results.values()], noise, random), strict=True)
-    return [samples[rate] for rate in unconfirmed]
+        noises = [noise] * len(results)
+        samples |= zip(results, _shrunk([*results.values()], noises, random), strict=True)
+    return [samples[rate] for rate in predicted_rates]
 
 
 @dataclass(frozen=True)

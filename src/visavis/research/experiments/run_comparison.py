@@ -118,10 +118,26 @@ def plan_comparison(
             f"{', '.join(recipe.members)}. Compare its members."
         )
     settings = build_settings(with_absolute_paths(recipe), *choices)
+    if minutes:
+        settings = tuple(map(_with_random_validation, settings))
     # A grid of learning rates replaces the tuning.
     tune = tune and not any(parse_override(text)[0].endswith("optimizer.lr") for text in choices[2])
     seeds = 0 if minutes else validate_int(seeds, "seeds", 1, MAX_RUNS)
     return ExperimentPlan(recipe.name, settings, seeds, minutes, tune, limits=limits)
+
+
+def _with_random_validation(setting: Setting) -> Setting:
+    """Let each seed draw its validation images, unless the recipe decides it or does not allow it."""
+    data, evaluation = (setting.recipe_values[section] for section in ("data", "evaluation"))
+    if (
+        evaluation.get("random_validation") is not None
+        or data["stream"]
+        or data["feedback"]
+        or evaluation["validation"] == evaluation["test"]
+    ):
+        return setting
+    evaluation = evaluation | {"random_validation": True}
+    return replace(setting, recipe_values=setting.recipe_values | {"evaluation": evaluation})
 
 
 def join_plans(plans: Sequence[ExperimentPlan]) -> ExperimentPlan:

@@ -10,9 +10,11 @@ best few are confirmed with fresh seeds.
    or beyond. After short trainings, two dropped candidates train in the last round, too. They show
    what short trainings can predict.
 3. **Confirmation**, in the rest of the time: the finalists train as the runs of a comparison do, each
-   at its rate, with seeds that no trial had.
+   at its rate, with seeds that no trial had. The better half of them gets more seeds, and so on,
+   until two are left, or one of each model.
 
-Validation decides everything. If the time allows, more candidates stay in each round, all trials have
+Validation decides everything. Each seed may have its own validation images, so only results of equal
+seeds are compared. If the time allows, more candidates stay in each round, all trials have
 more seeds, and more finalists are confirmed. If it is short, all trainings have fewer steps. What was
 decided by the clock is recorded, so that an interrupted choice continues with the same decisions.
 """
@@ -23,7 +25,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -77,13 +79,10 @@ MIN_KEPT = 1 / 3
 MAX_TRIAL_SEEDS = 3
 MIN_FINALISTS, MAX_FINALISTS = 2, 8
 MIN_SEEDS, AIMED_SEEDS, MAX_SEEDS = 3, 5, 30
-"""Seeds of each finalist that a schedule must allow, that the number of finalists aims at, and at
-most.
+"""Seeds of each finalist that a schedule must allow, that their number aims at as a mean, and at most.
 """
-BATCH_SHARE = 0.75
-"""Share of the affordable seeds that start at once. The others follow when the speed of these is
-known.
-"""
+MIN_STAGE_SEEDS = 2
+"""Seeds of each finalist after the first stage."""
 
 
 @dataclass(frozen=True)
@@ -234,6 +233,19 @@ class ScreenedSetting:
         return -math.inf in self.best_by_round
 
 
+@dataclass(frozen=True)
+class Stage:
+    """A stage of the confirmation, which trains a part of the finalists with more seeds.
+
+    Attributes:
+        finalists: Names of its settings, best first.
+        seeds: Seeds of each, with those of the stages before.
+    """
+
+    finalists: tuple[str, ...]
+    seeds: int
+
+
 SPEED_SEED = MAX_RUNS + 101
 """Seed of the trainings that measure the speed. No other training has it."""
 
@@ -248,9 +260,7 @@ class ScreeningState:
         speed: Time of trainings. None before it is measured.
         schedule: Lengths of the trainings. None before their speed is known.
         screened: Results of all candidates. Empty before the end of the screening.
-        finalists: Names of the confirmed settings. Empty before their number is known.
-        seeds: Seeds of the confirmation. 0 before they are known.
-        has_all_seeds: Whether the rest of the time is already part of ``seeds``.
+        stages: Stages of the confirmation so far.
         is_complete: Whether all of them are trained.
     """
 
@@ -259,10 +269,18 @@ class ScreeningState:
     speed: Speed | None = None
     schedule: Schedule | None = None
     screened: tuple[ScreenedSetting, ...] = ()
-    finalists: tuple[str, ...] = ()
-    seeds: int = 0
-    has_all_seeds: bool = False
+    stages: tuple[Stage, ...] = ()
     is_complete: bool = False
+
+    @property
+    def finalists(self) -> tuple[str, ...]:
+        """Names of all confirmed settings. Empty before their number is known."""
+        return self.stages[0].finalists if self.stages else ()
+
+    @property
+    def seeds(self) -> int:
+        """Seeds of the settings of the last stage. 0 before they are known."""
+        return self.stages[-1].seeds if self.stages else 0
 
 
 def possible_schedules(models: int, speed: Speed) -> list[Schedule]:
@@ -451,39 +469,74 @@ class Screening:
         """Train as many of the finalists, best first, with as many seeds as the time allows, by a
         function of the settings and the number of seeds. Return the outcomes.
         """
-        has_more = self.seconds > self.state.seconds or min_seeds > self.state.seeds
-        if not self.state.finalists:
+        by_name = {setting.name: setting for setting in settings}
+        outcomes = dict[tuple[str, int], RunOutcome]()
+
+        def train_stage(stage: Stage) -> None:
+            finalists = [by_name[name] for name in stage.finalists]
+            for outcome in train(finalists, stage.seeds):
+                outcomes[outcome.setting, outcome.seed] = outcome
+
+        has_more_time = self.seconds > self.state.seconds
+        for stage in self.state.stages:
+            train_stage(stage)
+        if self.state.is_complete and not has_more_time and min_seeds <= self.state.seeds:
+            # Reading the results again takes none of the time.
+            return [*outcomes.values()]
+        if not self.state.stages:
             # How long whole runs take, with their evaluation on the test split, is known from the
             # first ones.
             first = best_of_models(settings, MIN_FINALISTS)
             first_seeds = max(1, min(MIN_SEEDS, self.workers // len(first)))
-            outcomes = train(first, first_seeds)
-            runs = len(outcomes) + self._affordable_runs(outcomes, settings)
+            train_stage(Stage(_names(first), first_seeds))
+            runs = len(outcomes) + self._affordable_runs(outcomes.values(), settings)
             kept = best_of_models(settings, max(len(first), runs // AIMED_SEEDS))
-            seeds = max(first_seeds, int(BATCH_SHARE * runs / len(kept)))
-            self.save(
-                finalists=tuple(setting.name for setting in kept),
-                seeds=max(min_seeds, min(seeds, MAX_SEEDS)),
-            )
-        elif has_more:
-            has_all = self.state.has_all_seeds and self.seconds == self.state.seconds
-            self.save(
-                seeds=max(min_seeds, self.state.seeds), has_all_seeds=has_all, is_complete=False
-            )
-        confirmed = [setting for setting in settings if setting.name in self.state.finalists]
-        outcomes = train(confirmed, self.state.seeds)
-        if self.state.is_complete:
-            # Reading the results again takes none of the time.
-            return outcomes
-        if not self.state.has_all_seeds:
-            more = self._affordable_runs(outcomes, confirmed) // len(confirmed)
-            most = max(self.state.seeds, MAX_SEEDS)
-            self.save(seeds=min(self.state.seeds + more, most), has_all_seeds=True)
-            outcomes = train(confirmed, self.state.seeds)
+            train_stage(self._add_stage(kept, runs, max(MIN_STAGE_SEEDS, first_seeds)))
+        elif self.state.is_complete and has_more_time:
+            kept = [by_name[name] for name in self.state.stages[-1].finalists]
+            train_stage(self._add_stage(kept, self._affordable_runs(outcomes.values(), kept)))
+        while len(kept := self._better_half(settings, outcomes.values())) < len(
+            self.state.stages[-1].finalists
+        ):
+            train_stage(self._add_stage(kept, self._affordable_runs(outcomes.values(), kept)))
+        if min_seeds > self.state.seeds:
+            self.save(stages=(*self.state.stages, Stage(self.state.finalists, min_seeds)))
+            train_stage(self.state.stages[-1])
         self.save(is_complete=True)
-        return outcomes
+        return [*outcomes.values()]
 
-    def _affordable_runs(self, outcomes: Sequence[RunOutcome], settings: Sequence[Setting]) -> int:
+    def _better_half(
+        self, settings: Sequence[Setting], outcomes: Collection[RunOutcome]
+    ) -> list[Setting]:
+        """The better half on validation of the last stage, at least the first of every model."""
+        results = {name: list[float]() for name in self.state.stages[-1].finalists}
+        for one in outcomes:
+            if one.setting in results:
+                # As in the table, settings with failed runs come last.
+                rsum = -math.inf if one.failure else one.validation_rsum
+                results[one.setting].append(rsum)
+        means = {name: statistics.fmean(each) for name, each in results.items()}
+        best_first = sorted(
+            (setting for setting in settings if setting.name in means),
+            key=lambda setting: -means[setting.name],
+        )
+        return best_of_models(best_first, max(MIN_FINALISTS, math.ceil(len(means) / 2)))
+
+    def _add_stage(self, kept: Sequence[Setting], runs: int, min_seeds: int = 0) -> Stage:
+        """Store and return the next stage, which has its part of a number of runs. Equal parts are for
+        the stages to come.
+        """
+        last_count = max(MIN_FINALISTS, len({model_key(setting) for setting in kept}))
+        stages = 1 + max(0, math.ceil(math.log2(len(kept) / last_count)))
+        before = self.state.seeds
+        seeds = max(min_seeds, before + runs // (stages * len(kept)))
+        stage = Stage(_names(kept), max(before, min(seeds, MAX_SEEDS)))
+        self.save(stages=(*self.state.stages, stage), is_complete=False)
+        return stage
+
+    def _affordable_runs(
+        self, outcomes: Collection[RunOutcome], settings: Sequence[Setting]
+    ) -> int:
         """Number of whole runs of some settings in the time that is left, from finished runs."""
         assert self.state.schedule is not None
         steps = {setting.name: self._steps(setting) for setting in self.settings}
@@ -580,7 +633,8 @@ class Screening:
     def _train_round(self, number: int, settings: Sequence[Setting], schedule: Schedule) -> None:
         """Train the trials of a round that are not finished, and keep their results."""
         share = schedule.round_shares[number] * schedule.run_share
-        first_seed = MAX_RUNS + 1 + number * MAX_TRIAL_SEEDS
+        # Whole trials of all rounds are compared, and a seed has its own validation images.
+        first_seed = MAX_RUNS + 1 + (0 if schedule.is_whole else number * MAX_TRIAL_SEEDS)
         new = list[tuple[Setting, float]]()
         for setting in settings:
             for factor in self._factors(setting, number, schedule):
@@ -713,6 +767,10 @@ def best_of_models(best_first: Sequence[Setting], count: int) -> list[Setting]:
         if len(kept) < count:
             kept.add(setting.name)
     return [setting for setting in best_first if setting.name in kept]
+
+
+def _names(settings: Sequence[Setting]) -> tuple[str, ...]:
+    return tuple(setting.name for setting in settings)
 
 
 def _num_steps(values: Mapping[str, Any]) -> int:
