@@ -116,6 +116,7 @@ def test_lazy_data_set_equals_tuples_in_every_operation(tmp_path):
         lambda data: data.with_captions(np.array([7, 3, 250])),
         lambda data: data.subsample(20, 2, seed=3),
         lambda data: add_noise(data, ShuffledCaptions(share=0.3), 1),
+        lambda data: data.redraw(("train", "val"), 3),
     ]
     for operation in operations:
         left, right = operation(lazy), operation(eager)

@@ -298,6 +298,72 @@ def test_more_seeds_train_all_finalists(tmp_path):
     )
 
 
+def test_more_time_after_a_stop_within_a_stage_is_used(tmp_path):
+    simulated = SimulatedJobs(quality(OBJECTIVES[3]))
+    screening = simulated.screening(tmp_path, 2)
+    settings, _ = screening.finalists()
+    calls = []
+
+    def stopping(settings, seeds):
+        calls.append(seeds)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return confirm(simulated, settings, seeds)
+
+    with pytest.raises(KeyboardInterrupt):
+        screening.confirm(settings, 1, stopping)
+    simulated.screening(tmp_path, 4).confirm(settings, 1, partial(confirm, simulated))
+    assert 0.85 * 240 <= simulated.now <= 1.1 * 240
+
+
+@pytest.mark.parametrize("stops", [1, 3])
+def test_time_of_runs_before_a_stop_counts(stops, tmp_path):
+    simulated = SimulatedJobs(quality(OBJECTIVES[3]))
+    settings, _ = simulated.screening(tmp_path, 2).finalists()
+    for number in range(stops):
+
+        def stopping(settings, seeds, number=number):
+            outcomes = confirm(simulated, settings, seeds)
+            if seeds > 2 * number + 1:
+                raise KeyboardInterrupt
+            return outcomes
+
+        with pytest.raises(KeyboardInterrupt):
+            simulated.screening(tmp_path, 2).confirm(settings, 1, stopping)
+    simulated.screening(tmp_path, 2).confirm(settings, 1, partial(confirm, simulated))
+    assert simulated.now <= 1.1 * 120
+
+
+def test_stop_after_more_seeds_changes_nothing(tmp_path):
+    simulated = SimulatedJobs(quality(OBJECTIVES[3]))
+    screening = simulated.screening(tmp_path, 2)
+    settings, _ = screening.finalists()
+    screening.confirm(settings, 1, partial(confirm, simulated))
+    more = screening.state.seeds + 2
+
+    def stopping(settings, seeds):
+        if seeds == more:
+            raise KeyboardInterrupt
+        return confirm(simulated, settings, seeds)
+
+    with pytest.raises(KeyboardInterrupt):
+        simulated.screening(tmp_path, 2).confirm(settings, more, stopping)
+    again = simulated.screening(tmp_path, 2)
+    outcomes = again.confirm(settings, more, partial(confirm, simulated))
+    assert again.state.seeds == more
+    assert Counter(one.setting for one in outcomes) == dict.fromkeys(
+        screening.state.finalists, more
+    )
+
+
+def test_state_of_an_older_version_is_refused(tmp_path):
+    storage.write_json(
+        tmp_path / SCREENING_FILE, {"seconds": 120.0, "finalists": ["a"], "seeds": 5}
+    )
+    with pytest.raises(RunError, match="stages"):
+        SimulatedJobs(quality(OBJECTIVES[3])).screening(tmp_path)
+
+
 def test_more_time_trains_more_seeds(tmp_path):
     simulated = SimulatedJobs(quality(OBJECTIVES[2]), step_s=0.05)
     screening = simulated.screening(tmp_path, 30)
@@ -765,6 +831,20 @@ def test_seeds_draw_their_validation_only_within_a_time():
     assert random_validation(0) == {None}
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"start_from": "runs/first"},
+        {"data.noise": "NoiseIndex(file='index.npy')"},
+        {"phases.0.supervision": "MinedNegativeSupervision(file='mined.parquet')"},
+    ],
+)
+def test_validation_is_not_drawn_where_training_images_are_fixed(overrides):
+    recipe = read_recipe("heads-flickr8k", overrides)
+    [setting] = plan_comparison(recipe, ([], [], []), 0, minutes=5).settings
+    assert "random_validation" not in setting.recipe_values["evaluation"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_compare_within_a_time(scenes, tmp_path, monkeypatch):
@@ -803,6 +883,7 @@ def test_compare_within_a_time(scenes, tmp_path, monkeypatch):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_choice_killed_ten_times_ends_with_the_same_table(scenes, tmp_path):
     visavis.features(scenes, visual="scenes", granularity="pooled")
     recipe = tmp_path / "tiny.toml"

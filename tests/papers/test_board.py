@@ -189,6 +189,18 @@ def test_board_joins_seeds_whose_noise_differs(write_run, tmp_path):
     assert len({*map(min, hashes.values())}) == 3, "others contradicts it, unknown shares no seed"
 
 
+def test_board_joins_seeds_with_validation_images_of_their_own(write_run, tmp_path):
+    for seed in (1, 2):
+        recipe = {"evaluation.random_validation": True}
+        record = {"data_fingerprint": f"content {seed}"}
+        write_run(f"runs/{seed}", seed=seed, recipe=recipe, record=record)
+    write_run("runs/fixed")
+    drawn, fixed = board(tmp_path).groups
+    assert [len(row.runs) for row in drawn.rows] == [2]
+    assert [len(row.runs) for row in fixed.rows] == [1]
+    assert "validation images drawn by the seed" in str(drawn.shared.described())
+
+
 def test_board_shows_ensemble_apart(write_run, tmp_path):
     folder = write_run("pair", 320.0)
     for name in ("one", "two"):

@@ -1,6 +1,7 @@
 """Supervision: offline negatives, noisy correspondence and learned weights, resumed exactly."""
 
 import json
+import shutil
 from collections import Counter
 from types import SimpleNamespace
 
@@ -559,9 +560,27 @@ def test_random_validation_is_that_of_the_seed(recipes, scenes, tmp_path):
     assert drawn[0] == drawn[1] != drawn[2]
 
 
+def test_random_validation_is_that_of_later_evaluations(recipes, scenes, tmp_path):
+    runs = []
+    for seed in (1, 2):
+        overrides = {"evaluation.random_validation": True, "seed": seed}
+        out = tmp_path / f"{seed}"
+        trained = visavis.train(recipes / "AOQ.toml", data=scenes, out=out, overrides=overrides)
+        rsum = visavis.evaluate(out, split="val").metrics["rsum"]
+        assert rsum == pytest.approx(trained.validation_rsum, abs=1e-4)
+        runs.append(out)
+    with pytest.raises(RunError, match="expected the same captions of train for all runs"):
+        visavis.evaluate(runs, correction="QueryBankNorm()", bank="train")
+    # Other data keeps its own splits.
+    other = tmp_path / "other"
+    shutil.copytree(scenes, other)
+    assert read_run_recipe(runs[0], str(scenes)).evaluation.random_validation
+    assert not read_run_recipe(runs[0], str(other)).evaluation.random_validation
+
+
 @pytest.mark.parametrize(
     "overrides",
-    [{"data.stream": "train-*.tar"}, {"data.feedback": "votes"}, {"evaluation.validation": "test"}],
+    [{"data.stream": "train-*.tar"}, {"evaluation.validation": "test"}],
 )
 def test_random_validation_is_refused_where_it_would_mix_splits(recipes, overrides):
     with pytest.raises(

@@ -240,6 +240,9 @@ class ImageColumn(LazyImages):
         """Names of splits, and the index of the split of each image."""
         return self.split_names, self.splits
 
+    def with_splits(self, codes: np.ndarray) -> ImageColumn:
+        return ImageColumn(self.names, self.split_names, codes, self.folder)
+
     def take(self, indices: np.ndarray) -> ImageColumn:
         return ImageColumn(
             self.names.take(indices), self.split_names, self.splits[indices], self.folder

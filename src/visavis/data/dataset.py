@@ -43,6 +43,10 @@ class LazyImages(LazySequence[Image], ABC):
     def split_codes(self) -> tuple[tuple[str, ...], np.ndarray]:
         """Names of splits, and the index of the split of each image, shape ``[images]``."""
 
+    @abstractmethod
+    def with_splits(self, codes: np.ndarray) -> LazyImages:
+        """The same images in other splits, by the index of the split of each."""
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -305,9 +309,14 @@ class Dataset:
         rows = np.flatnonzero(np.any([self.in_split(name) for name in splits], axis=0))
         sources = np.arange(len(self.images))
         sources[rows] = np.random.default_rng([seed, 6]).permutation(rows)
-        images = tuple(
-            replace(image, split=self.images[source].split)
-            for image, source in zip(self.images, sources.tolist(), strict=True)
+        names, codes = self._split_codes
+        images: Sequence[Image] = (
+            self.images.with_splits(codes[sources])
+            if isinstance(self.images, LazyImages)
+            else tuple(
+                replace(image, split=names[code])
+                for image, code in zip(self.images, codes[sources].tolist(), strict=True)
+            )
         )
         return replace(self, images=images)
 

@@ -218,6 +218,9 @@ class StreamImages(_StreamItems[Image], LazyImages):
         """Names of splits, and the index of the split of each image."""
         return (SPLIT,), np.broadcast_to(np.int8(0), len(self))
 
+    def with_splits(self, codes: np.ndarray) -> StreamImages:
+        return self  # all images have the same split
+
     def read(self, indices: np.ndarray) -> list[Image]:
         return [self.stream.image(item) for item in self.numbers(indices).tolist()]
 

@@ -468,6 +468,7 @@ def _comparability(run: Measurement, data_hash: str) -> Comparability:
     data = run.recipe_data
     parts = [f"{data.training_images:,} training images"] * bool(data.training_images)
     parts += [f"{data.training_captions} captions of each"] * bool(data.training_captions)
+    parts += ["validation images drawn by the seed"] * run.draws_validation
     return Comparability(
         data_hash, run.split, run.conditions, ", ".join(parts), data.described_noise, run.kind
     )
@@ -521,7 +522,7 @@ def data_hashes(measured: Sequence[Measurement]) -> list[str]:
     hashes = [run.content for run in measured]
     seeded = defaultdict[Comparability, list[int]](list)
     for index, run in enumerate(measured):
-        if run.recipe_data.depends_on_seed:
+        if run.depends_on_seed:
             seeded[_comparability(run, "")].append(index)
     for indices in seeded.values():
         parts = defaultdict[tuple[str, str], list[int]](list)

@@ -182,10 +182,12 @@ class RecordedTest:
     Attributes:
         test: Name of the test split.
         average_networks: Whether the scores of both networks of a run are averaged.
+        random_validation: Whether the seed draws the validation images.
     """
 
     test: str = "test"
     average_networks: bool = False
+    random_validation: bool = False
 
 
 @dataclass(frozen=True)
@@ -229,6 +231,7 @@ class Measurement:
         parameters: Number of parameters.
         seconds: Time of training steps and validations.
         noise_index: Hash of the assignment of training captions to images, if some are wrong.
+        draws_validation: Whether the seed draws the validation images.
     """
 
     folder: Path
@@ -246,6 +249,12 @@ class Measurement:
     parameters: int
     seconds: float
     noise_index: str = ""
+    draws_validation: bool = False
+
+    @property
+    def depends_on_seed(self) -> bool:
+        """Whether another seed may train on another part of the data, or with other wrong captions."""
+        return self.draws_validation or self.recipe_data.depends_on_seed
 
 
 @dataclass(frozen=True)
@@ -366,6 +375,7 @@ def _read_trained(run: RunFolder, result: RecordedResult) -> Measurement:
         parameters=record.parameters,
         seconds=result.seconds,
         noise_index=result.noise_index,
+        draws_validation=recipe.evaluation.random_validation,
     )
 
 

@@ -203,6 +203,14 @@ class Comparison(Result):
         """Return the mean validation RSUM of a setting."""
         return statistics.fmean(run.validation_rsum for run in self.runs(setting))
 
+    def shared_validation(self, setting: Setting) -> float:
+        """Return the mean validation RSUM of a setting over the seeds that all settings have. Other
+        seeds may have other validation images.
+        """
+        shared = set.intersection(*({run.seed for run in self.runs(one)} for one in self.settings))
+        values = [run.validation_rsum for run in self.runs(setting) if run.seed in shared]
+        return statistics.fmean(values) if values else self.validation(setting)
+
     @cached_property
     def selected(self) -> tuple[Setting, ...]:
         """Best grid point of each choice by mean validation RSUM, among those with the most seeds.
@@ -579,7 +587,7 @@ class Comparison(Result):
     def records(self) -> list[dict[str, Any]]:
         """Return a row for each choice: means over seeds, and their standard deviations."""
         results = self.results
-        validation = {setting.name: self.validation(setting) for setting in self.selected}
+        validation = {setting.name: self.shared_validation(setting) for setting in self.selected}
         return [
             {
                 "setting": row.name,
@@ -637,7 +645,7 @@ class Comparison(Result):
                     "choice": setting.choice,
                     "grid_point": setting.grid_point,
                     "chosen": setting in self.selected,
-                    "validation_rsum": self.validation(setting),
+                    "validation_rsum": self.shared_validation(setting),
                     "seeds": [run.seed for run in self.runs(setting)],
                     "seconds": statistics.fmean(run.seconds for run in self.runs(setting)),
                 }

@@ -179,7 +179,7 @@ def _unconfirmed_differences(
     own_std = (
         _typical_std([*paired.values()]).over(2)
         if paired
-        else _typical_std([[*finalists[choice].validation.values()]])
+        else _typical_std([[*finalists[choice].test.values()]])
     )
     confirmed = [rate for rate in tried if rate not in unconfirmed]
     predicted = _predict(

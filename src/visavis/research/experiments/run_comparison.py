@@ -128,16 +128,20 @@ def plan_comparison(
 
 def _with_random_validation(setting: Setting) -> Setting:
     """Let each seed draw its validation images, unless the recipe decides it or does not allow it."""
-    data, evaluation = (setting.recipe_values[section] for section in ("data", "evaluation"))
+    values = setting.recipe_values
+    data, evaluation = values["data"], values["evaluation"]
+    # Files that list captions of the training split, such as mined negatives.
+    listed = [data.get("noise"), *(phase["supervision"] for phase in values["phases"])]
     if (
         evaluation.get("random_validation") is not None
         or data["stream"]
-        or data["feedback"]
+        or values["start_from"]  # it was trained on images that would be drawn
+        or any("file=" in str(spec) for spec in listed)
         or evaluation["validation"] == evaluation["test"]
     ):
         return setting
     evaluation = evaluation | {"random_validation": True}
-    return replace(setting, recipe_values=setting.recipe_values | {"evaluation": evaluation})
+    return replace(setting, recipe_values=values | {"evaluation": evaluation})
 
 
 def join_plans(plans: Sequence[ExperimentPlan]) -> ExperimentPlan:

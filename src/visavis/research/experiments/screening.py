@@ -255,21 +255,21 @@ class ScreeningState:
     """Decisions that depend on the time, as they are stored.
 
     Attributes:
+        stages: Stages of the confirmation so far.
         seconds: The whole time.
         elapsed_s: Time of the finished rounds.
         speed: Time of trainings. None before it is measured.
         schedule: Lengths of the trainings. None before their speed is known.
         screened: Results of all candidates. Empty before the end of the screening.
-        stages: Stages of the confirmation so far.
         is_complete: Whether all of them are trained.
     """
 
+    stages: tuple[Stage, ...]
     seconds: float = 0.0
     elapsed_s: float = 0.0
     speed: Speed | None = None
     schedule: Schedule | None = None
     screened: tuple[ScreenedSetting, ...] = ()
-    stages: tuple[Stage, ...] = ()
     is_complete: bool = False
 
     @property
@@ -478,11 +478,17 @@ class Screening:
                 outcomes[outcome.setting, outcome.seed] = outcome
 
         has_more_time = self.seconds > self.state.seconds
+        started = self.clock()
         for stage in self.state.stages:
             train_stage(stage)
         if self.state.is_complete and not has_more_time and min_seeds <= self.state.seeds:
             # Reading the results again takes none of the time.
             return [*outcomes.values()]
+        if not self.state.is_complete and self.state.stages:
+            # The time of the runs that finished before an interruption was not stored.
+            before = self.state.stages[-2].seeds if len(self.state.stages) > 1 else 0
+            new_s = [one.job_seconds for one in outcomes.values() if one.seed > before]
+            self._started -= max(0.0, sum(new_s) / self.workers - (self.clock() - started))
         if not self.state.stages:
             # How long whole runs take, with their evaluation on the test split, is known from the
             # first ones.
@@ -492,7 +498,7 @@ class Screening:
             runs = len(outcomes) + self._affordable_runs(outcomes.values(), settings)
             kept = best_of_models(settings, max(len(first), runs // AIMED_SEEDS))
             train_stage(self._add_stage(kept, runs, max(MIN_STAGE_SEEDS, first_seeds)))
-        elif self.state.is_complete and has_more_time:
+        elif has_more_time:
             kept = [by_name[name] for name in self.state.stages[-1].finalists]
             train_stage(self._add_stage(kept, self._affordable_runs(outcomes.values(), kept)))
         while len(kept := self._better_half(settings, outcomes.values())) < len(
@@ -500,8 +506,9 @@ class Screening:
         ):
             train_stage(self._add_stage(kept, self._affordable_runs(outcomes.values(), kept)))
         if min_seeds > self.state.seeds:
-            self.save(stages=(*self.state.stages, Stage(self.state.finalists, min_seeds)))
-            train_stage(self.state.stages[-1])
+            stage = Stage(self.state.finalists, min_seeds)
+            self.save(stages=(*self.state.stages, stage), is_complete=True)
+            train_stage(stage)
         self.save(is_complete=True)
         return [*outcomes.values()]
 
@@ -781,5 +788,5 @@ def _num_steps(values: Mapping[str, Any]) -> int:
 def read_state(folder: Path) -> ScreeningState:
     """Read the decisions of an interrupted screening, or return those of a new one."""
     if not os.path.exists(folder / SCREENING_FILE):
-        return ScreeningState()
+        return ScreeningState(())
     return storage.read_json(folder / SCREENING_FILE, ScreeningState, error=RunError)

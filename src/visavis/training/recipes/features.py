@@ -45,11 +45,7 @@ _SAMPLED_CAPTIONS = 1_000
 
 
 def training_subset(recipe: Recipe, data: Dataset) -> Dataset:
-    """Draw the validation, reduce the training split, and move captions to wrong images, as the recipe
-    has it.
-    """
-    if recipe.evaluation.random_validation:
-        data = data.redraw(("train", recipe.evaluation.validation), recipe.seed)
+    """Reduce the training split, and move captions to wrong images, as the recipe has it."""
     data = data.subsample(recipe.data.training_images, recipe.data.training_captions, recipe.seed)
     return data if recipe.data.noise is None else add_noise(data, recipe.data.noise, recipe.seed)
 

@@ -50,17 +50,21 @@ def open_data(recipe: Recipe, progress: Progress, *, skip_bad: bool | None = Non
     skip_bad = recipe.data.skip_bad if skip_bad is None else skip_bad
     if recipe.visual.granularity != "pixels" and recipe.visual.features:
         # Stored features replace the images.
-        return open_dataset(
+        data = open_dataset(
             recipe.data.path, skip_bad=skip_bad, needs_files=not recipe.visual.item_vectors
         )
-    return open_valid_dataset(
-        recipe.data.path,
-        skip_bad=skip_bad,
-        needs_files=not recipe.visual.item_vectors,
-        frames_per_second=recipe.visual.frames_per_second,
-        decode_all_frames=recipe.data.skip_bad,
-        on_progress=lambda done, total: progress.update("checking images", done, total, 0.0),
-    )
+    else:
+        data = open_valid_dataset(
+            recipe.data.path,
+            skip_bad=skip_bad,
+            needs_files=not recipe.visual.item_vectors,
+            frames_per_second=recipe.visual.frames_per_second,
+            decode_all_frames=recipe.data.skip_bad,
+            on_progress=lambda done, total: progress.update("checking images", done, total, 0.0),
+        )
+    if recipe.evaluation.random_validation:
+        data = data.redraw(("train", recipe.evaluation.validation), recipe.seed)
+    return data
 
 
 def open_stream(recipe: Recipe, progress: Progress) -> ShardStream | None:

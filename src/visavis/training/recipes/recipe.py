@@ -148,10 +148,10 @@ class Recipe(RecipeSection):
     def _check_random_validation(self) -> Self:
         evaluation = self.evaluation
         if evaluation.random_validation and (
-            self.data.stream or self.data.feedback or evaluation.validation == evaluation.test
+            self.data.stream or self.members or evaluation.validation == evaluation.test
         ):
             raise ValueError(
-                "evaluation.random_validation: expected no data.stream, no data.feedback, and another "
+                "evaluation.random_validation: expected no data.stream, no members, and another "
                 "split for validation than for the test. Change them, or remove it."
             )
         return self

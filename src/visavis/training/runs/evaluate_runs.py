@@ -245,6 +245,12 @@ def _encode_bank(
                 sample = np.random.default_rng(0).choice(len(split.images), count, replace=False)
                 split = split.take(np.sort(sample))
             banks.append((module, network, split))
+        if any(split.captions != banks[0][2].captions for _, _, split in banks):
+            raise RunError(
+                f"--bank: expected the same captions of {bank} for all runs, got others. Their seeds "
+                "or recipes took other images. Pass "
+                f"--bank {TEST_QUERIES}, or a file of texts."
+            )
         _, images, texts = encode_by_networks(banks)
         return QueryBank(
             f"{len(texts):,} captions and {len(images):,} images of {bank}", texts, images

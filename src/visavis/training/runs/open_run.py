@@ -80,16 +80,15 @@ def read_run_recipe(folder: Path, data: str | None = None, memory: MemoryLimit =
         recipe = recipe.model_copy(update={"memory": str(parse_memory(memory))})
     if data is None:
         return recipe
-    return build_recipe(
-        recipe.to_dict(),
-        # The noise of the training is not that of other data.
-        {
-            "data.path": data,
-            "data.noise": "",
-            "visual.features": _features_on(data, recipe, folder),
-        },
-        str(folder),
-    )
+    # The noise of the training is not that of other data, and neither is its validation.
+    overrides: dict[str, Any] = {
+        "data.path": data,
+        "data.noise": "",
+        "visual.features": _features_on(data, recipe, folder),
+    }
+    if os.path.realpath(data) != os.path.realpath(recipe.data.path):
+        overrides["evaluation.random_validation"] = False
+    return build_recipe(recipe.to_dict(), overrides, str(folder))
 
 
 def read_ensemble_recipe(folder: Path) -> Recipe | None:
