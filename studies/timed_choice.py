@@ -6,8 +6,8 @@
 Worlds: 300 synthetic scenes and 400 synthetic clips of a seed, with 150 of each for validation and
 450 for tests, and the images of Flickr8k whose captions name a topic, with their frozen features: 700
 for the training, 200 for validation and 600 for tests. Test metrics are means over three folds, whose
-galleries are as large as that of validation. The choice was changed while the worlds children and
-those of seed 77 were looked at.
+galleries are as large as the one of validation. The choice was developed on the world children, and
+on scenes and clips of seed 77.
 
 The truth is a full grid: every candidate at five learning rates a factor of 2 apart with one seed,
 then at its best rate on validation with three further seeds, and the best five of these with six. The

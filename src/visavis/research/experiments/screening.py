@@ -83,6 +83,8 @@ MIN_SEEDS, AIMED_SEEDS, MAX_SEEDS = 3, 5, 30
 """
 MIN_STAGE_SEEDS = 2
 """Seeds of each finalist after the first stage."""
+LAST_SHARE = 0.9
+"""Share of the affordable runs that the last stage trains, because they can become slower."""
 
 
 @dataclass(frozen=True)
@@ -535,8 +537,9 @@ class Screening:
         """
         last_count = max(MIN_FINALISTS, len({model_key(setting) for setting in kept}))
         stages = 1 + max(0, math.ceil(math.log2(len(kept) / last_count)))
+        share = 1 / stages if stages > 1 else LAST_SHARE
         before = self.state.seeds
-        seeds = max(min_seeds, before + runs // (stages * len(kept)))
+        seeds = max(min_seeds, before + int(share * runs / len(kept)))
         stage = Stage(_names(kept), max(before, min(seeds, MAX_SEEDS)))
         self.save(stages=(*self.state.stages, stage), is_complete=False)
         return stage
