@@ -334,6 +334,26 @@ def test_time_of_runs_before_a_stop_counts(stops, tmp_path):
     assert simulated.now <= 1.1 * 120
 
 
+def test_failed_runs_train_once(tmp_path):
+    simulated = SimulatedJobs(quality(OBJECTIVES[3]))
+    screening = simulated.screening(tmp_path, 2)
+    settings, _ = screening.finalists()
+    trained = Counter()
+
+    def train(settings, seeds):
+        outcomes = confirm(simulated, settings, seeds)
+        for number, one in enumerate(outcomes):
+            if one.setting == OBJECTIVES[3]:
+                trained[one.seed] += 1
+                outcomes[number] = replace(one, failure="cannot be trained")
+        return outcomes
+
+    outcomes = screening.confirm(settings, 1, train)
+    assert trained and set(trained.values()) == {1}
+    assert OBJECTIVES[3] not in screening.state.stages[-1].finalists
+    assert OBJECTIVES[3] in {one.setting for one in outcomes if one.failure}
+
+
 def test_stop_after_more_seeds_changes_nothing(tmp_path):
     simulated = SimulatedJobs(quality(OBJECTIVES[3]))
     screening = simulated.screening(tmp_path, 2)

@@ -475,9 +475,12 @@ class Screening:
         outcomes = dict[tuple[str, int], RunOutcome]()
 
         def train_stage(stage: Stage) -> None:
-            finalists = [by_name[name] for name in stage.finalists]
-            for outcome in train(finalists, stage.seeds):
-                outcomes[outcome.setting, outcome.seed] = outcome
+            # A failed run has no outcome file, so that it would train in every stage.
+            failed = {one.setting for one in outcomes.values() if one.failure}
+            finalists = [by_name[name] for name in stage.finalists if name not in failed]
+            if finalists:
+                for outcome in train(finalists, stage.seeds):
+                    outcomes[outcome.setting, outcome.seed] = outcome
 
         has_more_time = self.seconds > self.state.seconds
         started = self.clock()
