@@ -302,7 +302,8 @@ def compare(
 
     With ``minutes``, no list is needed: all objectives that need only captions, with the default
     recipes of the encoders on this machine, are trained briefly, the better ones longer, and the best few are
-    compared with fresh seeds. The result names the expected regret of the choice.
+    compared with fresh seeds, the better ones with more. Each seed draws its validation images from
+    training and validation. The result names the expected regret of the choice.
 
     Args:
         recipe: TOML file or name of a shipped recipe. Default: chosen from the encoders available.
