@@ -13,7 +13,7 @@ from tests.fixtures.recipes import write_recipe
 
 import visavis
 from visavis import PairLoss, parse
-from visavis.core import spec
+from visavis.core import spec, storage
 from visavis.core.errors import MissingSupervision, RecipeError, RunError
 from visavis.core.own_code import loaded_classes
 from visavis.data.dataset_reader import open_dataset
@@ -558,6 +558,21 @@ def test_random_validation_is_that_of_the_seed(recipes, scenes, tmp_path):
         assert {one.name for one in train.images}.isdisjoint(one.name for one in val.images)
         drawn.append(sorted(one.name for one in val.images))
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_seeds_that_draw_their_validation_share_features(scenes):
+    def files():
+        return {file for file in (storage.cache_folder() / "features").rglob("*") if file.is_file()}
+
+    def open_seed(seed):
+        overrides = {"evaluation.random_validation": True, "seed": seed}
+        recipe = read_recipe("demo", {"data.path": str(scenes), **overrides})
+        return open_data_module(recipe, training=True).validation
+
+    first, known = open_seed(1), files()
+    second = open_seed(2)
+    assert [one.name for one in first.images] != [one.name for one in second.images]
+    assert known and files() == known
 
 
 def test_random_validation_is_that_of_later_evaluations(recipes, scenes, tmp_path):

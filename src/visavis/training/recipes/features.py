@@ -44,8 +44,20 @@ VOCABULARY_CAPTIONS = 100_000
 _SAMPLED_CAPTIONS = 1_000
 
 
+def draw_validation(recipe: Recipe, data: Dataset) -> Dataset:
+    """Draw the validation images, as the recipe has it. Not before features are computed: those of the
+    whole data set are cached, and another split would be another data set.
+    """
+    if not recipe.evaluation.random_validation:
+        return data
+    return data.redraw(("train", recipe.evaluation.validation), recipe.seed)
+
+
 def training_subset(recipe: Recipe, data: Dataset) -> Dataset:
-    """Reduce the training split, and move captions to wrong images, as the recipe has it."""
+    """Draw the validation, reduce the training split, and move captions to wrong images, as the recipe
+    has it.
+    """
+    data = draw_validation(recipe, data)
     data = data.subsample(recipe.data.training_images, recipe.data.training_captions, recipe.seed)
     return data if recipe.data.noise is None else add_noise(data, recipe.data.noise, recipe.seed)
 

@@ -29,6 +29,7 @@ from visavis.training.evaluation.ranked_split import select_captions
 from visavis.training.recipes.data_module import IMAGES_PER_BATCH, DataModule
 from visavis.training.recipes.features import (
     caption_rows,
+    draw_validation,
     extra_text_features,
     image_rows,
     report_cut_captions,
@@ -50,21 +51,17 @@ def open_data(recipe: Recipe, progress: Progress, *, skip_bad: bool | None = Non
     skip_bad = recipe.data.skip_bad if skip_bad is None else skip_bad
     if recipe.visual.granularity != "pixels" and recipe.visual.features:
         # Stored features replace the images.
-        data = open_dataset(
+        return open_dataset(
             recipe.data.path, skip_bad=skip_bad, needs_files=not recipe.visual.item_vectors
         )
-    else:
-        data = open_valid_dataset(
-            recipe.data.path,
-            skip_bad=skip_bad,
-            needs_files=not recipe.visual.item_vectors,
-            frames_per_second=recipe.visual.frames_per_second,
-            decode_all_frames=recipe.data.skip_bad,
-            on_progress=lambda done, total: progress.update("checking images", done, total, 0.0),
-        )
-    if recipe.evaluation.random_validation:
-        data = data.redraw(("train", recipe.evaluation.validation), recipe.seed)
-    return data
+    return open_valid_dataset(
+        recipe.data.path,
+        skip_bad=skip_bad,
+        needs_files=not recipe.visual.item_vectors,
+        frames_per_second=recipe.visual.frames_per_second,
+        decode_all_frames=recipe.data.skip_bad,
+        on_progress=lambda done, total: progress.update("checking images", done, total, 0.0),
+    )
 
 
 def open_stream(recipe: Recipe, progress: Progress) -> ShardStream | None:
@@ -144,7 +141,8 @@ def open_data_module(
     progress = context.progress
     with context.group.first_rank_first():  # the others find what it has checked and converted
         data = open_data(recipe, progress)
-        feedback = read_feedback_pairs(recipe.data.feedback, data, progress) if training else None
+        drawn = draw_validation(recipe, data)
+        feedback = read_feedback_pairs(recipe.data.feedback, drawn, progress) if training else None
         stream = open_stream(recipe, progress) if training else None
     extra_texts = _extra_texts(recipe, data) if training and stream is None else ()
 
