@@ -295,7 +295,8 @@ class SettingResults:
             kinds += ["95 % interval of the mean"] * (runs[-1] >= MIN_SEEDS)
             if len(kinds) > 1:
                 kinds[0] += f" below {MIN_SEEDS} seeds"
-            spread = f"mean over {' to '.join(map(str, runs))} seeds ({', else '.join(kinds)})"
+            seeds = f"{runs[0]} to {runs[-1]}" if len(runs) > 1 else f"{runs[0]}"
+            spread = f"mean over {seeds} seeds ({', else '.join(kinds)})"
         caption = f"Recalls in percent, {spread}, {self.conditions}." + (
             f" {self.note}." if self.note else ""
         )
