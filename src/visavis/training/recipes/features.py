@@ -45,8 +45,8 @@ _SAMPLED_CAPTIONS = 1_000
 
 
 def draw_validation(recipe: Recipe, data: Dataset) -> Dataset:
-    """Draw the validation images, as the recipe has it. Not before features are computed: those of the
-    whole data set are cached, and another split would be another data set.
+    """Draw the validation images, as the recipe has it. Not before features are computed: the cache
+    has features of a whole data set, and other splits make it another data set.
     """
     if not recipe.evaluation.random_validation:
         return data
