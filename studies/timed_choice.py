@@ -85,7 +85,7 @@ SPLITS = {"train": 700, "val": 200, "test": 600}
 """Images of a part of Flickr8k."""
 FOLDS = protocols.Protocol(
     name="folds",
-    description="three folds, each with a gallery as large as that of validation",
+    description="three folds, each with a gallery as large as the one of validation",
     folds=3,
 )
 

@@ -141,8 +141,11 @@ def open_data_module(
     progress = context.progress
     with context.group.first_rank_first():  # the others find what it has checked and converted
         data = open_data(recipe, progress)
-        drawn = draw_validation(recipe, data)
-        feedback = read_feedback_pairs(recipe.data.feedback, drawn, progress) if training else None
+        feedback = (
+            read_feedback_pairs(recipe.data.feedback, draw_validation(recipe, data), progress)
+            if training
+            else None
+        )
         stream = open_stream(recipe, progress) if training else None
     extra_texts = _extra_texts(recipe, data) if training and stream is None else ()
 

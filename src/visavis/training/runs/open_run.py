@@ -80,7 +80,7 @@ def read_run_recipe(folder: Path, data: str | None = None, memory: MemoryLimit =
         recipe = recipe.model_copy(update={"memory": str(parse_memory(memory))})
     if data is None:
         return recipe
-    # The noise of the training is not that of other data, and neither is its validation.
+    # Noise and drawn validation images belong to the data of the training.
     overrides: dict[str, Any] = {
         "data.path": data,
         "data.noise": "",
