@@ -129,19 +129,20 @@ def plan_comparison(
 def _with_random_validation(setting: Setting) -> Setting:
     """Let each seed draw its validation images, unless the recipe decides it or does not allow it."""
     values = setting.recipe_values
-    data, evaluation = values["data"], values["evaluation"]
-    # Files that list captions of the training split, such as mined negatives.
-    listed = [data.get("noise"), *(phase["supervision"] for phase in values["phases"])]
+    recipe = build_recipe(values, {}, setting.name)
+    evaluation = recipe.evaluation
+    sources = [recipe.data.noise, *(phase.supervision for phase in recipe.phases)]
     if (
-        evaluation.get("random_validation") is not None
-        or data["stream"]
-        or values["start_from"]  # it was trained on images that would be drawn
-        or any("file=" in str(spec) for spec in listed)
-        or evaluation["validation"] == evaluation["test"]
+        evaluation.random_validation is not None
+        or recipe.data.stream
+        or recipe.start_from  # it was trained on images that would be drawn
+        # Files that list captions of the training split, such as mined negatives.
+        or any("file" in source.path_fields for source in sources if source is not None)
+        or evaluation.validation == evaluation.test
     ):
         return setting
-    evaluation = evaluation | {"random_validation": True}
-    return replace(setting, recipe_values=values | {"evaluation": evaluation})
+    drawn = values["evaluation"] | {"random_validation": True}
+    return replace(setting, recipe_values=values | {"evaluation": drawn})
 
 
 def join_plans(plans: Sequence[ExperimentPlan]) -> ExperimentPlan:

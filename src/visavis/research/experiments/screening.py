@@ -482,6 +482,9 @@ class Screening:
                 for outcome in train(finalists, stage.seeds):
                     outcomes[outcome.setting, outcome.seed] = outcome
 
+        def affordable(settings: Sequence[Setting]) -> int:
+            return self._affordable_runs(outcomes.values(), settings)
+
         has_more_time = self.seconds > self.state.seconds
         started = self.clock()
         for stage in self.state.stages:
@@ -500,16 +503,16 @@ class Screening:
             first = best_of_models(settings, MIN_FINALISTS)
             first_seeds = max(1, min(MIN_SEEDS, self.workers // len(first)))
             train_stage(Stage(_names(first), first_seeds))
-            runs = len(outcomes) + self._affordable_runs(outcomes.values(), settings)
+            runs = len(outcomes) + affordable(settings)
             kept = best_of_models(settings, max(len(first), runs // AIMED_SEEDS))
             train_stage(self._add_stage(kept, runs, max(MIN_STAGE_SEEDS, first_seeds)))
         elif has_more_time:
             kept = [by_name[name] for name in self.state.stages[-1].finalists]
-            train_stage(self._add_stage(kept, self._affordable_runs(outcomes.values(), kept)))
+            train_stage(self._add_stage(kept, affordable(kept)))
         while len(kept := self._better_half(settings, outcomes.values())) < len(
             self.state.stages[-1].finalists
         ):
-            train_stage(self._add_stage(kept, self._affordable_runs(outcomes.values(), kept)))
+            train_stage(self._add_stage(kept, affordable(kept)))
         if min_seeds > self.state.seeds:
             stage = Stage(self.state.finalists, min_seeds)
             self.save(stages=(*self.state.stages, stage), is_complete=True)
