@@ -10,7 +10,7 @@ import pytest
 
 from visavis.evaluation.statistics import Interval
 from visavis.research.experiments.comparison_report import plot_sweeps
-from visavis.research.experiments.comparison_result import find_sweeps
+from visavis.research.experiments.comparison_result import Comparison, find_sweeps
 from visavis.research.experiments.grid import build_settings
 from visavis.research.experiments.jobs import RunOutcome
 from visavis.training.recipes.files import read_recipe
@@ -115,6 +115,25 @@ def test_find_sweeps_leaves_a_measured_number_out():
     assert sweep.name == "margin"
     assert [point.value for point in sweep.curves[""][0]] == [0.1, 0.2, 0.3]
     assert list(sweep.references) == ["Unified(margin='auto', gamma=60)"]
+
+
+@pytest.mark.parametrize(("draws", "means"), [(True, [1, 11, 21]), (False, [2, 11, 21])])
+def test_sweeps_of_drawn_validation_compare_equal_seeds(draws, means):
+    recipe = read_recipe("heads-flickr8k", {"evaluation.random_validation": draws})
+    settings = build_settings(recipe, sorted(MARGINS), [], [])
+    # The first setting has two seeds more.
+    outcomes = tuple(
+        outcome(setting.name, seed, 10 * position + seed)
+        for position, setting in enumerate(settings)
+        for seed in range(1, 2 if position else 4)
+    )
+    comparison = Comparison(Path(), "", tuple(settings), outcomes)
+    (sweep,) = comparison.sweeps
+    assert [[point.rsum.mean for point in points] for points in sweep.curves[""]] == [
+        means,
+        [10 * mean for mean in means],
+    ]
+    assert [comparison.comparable_validation(setting) for setting in settings] == means
 
 
 def test_find_sweeps_finds_both_numbers_of_a_grid():

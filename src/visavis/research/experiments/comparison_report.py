@@ -100,7 +100,7 @@ def _report_renderer(comparison: Comparison) -> Callable[..., str]:
     logs = [
         TrainingCurve(setting.name, RunFolder(run.folder).read_log())
         for setting in comparison.selected
-        for run in comparison.runs(setting)
+        for run in comparison.comparable_runs(setting)
     ]
     tests = comparison.differences_from_best.values()
     differences = [(test, comparison.image_bootstrap.difference(test.a, test.b)) for test in tests]
@@ -484,7 +484,7 @@ def example_queries(comparison: Comparison, num_queries: int = 4) -> ExampleQuer
 
 def _best_run(comparison: Comparison, setting: Setting) -> RunOutcome:
     runs = comparison.runs(setting)
-    if setting.recipe_values["evaluation"].get("random_validation"):
+    if comparison.draws_validation:
         # The best one may have the easiest validation images.
         return runs[0]
     return max(runs, key=lambda run: run.validation_rsum)

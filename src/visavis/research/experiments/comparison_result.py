@@ -203,13 +203,25 @@ class Comparison(Result):
         """Return the mean validation RSUM of a setting."""
         return statistics.fmean(run.validation_rsum for run in self.runs(setting))
 
-    def shared_validation(self, setting: Setting) -> float:
-        """Return the mean validation RSUM of a setting over the seeds that all settings have. Other
-        seeds may have other validation images.
+    @property
+    def draws_validation(self) -> bool:
+        """Whether each seed draws its validation images."""
+        return bool(self.settings[0].recipe_values["evaluation"].get("random_validation"))
+
+    def comparable_runs(self, setting: Setting) -> list[RunOutcome]:
+        """Return the successful runs of a setting whose validation can be compared with all settings:
+        if each seed draws its validation images, only seeds that all settings have. If there is none,
+        all runs.
         """
+        runs = self.runs(setting)
+        if not self.draws_validation:
+            return runs
         shared = set.intersection(*({run.seed for run in self.runs(one)} for one in self.settings))
-        values = [run.validation_rsum for run in self.runs(setting) if run.seed in shared]
-        return statistics.fmean(values) if values else self.validation(setting)
+        return [run for run in runs if run.seed in shared] or runs
+
+    def comparable_validation(self, setting: Setting) -> float:
+        """Return the mean validation RSUM of the comparable runs of a setting."""
+        return statistics.fmean(run.validation_rsum for run in self.comparable_runs(setting))
 
     @cached_property
     def selected(self) -> tuple[Setting, ...]:
@@ -414,7 +426,7 @@ class Comparison(Result):
                 f"{self.choice.minutes:g} minutes.{length}"
             )
         ]
-        if self.settings[0].recipe_values["evaluation"].get("random_validation"):
+        if self.draws_validation:
             sentences.append(
                 "Each seed drew its validation images from those of training and validation."
             )
@@ -464,7 +476,7 @@ class Comparison(Result):
     @cached_property
     def sweeps(self) -> tuple[Sweep, ...]:
         """Curves over each number that varies while everything else is equal."""
-        return find_sweeps([(setting, self.runs(setting)) for setting in self.settings])
+        return find_sweeps([(setting, self.comparable_runs(setting)) for setting in self.settings])
 
     def selected_values(self, setting: Setting) -> str:
         """Describe what validation selected for a setting."""
@@ -587,7 +599,9 @@ class Comparison(Result):
     def records(self) -> list[dict[str, Any]]:
         """Return a row for each choice: means over seeds, and their standard deviations."""
         results = self.results
-        validation = {setting.name: self.shared_validation(setting) for setting in self.selected}
+        validation = {
+            setting.name: self.comparable_validation(setting) for setting in self.selected
+        }
         return [
             {
                 "setting": row.name,
@@ -645,7 +659,7 @@ class Comparison(Result):
                     "choice": setting.choice,
                     "grid_point": setting.grid_point,
                     "chosen": setting in self.selected,
-                    "validation_rsum": self.shared_validation(setting),
+                    "validation_rsum": self.comparable_validation(setting),
                     "seeds": [run.seed for run in self.runs(setting)],
                     "seconds": statistics.fmean(run.seconds for run in self.runs(setting)),
                 }
