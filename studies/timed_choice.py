@@ -31,6 +31,7 @@ import itertools
 import json
 import operator
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ from typing import Any
 import numpy as np
 
 from visavis.core import storage
+from visavis.core.errors import RecipeError, VisavisError
 from visavis.core.progress import NoProgress
 from visavis.data.synthetic import write_synthetic_clips, write_synthetic_scenes
 from visavis.evaluation import protocols
@@ -113,35 +115,35 @@ def write_topic(topic: str, source: Path, folder: Path) -> None:
     (folder / f"dataset_{topic}.json").write_text(json.dumps({"dataset": topic, "images": images}))
 
 
+def world_recipe(
+    world: str, data: Path, flickr8k: Path | None, seed: int
+) -> tuple[str, dict[str, Any]]:
+    """Write the data of a world unless it exists, and return its recipe and overrides."""
+    overrides: dict[str, Any] = {"data.path": str(data), "training.threads": 1}
+    if world == "scenes":
+        if not data.exists():
+            write_synthetic_scenes(
+                data, num_train=300, num_val=150, num_test=450, captions_per_image=3, seed=seed
+            )
+        return "demo", overrides | {"epochs": 12}
+    if world == "clips":
+        if not data.exists():
+            write_synthetic_clips(data, num_train=400, num_val=150, num_test=450, seed=seed)
+        return "synthetic-clips/ce-appearance", overrides | {"epochs": 5}
+    if not data.exists():
+        if flickr8k is None:
+            raise RecipeError(f"--flickr8k: expected a folder for the world {world}.")
+        write_topic(world, flickr8k, data)
+    overrides |= {"visual.features": str(data / "features.npy"), "evaluation.protocol": "plain"}
+    return "study-flickr8k", overrides | {"epochs": 6}
+
+
 def open_world(options: argparse.Namespace) -> ExperimentPlan:
     """Write the data of a world, and plan its candidates."""
     data = options.out / options.world / "data"
+    recipe, overrides = world_recipe(options.world, data, options.flickr8k, options.seed)
     protocols.CATALOG = (*protocols.CATALOG, FOLDS)
-    overrides: dict[str, Any] = {"data.path": str(data), "training.threads": 1}
     overrides |= {"evaluation.protocol": FOLDS.name}
-    if options.world == "scenes":
-        recipe = "demo"
-        overrides |= {"epochs": 12}
-        if not data.exists():
-            write_synthetic_scenes(
-                data,
-                num_train=300,
-                num_val=150,
-                num_test=450,
-                captions_per_image=3,
-                seed=options.seed,
-            )
-    elif options.world == "clips":
-        recipe = "synthetic-clips/ce-appearance"
-        overrides |= {"epochs": 5}
-        if not data.exists():
-            write_synthetic_clips(data, num_train=400, num_val=150, num_test=450, seed=options.seed)
-    else:
-        recipe = "study-flickr8k"
-        features = str(data / "features.npy")
-        overrides |= {"visual.features": features, "epochs": 6}
-        if not data.exists():
-            write_topic(options.world, options.flickr8k, data)
     objectives = candidate_objectives()[: options.candidates]
     return plan_comparison(
         read_recipe(recipe, overrides), (objectives, [], []), 0, minutes=1.0, tune=True
@@ -412,4 +414,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except VisavisError as error:
+        sys.exit(f"timed_choice: {error}")

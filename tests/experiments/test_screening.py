@@ -11,7 +11,7 @@ import math
 import re
 import statistics
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -663,7 +663,10 @@ def test_luck_of_the_best_of_equal_trials_is_taken_off():
 
 def test_regret_interval_contains_simulated_regrets(tmp_path):
     random = np.random.default_rng(0)
-    true, stated, covered = [], [], []
+    # Test RSUM at 300 of validation, and its change for each RSUM: of an equal gallery, and of a large
+    # one, whose slope is not quite the expected one.
+    scales = (300.0, 1.0), (88.0, 0.6)
+    true, stated, covered = ([[] for _ in scales] for _ in range(3))
     for number in range(60):
         best_rsum = dict(zip(OBJECTIVES, random.normal(300, 6, len(OBJECTIVES)), strict=True))
         best_log2 = dict(zip(OBJECTIVES, random.normal(0, 1, len(OBJECTIVES)), strict=True))
@@ -697,28 +700,56 @@ def test_regret_interval_contains_simulated_regrets(tmp_path):
 
         outcomes = screening.confirm(settings, 1, train)
         state = screening.state
-        finalists = {}
-        for name in state.finalists:
-            mean = mean_rsum(name, factors[name])
-            validation = {one.seed: one.validation_rsum for one in outcomes if one.setting == name}
+        validation, gap = defaultdict(dict), defaultdict(dict)
+        for one in outcomes:
+            validation[one.setting][one.seed] = one.validation_rsum
+            own_luck = (
+                one.validation_rsum
+                - luck_of_images(one.seed)
+                - mean_rsum(one.setting, factors[one.setting])
+            )
             # Validation and test share half of the variance.
-            test = {
-                seed: mean
-                + (rsum - luck_of_images(seed) - mean + random.normal(0, 2)) / math.sqrt(2)
-                for seed, rsum in validation.items()
-            }
-            finalists[name] = Finalist(factors[name], validation, test)
+            gap[one.setting][one.seed] = (own_luck + random.normal(0, 2)) / math.sqrt(2)
         choice = max(
             state.stages[-1].finalists,
-            key=lambda name: statistics.fmean(finalists[name].validation.values()),
+            key=lambda name: statistics.fmean(validation[name].values()),
         )
-        regret = estimate_regret(finalists, choice, state.screened, state.schedule)
-        tried = (mean_rsum(name, 2.0**power) for name in OBJECTIVES for power in range(-4, 5))
-        true.append(max(tried) - mean_rsum(choice, factors[choice]))
-        stated.append(regret.expected)
-        covered.append(true[-1] in regret.interval)
-    assert np.mean(covered) >= 0.9
-    assert np.mean(true) < np.mean(stated) < np.mean(true) + 2
+        tried = [mean_rsum(name, 2.0**power) for name in OBJECTIVES for power in range(-4, 5)]
+        for scale, (level, slope) in enumerate(scales):
+            finalists = {}
+            for name in state.finalists:
+                mean = mean_rsum(name, factors[name])
+                test = {
+                    seed: level + slope * (mean - 300 + luck) for seed, luck in gap[name].items()
+                }
+                finalists[name] = Finalist(factors[name], validation[name], test)
+            regret = estimate_regret(finalists, choice, state.screened, state.schedule)
+            true[scale].append(slope * (max(tried) - mean_rsum(choice, factors[choice])))
+            stated[scale].append(regret.expected)
+            covered[scale].append(true[scale][-1] in regret.interval)
+    assert (np.mean(covered, axis=1) >= 0.9).all()
+    mean_true, mean_stated = np.mean(true, axis=1), np.mean(stated, axis=1)
+    assert (mean_true < mean_stated).all() and (mean_stated < mean_true + 2).all()
+
+
+def test_regret_is_in_rsum_of_the_test():
+    def regret(rsum_of_test):
+        validation = {name: around(300.0 - 20 * number) for number, name in enumerate("abcdefgh")}
+        finalists = {
+            name: Finalist(
+                1.0, by_seed, {seed: rsum_of_test(rsum) for seed, rsum in by_seed.items()}
+            )
+            for name, by_seed in validation.items()
+        }
+        screened = [at_one_rate(name, 0, 0.0, 0.0, each[2]) for name, each in validation.items()]
+        better = at_one_rate("better", 0, 0.0, 0.0, 310.0)
+        return estimate_regret(finalists, "a", (*screened, better), SHORT_TRIALS)
+
+    equal = regret(lambda rsum: rsum)
+    smaller = regret(lambda rsum: 88 + 0.5 * (rsum - 300))
+    assert equal.expected == pytest.approx(10, abs=0.5)
+    assert smaller.expected == pytest.approx(5, abs=0.5)
+    assert smaller.interval.high < 10
 
 
 def test_dropped_candidate_is_compared_within_its_model():

@@ -4,10 +4,10 @@ each at the best of its learning rates.
 The differences of the finalists to the choice are known from paired runs: their means over seeds have
 t distributions. Of the other candidates, and of all other learning rates, only trials are known. They
 predict what many whole runs would have shown: lines lead from the results of a round to those of the
-next one, fitted to what trained in both, and a whole trial has the error of one seed. Other images
-change differences, too: how much, the finalists show, which have validation and test. The level of
+next one, fitted to what trained in both, and a whole trial has the error of one seed. The level of
 the trials, whose seed may have easier validation images, is that of the finalists among them. The
-regret is the maximum of all these differences and 0. Its distribution is sampled.
+finalists have validation and test, and show how a difference on one becomes a difference on the other.
+The regret is the maximum of all these differences and 0. Its distribution is sampled.
 
 The prediction assumes that candidates of one model learn alike, up to the errors of the lines.
 """
@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.stats import chi2
 
+from visavis.evaluation.metrics.catalog import SIX_RECALLS
 from visavis.evaluation.statistics import Interval
 from visavis.research.experiments.screening import (
     NUM_ROUNDS,
@@ -37,6 +38,12 @@ ALL_MODELS = -1
 """Key of a line that all models share."""
 MIN_FREEDOM = 2
 """Degrees of freedom from which a t distribution has a mean."""
+MAX_RSUM = 100.0 * len(SIX_RECALLS)
+MIN_SHARE = 0.02
+"""Least distance of a mean RSUM from 0 and from `MAX_RSUM`, as a share of it, that shows its level."""
+SLOPE_STD = 0.3
+"""Standard deviation of the slopes of different data around the expected one."""
+MIN_VARIANCE = 1e-6
 SHARED_FREEDOM = 4
 """Weight of the typical variance in the variance of a difference, as degrees of freedom. Five seeds
 alone show it with four.
@@ -131,16 +138,17 @@ def estimate_regret(
     )
     if on_validation is None:
         return None
-    transfer = _transfer_std(finalists[choice], [finalists[name] for name in others])
-    transfer_std = transfer.sample(random)
-    on_test = {
+    transfer = _transfer(finalists[choice], [finalists[name] for name in others])
+    slope = transfer.sample_slope(random)
+    transfer_std = transfer.std.sample(random)
+    images = {
         one.name: transfer_std * random.standard_normal(SAMPLES)
         for one in screened
         if one.name != choice
     }
     names += [rate.name for rate in unconfirmed]
     rows += [
-        samples + on_test.get(rate.name, 0.0)
+        slope * samples + images.get(rate.name, 0.0)
         for rate, samples in zip(unconfirmed, on_validation, strict=True)
     ]
     table = np.stack(rows)
@@ -213,26 +221,81 @@ def _differences(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:
     return [a[seed] - b[seed] for seed in sorted(seeds)]
 
 
-def _transfer_std(choice: Finalist, others: Sequence[Finalist]) -> _Std:
-    """How much the test images change the differences between candidates on validation: the standard
-    deviation of what test and validation of a finalist differ by, without the part of the seeds. It
-    is the estimate of a one-way analysis of variance, where many seeds weigh more.
+@dataclass(frozen=True)
+class _Transfer:
+    """How differences between candidates on validation become differences on test.
+
+    Attributes:
+        slope: Test RSUM for each RSUM of validation. Galleries of different sizes have different levels.
+        slope_std: Its standard error.
+        std: How much other images change a difference. A difference to the choice has the variance of two
+            candidates.
+    """
+
+    slope: float
+    slope_std: float
+    std: _Std
+
+    def sample_slope(self, random: np.random.Generator) -> np.ndarray:
+        """Sample the true slope, which is not negative."""
+        return np.maximum(self.slope + self.slope_std * random.standard_normal(SAMPLES), 0.0)
+
+
+def _transfer(choice: Finalist, others: Sequence[Finalist]) -> _Transfer:
+    """Estimate from the finalists, which have both splits, what the test images change: a line by
+    weighted least squares, and the spread around it without the part of the seeds.
+    """
+    prior = _expected_slope((choice, *others))
+    if not others:
+        return _Transfer(prior, SLOPE_STD, _Std(0.0, 0))
+    seeds = np.array([len(choice.test), *(len(one.test) for one in others)])
+    x, y = (
+        np.array([0.0, *(statistics.fmean(_differences(a, b)) for a, b in pairs)])
+        for pairs in (
+            [(one.validation, choice.validation) for one in others],
+            [(one.test, choice.test) for one in others],
+        )
+    )
+    between, of_seeds = _transfer_variances(choice, others, prior)
+    weights = 1 / np.maximum(between / 2 + of_seeds / seeds, MIN_VARIANCE)
+    centered = x - np.average(x, weights=weights)
+    precision = float(weights @ centered**2) + SLOPE_STD**-2
+    slope = (float((weights * centered) @ y) + prior * SLOPE_STD**-2) / precision
+    between, _ = _transfer_variances(choice, others, max(slope, 0.0))
+    std = _Std(math.sqrt(between), max(MIN_FREEDOM, len(others)))
+    return _Transfer(slope, precision**-0.5, std)
+
+
+def _expected_slope(finalists: Sequence[Finalist]) -> float:
+    """Slope of the test RSUM over the one of validation at the levels of the finalists, if log odds of
+    recalls are shifted alike for all.
+    """
+    slopes = list[float]()
+    for results in ([one.validation for one in finalists], [one.test for one in finalists]):
+        mean = statistics.fmean(statistics.fmean(one.values()) for one in results)
+        share = min(max(mean / MAX_RSUM, MIN_SHARE), 1 - MIN_SHARE)
+        slopes.append(share * (1 - share))
+    of_validation, of_test = slopes
+    return of_test / of_validation
+
+
+def _transfer_variances(
+    choice: Finalist, others: Sequence[Finalist], slope: float
+) -> tuple[float, float]:
+    """Variance that the images add to the difference of two candidates, and variance of a seed. It is
+    the estimate of a one-way analysis of variance, where many seeds weigh more.
     """
     own, *gaps = (
-        {seed: one.test[seed] - one.validation[seed] for seed in one.test}
+        {seed: one.test[seed] - slope * one.validation[seed] for seed in one.test}
         for one in (choice, *others)
     )
-    if not others:
-        return _Std(0.0, 0)
     differences = [_differences(each, own) for each in gaps]
     means = np.array([0.0, *map(statistics.fmean, differences)])
     seeds = np.array([len(own), *map(len, differences)])
     between = float(seeds @ (means - np.average(means, weights=seeds)) ** 2)
-    of_seeds = len(others) * _typical_std(differences).over(2).value ** 2
+    of_seed = _typical_std(differences).over(2).value ** 2
     weight = float(seeds.sum() - (seeds @ seeds) / seeds.sum())
-    # A difference to the choice has the variance of two.
-    variance = 2 * max(0.0, between - of_seeds) / weight
-    return _Std(math.sqrt(variance), max(MIN_FREEDOM, len(others)))
+    return 2 * max(0.0, between - len(others) * of_seed) / weight, of_seed
 
 
 @dataclass(frozen=True)
