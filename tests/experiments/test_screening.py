@@ -919,6 +919,7 @@ def test_compare_within_a_time(scenes, tmp_path, monkeypatch):
     )
     assert result.regret.interval.low <= result.regret.expected <= result.regret.interval.high
     assert any("candidates screened" in sentence for sentence in result.findings)
+    assert any("More than 3 seeds are not trained." in one for one in result.findings)
     assert [row[0] for row in result.frontier.rows] == [row.name for row in result.results.rows]
     assert {cost.item_bytes for cost in result.choice.costs.values()} == {32.0, 64.0}
     page = (result.folder / "report.html").read_text()

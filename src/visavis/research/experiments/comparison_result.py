@@ -419,11 +419,12 @@ class Comparison(Result):
         count = len(state.screened)
         fewest = min(len(self.runs(setting)) for setting in self.settings)
         seeds = f"{fewest} to {state.seeds}" if fewest < state.seeds else f"{state.seeds}"
+        most = f" More than {state.seeds} seeds are not trained." if state.has_most_seeds else ""
         sentences = [
             (
                 f"{count} candidate{'s' * (count > 1)} screened, {len(self.settings)} confirmed with "
                 f"{seeds} fresh seed{'s' * (state.seeds > 1)} in {state.elapsed_s / 60:.1f} of "
-                f"{self.choice.minutes:g} minutes.{length}"
+                f"{self.choice.minutes:g} minutes.{most}{length}"
             )
         ]
         if self.draws_validation:

@@ -284,6 +284,11 @@ class ScreeningState:
         """Seeds of the settings of the last stage. 0 before they are known."""
         return self.stages[-1].seeds if self.stages else 0
 
+    @property
+    def has_most_seeds(self) -> bool:
+        """Whether the number of seeds ended the choice, rather than the time."""
+        return self.seeds == MAX_SEEDS
+
 
 def possible_schedules(models: int, speed: Speed) -> list[Schedule]:
     """List schedules from the most thorough one to the shortest one."""
