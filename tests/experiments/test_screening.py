@@ -752,6 +752,17 @@ def test_regret_is_in_rsum_of_the_test():
     assert smaller.interval.high < 10
 
 
+def test_finalists_far_below_are_excluded_with_few_seeds():
+    test = {
+        "a": {seed: 300.0 + (-1) ** seed for seed in range(20)},
+        "close": around(299.0, 4.0),
+        "far": around(260.0, 4.0),
+    }
+    screened = [at_one_rate(name, 0, 0.0, 0.0, each[1]) for name, each in test.items()]
+    rest = [at_one_rate(f"{number}", 0, 0.0, 0.0, 250.0) for number in range(4)]
+    assert estimate(test, "a", (*screened, *rest)).excluded == ("far",)
+
+
 def test_dropped_candidate_is_compared_within_its_model():
     slow = tuple(at_one_rate(f"slow {x}", 1, x, x + 80, x + 160) for x in (0.0, 30.0, 60.0, 90.0))
     late = at_one_rate("late of slow", 1, 150.0, None, None)

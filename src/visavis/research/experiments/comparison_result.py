@@ -402,6 +402,11 @@ class Comparison(Result):
         return Table(columns, rows, (note,))
 
     @property
+    def _excluded(self) -> tuple[str, ...]:
+        """Settings that are hardly better than the choice, by the spread of all finalists."""
+        return () if self.regret is None else self.regret.excluded
+
+    @property
     def choice_findings(self) -> list[str]:
         """How the time was spent, and how much the choice may be off. Empty if the settings were
         given.
@@ -443,13 +448,18 @@ class Comparison(Result):
                 f"candidates and learning rates ({regret.interval.kind} {regret.interval}). With as "
                 f"many seeds again, this expected regret is {regret.with_twice_the_seeds:.1f}."
             )
-        similar = [
+        untested = [
             test.b
             for test in self.differences_from_best.values()
             if test.verdict == "not distinguishable"
         ]
-        if similar:
+        if similar := [name for name in untested if name not in self._excluded]:
             sentences.append(f"Not distinguishable from it: {'; '.join(similar)}.")
+        if unlikely := [name for name in untested if name in self._excluded]:
+            sentences.append(
+                "Better with a probability below 2.5 % by the spread of all finalists, but with too few "
+                f"seeds for a test of their own: {'; '.join(unlikely)}."
+            )
         by_candidate = regret.by_candidate if regret is not None else {}
         confirmed = {setting.name for setting in self.settings}
         dropped = [
@@ -541,7 +551,11 @@ class Comparison(Result):
             for rate in self.rates
             if rate.edge
         ]
-        sentences += [test.describe("test RSUM") for test in self.differences_from_best.values()]
+        sentences += [
+            test.describe("test RSUM")
+            for test in self.differences_from_best.values()
+            if test.verdict != "not distinguishable" or test.b not in self._excluded
+        ]
         for nearest in [*self.differences_from_best][:1]:
             estimate = self.image_bootstrap.difference(best, nearest)
             sentences.append(f"{best} minus {nearest}. {estimate.describe('test RSUM')}")

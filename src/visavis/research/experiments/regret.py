@@ -75,12 +75,14 @@ class Regret:
         with_twice_the_seeds: Expected regret after as many seeds again of each finalist.
         by_candidate: Probability in percent that each candidate is the best one, at any of its rates.
             That of the choice is of its other rates.
+        excluded: Finalists that are better than the choice with a probability below 2.5 %.
     """
 
     expected: float
     interval: Interval
     with_twice_the_seeds: float
     by_candidate: dict[str, float]
+    excluded: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,11 @@ def estimate_regret(
         Interval(float(low), float(high)),
         _with_more_seeds(table, differences, random),
         by_candidate,
+        tuple(
+            name
+            for name, samples in zip(others, table[1 : 1 + len(others)], strict=True)
+            if np.mean(samples > 0) < TAIL
+        ),
     )
 
 
