@@ -24,6 +24,7 @@ from visavis.research.demo_run import (
     SceneSearchResult,
     plot_retrievals,
 )
+from visavis.research.experiments.screening import MAX_FINALISTS
 from visavis.research.reports.html_report import (
     DARK_THEME,
     LIGHT_THEME,
@@ -81,6 +82,29 @@ def test_plot_training_curves_takes_runs_of_different_lengths():
     )
     assert opened(content).size == (1290, 465)
     assert len(content) < 200_000
+
+
+@pytest.mark.parametrize("theme", [LIGHT_THEME, DARK_THEME])
+def test_each_finalist_has_a_readable_color_of_its_own(theme):
+    assert len(set(theme.lines)) >= MAX_FINALISTS
+    assert all(contrast(color, theme.background) >= 3 for color in theme.lines)
+
+
+def contrast(color, background):
+    """Contrast ratio of WCAG 2."""
+    lighter, darker = sorted(map(luminance, (color, background)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def luminance(color):
+    channels = [int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [
+        value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
+        for value in channels
+    ]
+    return sum(
+        weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True)
+    )
 
 
 class TagChecker(HTMLParser):

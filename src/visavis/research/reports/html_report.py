@@ -148,14 +148,14 @@ LIGHT_THEME = PlotTheme(
     "#1d2330",
     "#c9cfd9",
     "#158a4e",
-    ("#d1662b", "#2b6cd1", "#0f8f7f", "#9a4fc4", "#8a6d1a"),
+    ("#d1662b", "#2b6cd1", "#0f8f7f", "#9a4fc4", "#8a6d1a", "#c2386f", "#5b6675", "#5f8a12"),
 )
 DARK_THEME = PlotTheme(
     "#171b24",
     "#e4e8f0",
     "#475062",
     "#3fc380",
-    ("#f0955f", "#77aaff", "#4fd0be", "#cf9bf2", "#d9bd6a"),
+    ("#f0955f", "#77aaff", "#4fd0be", "#cf9bf2", "#d9bd6a", "#f58fb4", "#a9b4c4", "#a9d65c"),
 )
 
 
