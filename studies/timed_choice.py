@@ -364,6 +364,12 @@ def main() -> None:
     parser.add_argument("--world", choices=("scenes", "clips", *TOPICS), default="scenes")
     parser.add_argument("--flickr8k", type=Path, help="folder with flickr8k and backbone")
     parser.add_argument("--seed", type=int, default=77, help="of the data of scenes and clips")
+    parser.add_argument(
+        "--regret-of",
+        nargs=2,
+        metavar=("SETTING", "FACTOR"),
+        help="print only the regret of a setting at a factor of its rate",
+    )
     parser.add_argument("--share", type=float, default=0.5)
     parser.add_argument("--repetitions", type=int, default=20)
     parser.add_argument("--candidates", type=int)
@@ -377,6 +383,12 @@ def main() -> None:
     print(
         f"best of the grid {truth.best:.1f}, {truth.seconds / WORKERS / 60:.1f} minutes on two workers"
     )
+    if options.regret_of is not None:
+        name, factor = options.regret_of
+        setting = next(one for one in plan.settings if one.name == name)
+        true_regret = truth.best - truth.test(setting, float(factor))
+        print(f"{name} at x {factor}: regret {true_regret:.1f}")
+        return
     rows = []
     for repetition in range(options.repetitions):
         setting, factor, regret, spent = choose(plan, batches, trainings, minutes, repetition)

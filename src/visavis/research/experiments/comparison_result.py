@@ -206,7 +206,9 @@ class Comparison(Result):
     @property
     def draws_validation(self) -> bool:
         """Whether each seed draws its validation images."""
-        return bool(self.settings[0].recipe_values["evaluation"].get("random_validation"))
+        return any(
+            one.recipe_values["evaluation"].get("random_validation") for one in self.settings
+        )
 
     def comparable_runs(self, setting: Setting) -> list[RunOutcome]:
         """Return the successful runs of a setting whose validation can be compared with all settings:
@@ -402,9 +404,18 @@ class Comparison(Result):
         return Table(columns, rows, (note,))
 
     @property
-    def _excluded(self) -> tuple[str, ...]:
-        """Settings that are hardly better than the choice, by the spread of all finalists."""
-        return () if self.regret is None else self.regret.excluded
+    def _unlikely(self) -> list[str]:
+        """Settings with too few seeds for a test that are hardly better than the choice, by the spread
+        of all finalists.
+        """
+        excluded = () if self.regret is None else self.regret.excluded
+        return [name for name in self._not_distinguishable if name in excluded]
+
+    @property
+    def _not_distinguishable(self) -> list[str]:
+        """Settings that a test does not distinguish from the best."""
+        tests = self.differences_from_best.values()
+        return [test.b for test in tests if test.verdict == "not distinguishable"]
 
     @property
     def choice_findings(self) -> list[str]:
@@ -448,14 +459,10 @@ class Comparison(Result):
                 f"candidates and learning rates ({regret.interval.kind} {regret.interval}). With as "
                 f"many seeds again, this expected regret is {regret.with_twice_the_seeds:.1f}."
             )
-        untested = [
-            test.b
-            for test in self.differences_from_best.values()
-            if test.verdict == "not distinguishable"
-        ]
-        if similar := [name for name in untested if name not in self._excluded]:
+        unlikely = self._unlikely
+        if similar := [name for name in self._not_distinguishable if name not in unlikely]:
             sentences.append(f"Not distinguishable from it: {'; '.join(similar)}.")
-        if unlikely := [name for name in untested if name in self._excluded]:
+        if unlikely:
             sentences.append(
                 "Better with a probability below 2.5 % by the spread of all finalists, but with too few "
                 f"seeds for a test of their own: {'; '.join(unlikely)}."
@@ -554,7 +561,7 @@ class Comparison(Result):
         sentences += [
             test.describe("test RSUM")
             for test in self.differences_from_best.values()
-            if test.verdict != "not distinguishable" or test.b not in self._excluded
+            if test.b not in self._unlikely
         ]
         for nearest in [*self.differences_from_best][:1]:
             estimate = self.image_bootstrap.difference(best, nearest)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.stats import chi2
 
-from visavis.evaluation.metrics.catalog import SIX_RECALLS
+from visavis.evaluation.metrics.catalog import RSUM
 from visavis.evaluation.statistics import Interval
 from visavis.research.experiments.screening import (
     NUM_ROUNDS,
@@ -31,6 +31,7 @@ from visavis.research.experiments.screening import (
     ScreenedRate,
     ScreenedSetting,
 )
+from visavis.research.experiments.setting_results import bounds_of
 
 SAMPLES = 20_000
 TAIL = 0.025
@@ -38,12 +39,13 @@ ALL_MODELS = -1
 """Key of a line that all models share."""
 MIN_FREEDOM = 2
 """Degrees of freedom from which a t distribution has a mean."""
-MAX_RSUM = 100.0 * len(SIX_RECALLS)
+MAX_RSUM = bounds_of(RSUM.name)[1]
 MIN_SHARE = 0.02
 """Least distance of a mean RSUM from 0 and from `MAX_RSUM`, as a share of it, that shows its level."""
 SLOPE_STD = 0.3
 """Standard deviation of the slopes of different data around the expected one."""
 MIN_VARIANCE = 1e-6
+"""Least variance of a point of the line, for finalists without any spread."""
 SHARED_FREEDOM = 4
 """Weight of the typical variance in the variance of a difference, as degrees of freedom. Five seeds
 alone show it with four.
@@ -256,15 +258,11 @@ def _transfer(choice: Finalist, others: Sequence[Finalist]) -> _Transfer:
     if not others:
         return _Transfer(prior, SLOPE_STD, _Std(0.0, 0))
     seeds = np.array([len(choice.test), *(len(one.test) for one in others)])
-    x, y = (
-        np.array([0.0, *(statistics.fmean(_differences(a, b)) for a, b in pairs)])
-        for pairs in (
-            [(one.validation, choice.validation) for one in others],
-            [(one.test, choice.test) for one in others],
-        )
-    )
-    between, of_seeds = _transfer_variances(choice, others, prior)
-    weights = 1 / np.maximum(between / 2 + of_seeds / seeds, MIN_VARIANCE)
+    on_validation = [_differences(one.validation, choice.validation) for one in others]
+    on_test = [_differences(one.test, choice.test) for one in others]
+    x, y = (np.array([0.0, *map(statistics.fmean, each)]) for each in (on_validation, on_test))
+    between, of_seed = _transfer_variances(choice, others, prior)
+    weights = 1 / np.maximum(between / 2 + of_seed / seeds, MIN_VARIANCE)
     centered = x - np.average(x, weights=weights)
     precision = float(weights @ centered**2) + SLOPE_STD**-2
     slope = (float((weights * centered) @ y) + prior * SLOPE_STD**-2) / precision
